@@ -22,7 +22,7 @@ prompt = "Write of {{{{ topic }}}}"
 max_tokens = 24
 [calls.verdict]
 model = "judge"
-prompt = "{verdict}"
+prompt = "{decision}"
 max_tokens = 24
 {cluster}
 [run]

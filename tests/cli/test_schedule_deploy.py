@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import tomllib
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest

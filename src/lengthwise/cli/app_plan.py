@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, JsonFile, Nodes, Quiet
@@ -28,17 +28,15 @@ def run(
     *,
     node: Nodes = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="lengthwise, samullm, max, min, or one of these with _no_preemption.")
+        str, Option(metavar="NAME", help="lengthwise, samullm, max or min; with suffix _no_preemption.")
     ] = "lengthwise",
-    draws: Annotated[int, typer.Option(min=1, help="Length samples to plan with.")] = 3,
-    true_draws: Annotated[int, typer.Option(min=2, help="Length samples to evaluate the makespan on.")] = 12,
-    quantile: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Minimize this quantile of the makespan; default: its mean.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all samples.")] = 0,
-    profile: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder of app profile.")] = None,
+    draws: Annotated[int, Option(min=1, help="Length samples to plan with.")] = 3,
+    true_draws: Annotated[int, Option(min=2, help="Length samples to evaluate the makespan on.")] = 12,
+    quantile: Annotated[float | None, Option(metavar="SHARE", help="Minimize this quantile, not the mean.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of all samples.")] = 0,
+    profile: Annotated[Path | None, Option(metavar="DIR", help="Output folder of app profile.")] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if/--no-what-if", help="Try other numbers of GPUs, and a faster disk.")
+        bool, Option("--what-if/--no-what-if", help="Try other numbers of GPUs and a faster disk.")
     ] = True,
     set_: Annotated[list[str] | None, options.setting("calls.answer.max_tokens=256")] = None,
     report: HtmlReport = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, Quiet
@@ -27,27 +28,21 @@ Examples:
 def run(
     app_file: AppFile,
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the profile; an existing one is continued.")],
+    out: Annotated[Path, Option(metavar="DIR", help="Folder of the profile; an existing one is continued.")],
     node: Annotated[
         list[str] | None,
-        typer.Option(metavar="NxGPU", help="GPUs of this machine: 8xA100-80GB; repeatable. Default: the file's."),
+        Option(metavar="NxGPU", help="GPUs of this machine: 8xA100-80GB; repeatable. Default: the file's."),
     ] = None,
-    models: Annotated[str | None, typer.Option(metavar="NAMES", help="Only these models, with commas between.")] = None,
-    rows: Annotated[int, typer.Option(min=0, help="Random rows to run for their output lengths; 0: none.")] = 32,
-    times: Annotated[int, typer.Option(min=1, help="How often each engine is started.")] = 3,
+    models: Annotated[str | None, Option(metavar="NAMES", help="Only these models, with commas between.")] = None,
+    rows: Annotated[int, Option(min=0, help="Random rows to run for their output lengths; 0: none.")] = 32,
+    times: Annotated[int, Option(min=1, help="How often each engine is started.")] = 3,
     shapes: Annotated[
-        str,
-        typer.Option(
-            metavar="smallest|all",
-            help="Replicas whose switches are timed: on the fewest possible GPUs, or all shapes that a plan may use.",
-        ),
+        str, Option(metavar="smallest|all", help="Replicas to time: on the fewest GPUs, or all that a plan may use.")
     ] = "smallest",
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Calibrate cost tables, too: load at three concurrencies, then a fit.")
-    ] = False,
-    repeat: Annotated[bool, typer.Option("--again", help="Repeat the measurements in the folder.")] = False,
+    calibrate: Annotated[bool, Option("--calibrate", help="Calibrate cost tables at three concurrencies.")] = False,
+    repeat: Annotated[bool, Option("--again", help="Repeat the measurements in the folder.")] = False,
     set_: Annotated[list[str] | None, options.setting("run.seats=8")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample and of the prompts.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the sample and of the prompts.")] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Measure an application on this machine: switching times, output lengths, costs.

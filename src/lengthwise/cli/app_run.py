@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, Nodes, Quiet
@@ -29,27 +30,18 @@ Examples:
 def run(
     app_file: AppFile,
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of answers, their ledger and logs.")],
-    launcher: Annotated[
-        str | None, typer.Option(metavar="NAME", help="local, ray, static or simulated; default: the file's.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN.json", help="Output of app plan --json; default: plan now.")
-    ] = None,
+    out: Annotated[Path, Option(metavar="DIR", help="Folder of answers, their ledger and logs.")],
+    launcher: Annotated[str | None, Option(metavar="NAME", help="local, ray, static or simulated.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in the folder.")] = False,
+    plan: Annotated[Path | None, Option(metavar="PLAN.json", help="Output of app plan; default: plan now.")] = None,
     node: Nodes = None,
-    profile: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder of app profile.")] = None,
-    ray: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="With --launcher ray: address of the cluster; local: start one here.")
-    ] = "auto",
+    profile: Annotated[Path | None, Option(metavar="DIR", help="Output folder of app profile.")] = None,
+    ray: Annotated[str, Option(metavar="ADDRESS", help="With --launcher ray: its address; local: start one.")] = "auto",
     store: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Ledger outside of the folder: postgresql://... for several coordinators, each with its own folder.",
-        ),
+        Option(metavar="URL", help="Ledger outside of the folder: postgresql://..., for several coordinators."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples to plan with.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the samples to plan with.")] = 0,
     set_: Annotated[list[str] | None, options.setting("calls.answer.max_tokens=256")] = None,
     report: HtmlReport = None,
     quiet: Quiet = False,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.schema.errors import InputError
 
@@ -17,17 +18,14 @@ Examples:
   lengthwise app status run
   lengthwise app cancel run
 """
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the run (app run --out).")]
+_Folder = Annotated[Path, Argument(metavar="DIR", help="The folder of the run (app run --out).")]
 _Store = Annotated[
-    str | None, typer.Option(metavar="URL", help="Location of its ledger, if not in the folder: postgresql://...")
+    str | None, Option(metavar="URL", help="Location of its ledger, if not in the folder: postgresql://...")
 ]
 
 
 def status(
-    folder: _Folder,
-    *,
-    store: _Store = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    folder: _Folder, *, store: _Store = None, as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show the progress of a run: tasks by state and by model, and how to resume it."""
     from lengthwise.apps.ledger import FINISHED, open_ledger

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
-from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
+from lengthwise.cli.options import ApiKey, Goodput, HtmlReport, JsonFile, Quiet
 from lengthwise.cli.progress import bar
 from lengthwise.schema.errors import InputError, OutputError
 
@@ -31,63 +32,40 @@ SERVER_FAILED = 3
 
 
 def run(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://localhost:8000.")
-    ],
+    url: Annotated[str, Argument(metavar="URL", help="An OpenAI-compatible server, such as http://localhost:8000.")],
     scenario_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, and deployment at URL."),
+        Path | None, Argument(metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, deployment.")
     ] = None,
     *,
-    workload: Annotated[
-        str | None, typer.Option(metavar="FILE|PRESET", help="A trace, or the name of a preset.")
-    ] = None,
-    isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.")] = None,
-    osl: Annotated[int | None, typer.Option(min=1, help="Output tokens of every request.")] = None,
+    workload: Annotated[str | None, Option(metavar="FILE|PRESET", help="A trace, or the name of a preset.")] = None,
+    isl: Annotated[int | None, Option(min=1, help="Prompt tokens of every request.")] = None,
+    osl: Annotated[int | None, Option(min=1, help="Output tokens of every request.")] = None,
     request_rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests a second, Poisson; default: the workload's arrivals.")
+        float | None, Option(help="Open loop: requests a second, Poisson; default: as in the workload.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: number of concurrent requests.")] = None,
-    num_requests: Annotated[int | None, typer.Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
-    variant: Annotated[str | None, typer.Option(help="The scenario's variant whose workload it is.")] = None,
+    concurrency: Annotated[int | None, Option(min=1, help="Closed loop: number of concurrent requests.")] = None,
+    num_requests: Annotated[int | None, Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
+    variant: Annotated[str | None, Option(help="The scenario's variant whose workload it is.")] = None,
     set_: Annotated[list[str] | None, options.setting("workload.cut=redraw")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of requests and prompts; default: the scenario's.")
-    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of requests and prompts; default: the scenario's.")] = None,
     salt: Annotated[
-        int | None,
-        typer.Option(min=0, help="Salt of the prompts' tokens; default: a new one each run, so that no cache hits."),
+        int | None, Option(min=0, help="Salt of the prompts; default: a new one, so that no cache hits.")
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=BOUND", help="A limit for goodput: ttft=2s, tpot=50ms, jct=30s; repeatable."),
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Number of earlier requests that do not count.")] = 3,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Seconds after which to stop and write the results so far. Default: none.")
-    ] = None,
-    stall: Annotated[float, typer.Option(help="Seconds without a byte after which a request fails.")] = 120.0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request fails.")] = 900.0,
-    shared_prefix: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")
-    ] = 0.0,
-    exact: Annotated[
-        bool, typer.Option(help="Request outputs of exactly the workload's lengths; otherwise these are limits.")
-    ] = True,
+    slo: Goodput = None,
+    warmup: Annotated[int, Option(min=0, help="Number of earlier requests that do not count.")] = 3,
+    time_limit: Annotated[float | None, Option(help="Stop after so many seconds; default: no limit.")] = None,
+    stall: Annotated[float, Option(help="Seconds without a byte after which a request fails.")] = 120.0,
+    timeout: Annotated[float, Option(help="Seconds after which a request fails.")] = 900.0,
+    shared_prefix: Annotated[float, Option(min=0, max=1, help="Share of each prompt that all have in common.")] = 0.0,
+    exact: Annotated[bool, Option(help="Exact output lengths; otherwise they are limits.")] = True,
     priorities: Annotated[
-        bool, typer.Option("--priorities", help="Send the workload's priorities (vLLM: --scheduling-policy priority).")
+        bool, Option("--priorities", help="Send priorities (vLLM: --scheduling-policy priority).")
     ] = False,
-    scrape: Annotated[bool, typer.Option("--scrape", help="Record the server's /metrics of every second.")] = False,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name at the server; default: the first that it lists.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
-    ] = None,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE.parquet", help="Write the requests and their times.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file of --records.")] = False,
+    scrape: Annotated[bool, Option("--scrape", help="Record the server's /metrics of every second.")] = False,
+    model: Annotated[str | None, Option(help="Model name at the server; default: its first.")] = None,
+    api_key: ApiKey = None,
+    records: Annotated[Path | None, Option(metavar="FILE.parquet", help="Write the requests and their times.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace an existing file of --records.")] = False,
     json: JsonFile = None,
     report: HtmlReport = None,
     quiet: Quiet = False,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.progress import simulating
@@ -18,7 +19,6 @@ from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
     from lengthwise.measure.calibration import Calibration, Parameter, Score
-    from lengthwise.schema.deployment import Deployment
 
 EXAMPLES = """\b
 Examples:
@@ -32,28 +32,21 @@ FORMAT, VERSION = "lengthwise.calibration", 1
 
 def run(
     scenario_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO", help="A .toml or .yaml file with the measured deployment; its [workload] is not used."
-        ),
+        Path, Argument(metavar="SCENARIO", help="A file with the measured deployment; its [workload] is not used.")
     ],
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Records of the engine, from bench --records.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Records of the engine, from bench --records.")],
     *,
-    out: Annotated[Path, typer.Option(metavar="FILE.npz", help="File of the cost tables.")],
+    out: Annotated[Path, Option(metavar="FILE.npz", help="File of the cost tables.")],
     holdout: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable."),
+        list[Path] | None, Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable.")
     ] = None,
-    share: Annotated[
-        float, typer.Option(min=0.01, max=0.95, help="Without --holdout: share of the runs that is held out.")
-    ] = 0.3,
+    share: Annotated[float, Option(min=0.01, max=0.95, help="Without --holdout: share that is held out.")] = 0.3,
     iterations: Annotated[
-        Path | None,
-        typer.Option(metavar="LOG", help="Also fit to vLLM's log of steps (--enable-logging-iteration-details)."),
+        Path | None, Option(metavar="LOG", help="Fit to vLLM's log (--enable-logging-iteration-details).")
     ] = None,
     fit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Fit only this: work, prefill, decode, comm, host_step, host_sequence, client, masked; repeatable. "
             "Dense masks are then only fitted if named.",
@@ -61,43 +54,26 @@ def run(
     ] = None,
     masks: Annotated[
         str,
-        typer.Option(
-            metavar="auto|no", help="Fit dense masks (attention over the complete batch): without --fit, or never."
-        ),
+        Option(metavar="auto|no", help="Fit dense masks (attention over all of the batch): unless --fit, or never."),
     ] = "auto",
     scrape: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|no",
-            help="Fit to the counters in the runs (bench --scrape, of a vLLM): without --iterations, or never.",
-        ),
+        str, Option(metavar="auto|no", help="Fit to vLLM's counters (bench --scrape): unless --iterations, or never.")
     ] = "auto",
     set_: Annotated[list[str] | None, options.setting("engine.max_num_seqs=64")] = None,
-    variant: Annotated[str | None, typer.Option(metavar="NAME", help="The measured variant of the scenario.")] = None,
-    cost: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
-    ] = None,
-    allow_doubts: Annotated[
-        bool, typer.Option("--allow-doubts", help="Accept runs that are partial, of another model or unreliable.")
-    ] = False,
+    variant: Annotated[str | None, Option(metavar="NAME", help="The measured variant of the scenario.")] = None,
+    cost: Annotated[str | None, Option(metavar="SOURCE", help="The tables to start from, such as roofline.")] = None,
+    allow_doubts: Annotated[bool, Option("--allow-doubts", help="Accept partial or unreliable runs.")] = False,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Accept simulated runs, and write tables even if they are worse than the given ones."
-        ),
+        bool, Option("--force", help="Accept simulated runs, and write tables that are worse than before.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the search and of the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the search and of the intervals.")] = 0,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a self-contained HTML page to this file, with distributions before and after; "
-            "named .md: the printed output as Markdown."
-        ),
+        Path | None, Option(help="Write an HTML page to this file; named .md: the printed output as Markdown.")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the tables.")
+        Path | None, Option(help="Write all numbers to this file; -: to standard output, without the tables.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
     """Fit the cost model to a measured run.
 
@@ -105,9 +81,11 @@ def run(
     (bench --scrape) are used, too: the steps, tokens and seconds that a vLLM counted while it was busy are fitted to
     with the requests; the numbers of running and waiting requests are checked against the simulation.
     """
+    from lengthwise import config
     from lengthwise import cost as costs
     from lengthwise.cli.records import read_named
     from lengthwise.measure.calibration import calibrate, read_iterations
+    from lengthwise.usecases.calibrate import measured_deployment, require_improvement
 
     if out.suffix.lower() != ".npz":
         raise InputError(
@@ -118,7 +96,9 @@ def run(
     as_html = report is not None and report.suffix.lower() in (".html", ".htm")
     if as_html:
         outputs.require_plotly()
-    deployment = _deployment(scenario_file, options.overrides(set_, cost), variant, quiet=quiet)
+    scenario = config.load(scenario_file, options.overrides(set_, cost))
+    options.print_notes(scenario.notes, quiet=quiet)
+    deployment = measured_deployment(scenario, variant)
     measured = read_named([*runs, *(holdout or [])])
     with simulating(quiet=quiet):
         found = calibrate(
@@ -134,7 +114,8 @@ def run(
         )
     if printed := not quiet and json != outputs.STDOUT:
         show(found)
-    require_improvement(found, force=force, printed=printed)
+    if not force:
+        require_improvement(found, printed=printed)
     costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
     if json is not None:
         outputs.write_text(json, json_module.dumps(numbers(found), indent=1, allow_nan=False) + "\n")
@@ -148,42 +129,6 @@ def run(
             f" --variant {shlex.quote(variant)}" if variant else ""
         )
         typer.echo(f"simulate with it: lengthwise simulate {scenario_file}{same} --cost tables:{out}", err=True)
-
-
-def _deployment(path: Path, overrides: list[str], variant: str | None, *, quiet: bool) -> Deployment:
-    """Return the deployment of a scenario without variants, or of the named variant."""
-    from lengthwise import config
-
-    scenario = config.load(path, overrides)
-    options.print_notes(scenario.notes, quiet=quiet)
-    if variant is not None:
-        return config.deployment(scenario.only(variant))
-    if scenario.variants:
-        names = ", ".join(known.name for known in scenario.variants)
-        raise InputError(
-            f"a calibration is of one deployment; {path} has variants ({names}). Name the measured one: --variant NAME"
-        )
-    return config.deployment(scenario)
-
-
-def require_improvement(found: Calibration, *, force: bool, printed: bool) -> None:
-    """Raise InputError if the calibrated tables are not better in any way, unless forced.
-
-    That is if they only make held-out requests worse, or if no parameter changed although runs and tables differ
-    significantly. ``printed``: the warnings are on the screen already and are not repeated.
-    """
-    if not found.changed and found.disagreement and not force:
-        raise InputError(
-            f"runs and tables disagree ({found.disagreement}), and the noise of the runs hides which part of a step is "
-            "off, so nothing was written. Measure at several loads with nothing else on the machine, give the engine's "
-            "log of steps (--iterations), name the parameter to fit (--fit work), or write the tables anyway (--force)"
-        )
-    if not found.helps and not force:
-        details = " (see above)" if printed else f": {'; '.join(found.warnings)}"
-        raise InputError(
-            f"the calibrated tables are only worse than the given ones, so none were written{details}. Measure longer "
-            "or at several loads, name the parameters to fit (--fit), or write them anyway (--force)"
-        )
 
 
 _ERROR_HEADS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")

@@ -7,7 +7,7 @@ import json as json_module
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFile
@@ -28,13 +28,12 @@ def run(
     scenario_file: ScenarioFile,
     *,
     limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=BOUND", help="Limits to meet, instead of [search.limits]; repeatable."),
+        list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
     ] = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
     cost: CostSource = None,
-    precision: Annotated[float | None, typer.Option(help="Relative half-width to reach: 0.025.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions: 5.")] = None,
+    precision: Annotated[float | None, Option(help="Relative half-width to reach: 0.025.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Independent repetitions: 5.")] = None,
     jobs: Jobs = None,
     json: JsonFile = None,
     quiet: Quiet = False,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, NamedTuple
 
 import typer
+from typer import Argument
 
 from lengthwise import catalog, policy, workload
 from lengthwise.cli.tables import count, gib, print_properties, print_table, si
@@ -31,14 +32,12 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
 def run(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="One of: models, gpus, nodes, policies, workloads. Default: the number of each.",
+        Argument(
+            help="models, gpus, nodes, policies or workloads; default: the number of each.",
             autocompletion=_complete_kind,
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Argument(help="One entry, with its numbers and sources.", autocompletion=_complete_name)
-    ] = None,
+    name: Annotated[str | None, Argument(help="One entry in detail.", autocompletion=_complete_name)] = None,
 ) -> None:
     """List models, GPUs, nodes, policies and presets."""
     if kind is None:

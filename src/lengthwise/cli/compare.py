@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import outputs
-from lengthwise.cli.options import HtmlReport, JsonFile, NoTable
-from lengthwise.schema.errors import InputError
+from lengthwise.cli.options import Goodput, HtmlReport, JsonFile, NoTable
 
 if TYPE_CHECKING:
-    from lengthwise.metrics import Comparison, Slo
+    from lengthwise.metrics import Comparison
 
 EXAMPLES = """\b
 Examples:
@@ -29,25 +28,20 @@ _RUN = (
 
 
 def run(
-    a: Annotated[Path, typer.Argument(metavar="A", help=f"The prediction. {_RUN}")],
-    b: Annotated[Path, typer.Argument(metavar="B", help=f"The reference. {_RUN}")],
+    a: Annotated[Path, Argument(metavar="A", help=f"The prediction. {_RUN}")],
+    b: Annotated[Path, Argument(metavar="B", help=f"The reference. {_RUN}")],
     *,
-    warmup: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Leave out requests that arrived earlier.")
-    ] = 0.0,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=LIMIT", help="Count goodput: ttft=2s, tpot=100ms, jct=1min; repeatable."),
-    ] = None,
+    warmup: Annotated[float, Option(min=0, metavar="SECONDS", help="Leave out requests that arrived earlier.")] = 0.0,
+    slo: Goodput = None,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="METRIC.STAT=SHARE",
             help="Exit with 1 if the absolute error is significantly larger: its complete interval is, or the error "
             "itself if it has no interval; ttft.p95=0.10; repeatable.",
         ),
     ] = None,
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Do not compare the same requests one by one.")] = False,
+    unpaired: Annotated[bool, Option("--unpaired", help="Do not compare the same requests one by one.")] = False,
     report: HtmlReport = None,
     json: JsonFile = None,
     quiet: NoTable = False,
@@ -60,6 +54,7 @@ def run(
     from lengthwise import report as reports
     from lengthwise.cli.records import read_named
     from lengthwise.cli.tables import console
+    from lengthwise.config.comparison import bounds_of, slo_of
 
     limits, bounds = slo_of(slo or []), bounds_of(fail_above or [])
     outputs.require_answers(json, report, [a, b])
@@ -80,39 +75,6 @@ def run(
         typer.echo(f"above its bound: {line}", err=True)
     if exceeded:
         raise typer.Exit(1)
-
-
-_UNITS_S = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "s": 1.0, "h": 3600.0, "": 1.0}  # "s" after the units that end in s
-_SLOS = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "tpot_s", "jct": "jct_s", "e2e": "jct_s"}
-
-
-def slo_of(texts: Sequence[str]) -> Slo | None:
-    """Return the limits of ``--slo``; None without any."""
-    from lengthwise.metrics import Slo
-
-    limits: dict[str, float] = {}
-    for text in texts:
-        name, _, limit = (part.strip() for part in text.partition("="))
-        unit = next(unit for unit in _UNITS_S if limit.endswith(unit))
-        try:
-            limits[_SLOS[name]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
-        except (KeyError, ValueError):
-            raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}") from None
-    return Slo(**limits) if limits else None
-
-
-def bounds_of(texts: Sequence[str]) -> dict[str, float]:
-    """Return the bounds of ``--fail-above`` by metric and statistic."""
-    bounds = {}
-    for text in texts:
-        key, _, share = (part.strip() for part in text.partition("="))
-        try:
-            bounds[key] = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-        except ValueError:
-            raise InputError(f"--fail-above must be like ttft.p95=0.10; it is {text!r}") from None
-        if not bounds[key] >= 0:
-            raise InputError(f"--fail-above must have a share of at least 0; it is {text!r}")
-    return bounds
 
 
 def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
@@ -18,11 +18,11 @@ Examples:
 
 
 def run(
-    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file with [lab].")],
+    scenario_file: Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file with [lab].")],
     *,
     set_: Annotated[list[str] | None, options.setting("lab.seeds=10")] = None,
     cost: CostSource = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions of each cell: 5.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Independent repetitions of each cell: 5.")] = None,
     jobs: Jobs = None,
     report: HtmlReport = None,
     json: JsonFile = None,

@@ -7,28 +7,41 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")]
-AppFile = Annotated[Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
+ScenarioFile = Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file.")]
+AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
 Nodes = Annotated[
-    list[str] | None, typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
+    list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
 ]
 CostSource = Annotated[
-    str | None, typer.Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR")
+    str | None, Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR")
 ]
-TraceFormat = Annotated[str | None, typer.Option("--format", help="Format of the trace; default: detected.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Simulations in parallel; default: one per CPU.")]
-HtmlReport = Annotated[Path | None, typer.Option(help="Write a self-contained HTML report to this file.")]
+TraceFormat = Annotated[str | None, Option("--format", help="Format of the trace; default: detected.")]
+LatencyBound = Annotated[str | None, Option(metavar="TIME", help="Latency bound: 5s; inf: none.")]
+Threshold = Annotated[
+    float | None,
+    Option(metavar="SHARE", help="Resize prefill batches to keep prompts and decode batch this near their means."),
+]
+Goodput = Annotated[
+    list[str] | None,
+    Option(metavar="METRIC=LIMIT", help="A limit for goodput: ttft=2s, tpot=100ms, jct=1min; repeatable."),
+]
+ApiKey = Annotated[
+    str | None, Option(envvar="OPENAI_API_KEY", show_envvar=True, help="API key, sent as a bearer token.")
+]
+Jobs = Annotated[int | None, Option(min=1, help="Simulations in parallel; default: one per CPU.")]
+HtmlReport = Annotated[Path | None, Option(help="Write a self-contained HTML report to this file.")]
 JsonFile = Annotated[
-    Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the table.")
+    Path | None, Option(help="Write all numbers to this file; -: to standard output, without the table.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")]
-NoTable = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print no table and no progress.")]
+NoTable = Annotated[bool, Option("--quiet", "-q", help="Print no table.")]
 
 
 def setting(example: str) -> Any:
     """Return the repeatable option ``--set`` with an example in its help text."""
-    return typer.Option("--set", metavar="PATH=VALUE", help=f"Change a setting: {example}; repeatable.")
+    return Option("--set", metavar="PATH=VALUE", help=f"Change a setting: {example}; repeatable.")
 
 
 def overrides(set_: list[str] | None, cost: str | None) -> list[str]:

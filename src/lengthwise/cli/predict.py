@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import outputs
 from lengthwise.cli.options import HtmlReport, JsonFile
-from lengthwise.schema.errors import InputError, MissingExtraError, UnknownNameError
+from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
     from lengthwise.predict import Evaluation, Samples
@@ -23,17 +24,11 @@ Examples:
 """
 
 _SampleFiles = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, or a serving log."),
+    list[Path], Argument(metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, or a serving log.")
 ]
-_DefaultModel = Annotated[str | None, typer.Option("--model", help="Name of the model of rows that do not name one.")]
-_PredictorFile = Annotated[
-    str, typer.Argument(metavar="PREDICTOR", help="An output file of `predict train`, or default.")
-]
+_DefaultModel = Annotated[str | None, Option("--model", help="Name of the model of rows that do not name one.")]
+_PredictorFile = Annotated[str, Argument(metavar="PREDICTOR", help="An output file of `predict train`, or default.")]
 
-_KINDS = {
-    "lexical": "Lexical", "encoder": "Encoder", "ecdf": "Ecdf", "buckets": "BucketEcdf", "constant": "Constant"
-}  # fmt: skip
 _MIN_SAMPLES = 100
 _CARD_SCORES = (
     "mae", "rmse", "r2", "tau", "tau_within", "accuracy_4", "within_one_4", "coverage90", "width90", "pinball"
@@ -43,69 +38,30 @@ _CARD_SCORES = (
 def train(
     files: _SampleFiles,
     *,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File of the predictor, usually NAME.lwp.")],
-    kind: Annotated[str, typer.Option(help="lexical, encoder, ecdf, buckets or constant.", metavar="KIND")] = "lexical",
-    test_share: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Share of the prompts that is held out for the evaluation.")
-    ] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split and of the training.")] = 0,
-    conformal: Annotated[
-        bool, typer.Option("--conformal", help="Calibrate its quantiles on held-out lengths.")
-    ] = False,
+    out: Annotated[Path, Option(metavar="FILE", help="File of the predictor, usually NAME.lwp.")],
+    kind: Annotated[str, Option(help="lexical, encoder, ecdf, buckets or constant.", metavar="KIND")] = "lexical",
+    test_share: Annotated[float, Option(min=0.0, max=0.9, help="Share of the prompts that is held out.")] = 0.2,
+    seed: Annotated[int, Option(min=0, help="Seed of the split and of the training.")] = 0,
+    conformal: Annotated[bool, Option("--conformal", help="Calibrate its quantiles on held-out lengths.")] = False,
     model: _DefaultModel = None,
 ) -> None:
     """Train a predictor, evaluate it on held-out prompts, and write it to a file."""
-    from datetime import UTC, datetime
-    from importlib.metadata import PackageNotFoundError, version
-
-    import numpy as np
-
     from lengthwise import predict
+    from lengthwise.usecases import predict as usecase
 
-    if kind not in _KINDS:
-        raise UnknownNameError("kind of predictor", kind, _KINDS)
+    usecase.check_kind(kind)
     outputs.require_writable([out], files)
     samples = predict.read(files, model=model)
     for line in notes(samples):
         typer.echo(line)
-    seeded = kind in ("lexical", "encoder")
-    try:
-        predictor = getattr(predict, _KINDS[kind])(**({"seed": seed} if seeded else {}))
-    except ImportError as error:
-        raise MissingExtraError(f"the {kind} predictor", "predict") from error
-    if conformal:
-        predictor = predict.Conformal(predictor, seed=seed)
-    versions = {}
-    for package in ("lengthwise", "numpy", "scikit-learn"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    text, models = samples.prompts.text, samples.prompts.model
-    metadata: dict[str, Any] = {
-        **{key: value for key, value in samples.metadata.items() if key not in ("unknown_finish", "misspelt")},
-        "samples": len(samples),
-        "prompts": len({prompt.strip() for prompt in text}) if text is not None else 0,
-        "models": sorted({str(name) for name in models}) if models is not None else [],
-        "censored": int(samples.censored.sum()),
-        "seed": seed,
-        "trained": datetime.now(UTC).date().isoformat(),
-        "versions": versions,
-    }
-    if test_share > 0 and text is not None:
-        parts = predict.split(samples, test_share, seed)
-        predictor.fit(parts.train)
-        found = predict.evaluate(predictor, parts.test, name=f"{kind} on held-out prompts", seed=seed)
-        scores = {
-            name: [float(e.value), float(e.half_width)] for name, e in found.scores.items() if np.isfinite(e.value)
-        }
-        metadata |= {"test_share": test_share, "held_out": scores}
-        print_scores([found], f"{kind}: trained on {len(parts.train):,} samples, {len(parts.test):,} held out")
+    trained = usecase.train(samples, kind, test_share=test_share, seed=seed, conformal=conformal)
+    if trained.evaluation is not None:
+        held_out = len(samples) - trained.samples
+        print_scores([trained.evaluation], f"{kind}: trained on {trained.samples:,} samples, {held_out:,} held out")
     else:
-        predictor.fit(samples)
-        reason = "without prompts nothing can be held out" if text is None else "nothing was held out"
-        typer.echo(f"{kind}: trained on {len(samples):,} samples; {reason}")
-    predict.save(predictor, out, metadata)
+        reason = "nothing was held out" if test_share == 0 else "without prompts nothing can be held out"
+        typer.echo(f"{kind}: trained on {trained.samples:,} samples; {reason}")
+    predict.save(trained.predictor, out, trained.metadata)
     typer.echo(f"wrote {out} ({out.stat().st_size / 1000:,.0f} kB)")
 
 
@@ -134,7 +90,7 @@ def evaluate(
     *,
     report: HtmlReport = None,
     json: JsonFile = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the intervals.")] = 0,
     model: _DefaultModel = None,
 ) -> None:
     """Evaluate a predictor on samples that it has not seen, overall and file by file."""
@@ -209,14 +165,14 @@ def _open(source: str) -> Any:
 
 
 def collect(
-    prompts: Annotated[Path, typer.Argument(metavar="FILE", help="Prompts: JSONL, CSV, Parquet, or text, one a line.")],
+    prompts: Annotated[Path, Argument(metavar="FILE", help="Prompts: JSONL, CSV, Parquet, or text, one a line.")],
     *,
-    url: Annotated[str, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1.")],
-    model: Annotated[str, typer.Option(help="The model's name at the server.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL that answers are appended to.")],
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of an output.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 8,
+    url: Annotated[str, Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1.")],
+    model: Annotated[str, Option(help="The model's name at the server.")],
+    out: Annotated[Path, Option(metavar="FILE", help="JSONL that answers are appended to.")],
+    max_tokens: Annotated[int | None, Option(min=1, help="Limit of an output.")] = None,
+    temperature: Annotated[float | None, Option(min=0.0, help="Sampling temperature.")] = None,
+    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 8,
 ) -> None:
     """Collect a running server's answers to prompts as training data.
 
@@ -238,9 +194,9 @@ def collect(
 def show(
     predictor_file: _PredictorFile = "default",
     *,
-    prompt: Annotated[str | None, typer.Option(help="Show the predicted distribution for this prompt.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The model that answers the prompt.")] = None,
-    tokens_so_far: Annotated[int, typer.Option(min=0, help="Tokens generated so far.")] = 0,
+    prompt: Annotated[str | None, Option(help="Show the predicted distribution for this prompt.")] = None,
+    model: Annotated[str | None, Option("--model", help="The model that answers the prompt.")] = None,
+    tokens_so_far: Annotated[int, Option(min=0, help="Tokens generated so far.")] = 0,
 ) -> None:
     """Show a predictor and its training data, or its prediction for a prompt."""
     predictor = _open(predictor_file)

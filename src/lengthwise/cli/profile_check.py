@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import outputs
 from lengthwise.cli.options import JsonFile
@@ -20,13 +21,11 @@ Example:
 
 
 def run(
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The profile measured now.")],
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The profile to compare it with.")],
+    new: Annotated[Path, Argument(metavar="NEW", help="The profile measured now.")],
+    old: Annotated[Path, Argument(metavar="OLD", help="The profile to compare it with.")],
     *,
-    tolerance: Annotated[
-        float, typer.Option(metavar="SHARE", help="Allowed relative change of a time, up or down.")
-    ] = 0.05,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the intervals.")] = 0,
+    tolerance: Annotated[float, Option(metavar="SHARE", help="Allowed relative change of a time, up or down.")] = 0.05,
+    seed: Annotated[int, Option(min=0, help="Seed of the intervals.")] = 0,
     json: JsonFile = None,
 ) -> None:
     """Compare a new profile with an old one and name the operators that changed.
@@ -49,15 +48,9 @@ def run(
 
 def _show(found: ProfileCheck, new: Path, old: Path) -> None:
     from lengthwise.cli.tables import print_table
+    from lengthwise.report.profile_table import CHECK_HEADS, check_cells
 
-    rows = []
-    for row in found.changed or sorted(found.rows, key=lambda row: -abs(row.ratio - 1))[:5]:
-        low, high = row.sizes
-        sizes = f"{row.region}: {low:,} to {high:,} {row.unit}" if low != high else f"{low:,} {row.unit}"
-        ratios = (f"{value:.3f}" for value in (row.ratio, row.low, row.high))
-        rows.append([row.operator, str(row.tp or "-"), row.dtype or "-", sizes, f"{row.points:,}", *ratios])
-    heads = ("operator", "TP", "dtype", "sizes", "points", "new / old", "from", "to")
-    print_table(heads, rows, wraps=(), drops=("dtype",))
+    print_table(CHECK_HEADS, check_cells(found), wraps=(), drops=("dtype",))
     share = f"{100 * found.tolerance:g} %"
     if found.changed:
         names = ", ".join(dict.fromkeys(row.operator for row in found.changed))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json as json_module
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import outputs
 
@@ -25,33 +25,28 @@ Examples:
 
 
 def run(
-    profile_file: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile (.parquet).")],
+    profile_file: Annotated[Path, Argument(metavar="PROFILE", help="A profile (.parquet).")],
     *,
-    model: Annotated[str, typer.Option(help="A catalog name or a Hugging Face config.json.")],
-    gpu: Annotated[str, typer.Option(help="A catalog name or a TOML file of one GPU.")],
-    node: Annotated[str | None, typer.Option(help="The node that links the GPUs; default: the usual one.")] = None,
-    tp: Annotated[list[int] | None, typer.Option(min=1, help="Tensor-parallel degree; repeatable. Default 1.")] = None,
-    estimator: Annotated[
-        str, typer.Option(help="auto, all (with the forest), physics, linear, monotone, tables or forest.")
-    ] = "auto",
-    backend: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Backend of the kernels, if several were measured: a name or a part of it."),
-    ] = "",
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences of the largest step.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the largest step.")] = 2048,
-    max_model_len: Annotated[int, typer.Option(min=2, help="Tokens of the longest request.")] = 8192,
-    weight_dtype: Annotated[str | None, typer.Option(help="Dtype of the layers; default: the model's.")] = None,
+    model: Annotated[str, Option(help="A catalog name or a Hugging Face config.json.")],
+    gpu: Annotated[str, Option(help="A catalog name or a TOML file of one GPU.")],
+    node: Annotated[str | None, Option(help="The node that links the GPUs; default: the usual one.")] = None,
+    tp: Annotated[list[int] | None, Option(min=1, help="Tensor-parallel degree; repeatable. Default 1.")] = None,
+    estimator: Annotated[str, Option(help="auto, all, physics, linear, monotone, tables or forest.")] = "auto",
+    backend: Annotated[str, Option(metavar="NAME", help="Backend of the kernels, if several were measured.")] = "",
+    max_num_seqs: Annotated[int, Option(min=1, help="Sequences of the largest step.")] = 256,
+    max_num_batched_tokens: Annotated[int, Option(min=1, help="Tokens of the largest step.")] = 2048,
+    max_model_len: Annotated[int, Option(min=2, help="Tokens of the longest request.")] = 8192,
+    weight_dtype: Annotated[str | None, Option(help="Dtype of the layers; default: the model's.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Write the tables to this .npz (several degrees: NAME-tpN.npz), for tables:FILE."),
+        Path | None, Option(help="Write the tables to this .npz (several degrees: NAME-tpN.npz), for tables:FILE.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Fit cost tables to a profile: errors on held-out points by estimator, operator and region."""
     from lengthwise import catalog, cost
     from lengthwise.cost.estimators import fit_profile
     from lengthwise.cost.profiles import read_profile
+    from lengthwise.report.profile_fit import fit_json
     from lengthwise.schema.deployment import EngineLimits, Parallelism
 
     degrees = tp or [1]
@@ -72,7 +67,7 @@ def run(
         if files:
             cost.save(fits[degree][0], files[degree], cost.MadeFor.of(*deployed))
     if json:
-        reports = [_report(degree, *fit, files.get(degree)) for degree, fit in fits.items()]
+        reports = [fit_json(degree, *fit, files.get(degree)) for degree, fit in fits.items()]
         typer.echo(json_module.dumps({"fits": reports}, indent=2, allow_nan=False))
         return
     for degree, (tables, report) in fits.items():
@@ -81,16 +76,18 @@ def run(
             typer.echo(f'wrote {files[degree]}; use it as cost = "tables:{files[degree]}"')
 
 
-_REGIONS = ("inside", "small", "medium", "large", "out_of_range")
-_DECIMAL_BELOW = 0.02
-"""Percentages of at least this share are printed without decimals."""
-
-
 def _show(degree: int, tables: CostTables, report: FitReport) -> None:
     """Print the errors by operator, estimator and region, and the sources and range of the tables."""
+    from rich.console import Console
+
+    from lengthwise.report.profile_fit import fit_table
+
     if report.compared:
         machine = "" if tables.fit else ", of the GPU they were measured on"
-        _print_errors(f"TP {degree}: errors on held-out points, median (95th percentile){machine}", report)
+        title = f"TP {degree}: errors on held-out points, median (95th percentile){machine}"
+        Console(width=120).print(fit_table(title, report))
+        typer.echo("* chosen: the smallest root-mean-square error inside, and beyond if steps reach there")
+        typer.echo("inside: between the outermost points of every axis, without the edges")
     else:
         typer.echo(f"TP {degree}: too few points to hold any out")
     typer.echo(f"fitted to the profile: {', '.join(f'{name} ({by})' for name, by in report.picked)}")
@@ -102,47 +99,3 @@ def _show(degree: int, tables: CostTables, report: FitReport) -> None:
     typer.echo(f"one standard deviation of each complete part: {errors}")
     reach = ", ".join(f"{largest:,} {name}" for name, largest in asdict(tables.reach).items() if largest is not None)
     typer.echo(f"measured up to: {reach or 'unknown'}")
-
-
-def _print_errors(title: str, report: FitReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in ("operator", "estimator", "points", *_REGIONS):
-        table.add_column(column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True)
-    picked, by_row = dict(report.picked), dict[tuple[str, str], dict[str, Any]]()
-    for fit in report.compared:
-        by_row.setdefault((fit.operator, fit.estimator), {})[fit.region] = fit
-    for operator, rows in groupby(by_row.items(), key=lambda row: row[0][0]):
-        label = operator
-        for (_, estimator), fits in rows:
-            mark = "*" if picked.get(operator) == estimator else " "
-            points = max(fit.rows for fit in fits.values())
-            cells = [_cell(fits[region]) if region in fits else "-" for region in _REGIONS]
-            table.add_row(label, f"{mark} {estimator}", f"{points:,}", *cells)
-            label = ""
-    Console(width=120).print(table)
-    typer.echo("* chosen: the smallest root-mean-square error inside, and beyond if steps reach there")
-    typer.echo("inside: between the outermost points of every axis, without the edges")
-
-
-def _cell(fit: Any) -> str:
-    digits = 0 if fit.p95_error >= _DECIMAL_BELOW else 1
-    return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
-
-
-def _report(degree: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
-    return {
-        "tp": degree,
-        "file": str(path) if path else None,
-        "source": tables.source,
-        "estimator": report.estimator,
-        "method": report.method,
-        "picked": dict(report.picked),
-        "compared": [asdict(fit) for fit in report.compared],
-        "filled": list(report.filled),
-        "notes": list(report.notes),
-        "errors": {error.part: error.log_sd for error in tables.errors},
-        "reach": asdict(tables.reach),
-    }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import outputs
 from lengthwise.cli.tables import plural
@@ -22,20 +23,16 @@ Examples:
   lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
 """
 
-_Out = Annotated[Path, typer.Option(metavar="FILE", help="File of the profile, usually NAME.parquet.")]
+_Out = Annotated[Path, Option(metavar="FILE", help="File of the profile, usually NAME.parquet.")]
 
 
 def vidur(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Vidur's data/profiling.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Vidur's data/profiling.")],
     *,
-    model: Annotated[str, typer.Option(help="A model of the catalog; its folder has its name or an alias.")],
-    device: Annotated[str, typer.Option(help="A folder under compute/, or a GPU whose name starts with it.")],
-    node: Annotated[
-        str | None, typer.Option(help="Folder of the network; default: pairwise NVLink, or the DGX.")
-    ] = None,
-    keep_surrogates: Annotated[
-        bool, typer.Option("--keep-surrogates", help="Keep rows that are synthetic and not measured.")
-    ] = False,
+    model: Annotated[str, Option(help="A model of the catalog; its folder has its name or an alias.")],
+    device: Annotated[str, Option(help="A folder under compute/, or a GPU whose name starts with it.")],
+    node: Annotated[str | None, Option(help="Folder of the network; default: NVLink pairs, or the DGX.")] = None,
+    keep_surrogates: Annotated[bool, Option("--keep-surrogates", help="Keep synthetic rows.")] = False,
     out: _Out,
 ) -> None:
     """Import a model's mlp.csv, attention.csv and the device's network from Vidur's profiles."""
@@ -47,7 +44,7 @@ def vidur(
 
 
 def llmservingsim(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of tp1/, tp2/ ...: of profiler v0 or v1.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of tp1/, tp2/ ...: of profiler v0 or v1.")],
     *,
     out: _Out,
 ) -> None:
@@ -59,16 +56,12 @@ def llmservingsim(
 
 def aiconfigurator(
     folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FOLDER]",
-            help="Folder of h200_sxm/ ...; default: the data of the installed package aiconfigurator-core.",
-        ),
+        Path | None, Argument(metavar="[FOLDER]", help="Folder of h200_sxm/ ...; default: that of aiconfigurator-core.")
     ] = None,
     *,
-    system: Annotated[str, typer.Option(help="A folder in it, such as h200_sxm.")],
-    backend: Annotated[str, typer.Option(help="The engine: vllm, trtllm or sglang.")] = "vllm",
-    version: Annotated[str, typer.Option(help="Version of the engine.")] = "0.24.0",
+    system: Annotated[str, Option(help="A folder in it, such as h200_sxm.")],
+    backend: Annotated[str, Option(help="The engine: vllm, trtllm or sglang.")] = "vllm",
+    version: Annotated[str, Option(help="Version of the engine.")] = "0.24.0",
     out: _Out,
 ) -> None:
     """Import the kernels of a system and an engine from AIConfigurator's tables."""

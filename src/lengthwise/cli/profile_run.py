@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from lengthwise.cli.outputs import require_writable
 from lengthwise.cli.progress import bar
@@ -25,28 +24,25 @@ Examples:
   lengthwise profile run --model ./my-model/config.json --device cpu --threads 8 --budget 10m
   lengthwise profile run --model llama-3-8b --out h100.parquet --resume
 """
-_RESUME = "give --resume to continue it (same options, a larger --budget at most)"
 
 
 def run(
     *,
-    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="A model of the catalog, or its config.json.")],
-    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")] = "auto",
+    model: Annotated[str, Option(metavar="NAME|FILE", help="A model of the catalog, or its config.json.")],
+    device: Annotated[str, Option(help="cuda, cpu, or auto: a GPU if there is one.")] = "auto",
     dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16, float32; auto: float32 on a CPU, the model's on a GPU.")
+        str, Option(help="bfloat16, float16, float32; auto: on a CPU float32, else the model's.")
     ] = "auto",
-    tp: Annotated[str, typer.Option(metavar="N,N...", help="TP degrees whose shards are measured.")] = "1",
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Total time: 300, 90s, 5m, 1h.")] = "5m",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the profile; default: NAME-DEVICE.parquet.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the largest step.")] = None,
-    max_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences of the largest step.")] = None,
-    max_context: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest request.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a CPU; default: all cores.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tensors' values.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    tp: Annotated[str, Option(metavar="N,N...", help="TP degrees whose shards are measured.")] = "1",
+    budget: Annotated[str, Option(metavar="TIME", help="Total time: 300, 90s, 5m, 1h.")] = "5m",
+    out: Annotated[Path | None, Option(metavar="FILE", help="The profile; default: NAME-DEVICE.parquet.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
+    max_tokens: Annotated[int | None, Option(min=1, help="Tokens of the largest step.")] = None,
+    max_seqs: Annotated[int | None, Option(min=1, help="Sequences of the largest step.")] = None,
+    max_context: Annotated[int | None, Option(min=1, help="Tokens of the longest request.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads of a CPU; default: all cores.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the tensors' values.")] = 0,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Measure a model's operators on this machine with torch, and write a profile.
 
@@ -55,20 +51,19 @@ def run(
     """
     from lengthwise import catalog
     from lengthwise.cost.profiles import write_profile
-    from lengthwise.measure.operators import device_kind, measure_operators, require_measurable
+    from lengthwise.measure.operators import device_kind, require_measurable
+    from lengthwise.usecases.profile_run import measure, points_file
 
     degrees, budget_s, spec = _degrees(tp), _seconds(budget), catalog.model(model)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "tp": degrees, "threads": threads}
     require_measurable(spec, **where)
     target = out or Path(f"{spec.name.replace('/', '-')}-{device_kind(device)}.parquet")
     require_writable([target])
-    points = target.with_name(target.name + ".points.jsonl")
-    if points.exists() and not resume:
-        raise InputError(f"{points} has the points of an interrupted run: {_RESUME}, or delete it")
-    with keeping(points), bar("measuring {task.description}", quiet=quiet, counts=False) as progress:
-        measured = measure_operators(
-            spec, **where, budget_s=budget_s, resume=points, progress=progress, max_tokens=max_tokens,
-            max_seqs=max_seqs, max_context=max_context, seed=seed,
+    points = points_file(target, resume=resume)
+    with bar("measuring {task.description}", quiet=quiet, counts=False) as progress:
+        measured = measure(
+            spec, points, lambda note: typer.echo(note, err=True), **where, budget_s=budget_s, progress=progress,
+            max_tokens=max_tokens, max_seqs=max_seqs, max_context=max_context, seed=seed,
         )  # fmt: skip
     write_profile(measured.profile, target)
     show(measured, target)
@@ -97,24 +92,6 @@ def _seconds(text: str) -> float:
     if match is None or not float(match[1]):
         raise InputError(f"--budget must be a time above 0 such as 300, 90s, 5m or 1h; it is {text!r}")
     return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
-
-
-@contextmanager
-def keeping(points: Path) -> Iterator[None]:
-    """Add the file of points to the error of an interrupted measurement; remove the file if it has none."""
-    try:
-        yield
-    except (InputError, KeyboardInterrupt) as error:
-        if not (points.is_file() and points.read_bytes().count(b"\n") > 1):  # the first line has no point
-            points.unlink(missing_ok=True)
-            raise
-        note = f"The measured points are kept in {points}; {_RESUME}, or delete it to measure other points"
-        if isinstance(error, KeyboardInterrupt):
-            typer.echo(note, err=True)
-            raise
-        if type(error) is not InputError:  # points of another measurement, or not writable: its message is complete
-            raise
-        raise InputError(f"{error} {note}") from error
 
 
 def show(measured: Measurement, target: Path) -> None:

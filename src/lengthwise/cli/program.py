@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from lengthwise.schema.errors import InputError
@@ -62,42 +63,28 @@ COMMANDS = {
 """Summary of each command and group, in the order of the help page."""
 
 GROUPS = {
-    "": """\b
-Example:
-  lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html
-""",
-    "theory": """\b
-Examples:
-  lengthwise theory multibin --batch 8 --bins 1,2,4,8,16,32 --uniform 1 20 --target 0.95
-  lengthwise theory queue --lengths chat-1m --slots 8 --load 0.5..0.95 --error 0.5
-""",
-    "predict": """\b
-Examples:
-  lengthwise predict train log.jsonl --out mine.lwp
-  lengthwise predict show default --prompt "Write an essay about rivers."
-""",
-    "app": """\b
-Examples, in the order of use:
-  lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs --report plan.html
-  lengthwise app profile examples/apps/ensemble.toml --out profile
-  lengthwise app run examples/apps/ensemble.toml --out run --profile profile
-  lengthwise app status run
-""",
-    "profile": """\b
-Examples:
-  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
-  lengthwise profile show p.parquet --report p.html
-  lengthwise profile check new.parquet old.parquet
-""",
-    "profile import": """\b
-Example:
-  lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet
-""",
-    "workload": """\b
-Examples:
-  lengthwise workload show chat-1m
-  lengthwise workload show trace.csv --format azure
-""",
+    "": ("lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html",),
+    "theory": (
+        "lengthwise theory multibin --batch 8 --bins 1,2,4,8,16,32 --uniform 1 20 --target 0.95",
+        "lengthwise theory queue --lengths chat-1m --slots 8 --load 0.5..0.95 --error 0.5",
+    ),
+    "predict": (
+        "lengthwise predict train log.jsonl --out mine.lwp",
+        'lengthwise predict show default --prompt "Write an essay about rivers."',
+    ),
+    "app": (
+        "lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs --report plan.html",
+        "lengthwise app profile examples/apps/ensemble.toml --out profile",
+        "lengthwise app run examples/apps/ensemble.toml --out run --profile profile",
+        "lengthwise app status run",
+    ),
+    "profile": (
+        "lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",
+        "lengthwise profile show p.parquet --report p.html",
+        "lengthwise profile check new.parquet old.parquet",
+    ),
+    "profile import": ("lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",),
+    "workload": ("lengthwise workload show chat-1m", "lengthwise workload show trace.csv --format azure"),
 }
 """Examples of the program and of its groups; other names of COMMANDS are commands."""
 
@@ -158,10 +145,15 @@ def _group_of(command: str) -> str:
     return max((group for group in GROUPS if command.startswith(f"{group} ")), key=len, default="")
 
 
+def _examples(group: str) -> str:
+    lines = "".join(f"  {line}\n" for line in GROUPS[group])
+    return f"\b\nExample{'s' if len(GROUPS[group]) > 1 else ''}:\n{lines}"
+
+
 def _load(name: str, last_word: str) -> Any:
     if name in GROUPS:
         return CommandGroup(
-            name=name, help=COMMANDS[name], epilog=GROUPS[name], no_args_is_help=True, rich_markup_mode=None
+            name=name, help=COMMANDS[name], epilog=_examples(name), no_args_is_help=True, rich_markup_mode=None
         )
     module_name, _, function = _FUNCTIONS.get(name, f"{name.replace(' ', '_')}:run").partition(":")
     module = import_module(f"lengthwise.cli.{module_name}")
@@ -175,7 +167,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    epilog=GROUPS[""],
+    epilog=_examples(""),
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 
@@ -191,7 +183,7 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _program(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Plan, simulate and schedule LLM inference by output length."""

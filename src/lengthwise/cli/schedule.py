@@ -6,10 +6,10 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs, progress
-from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet, ScenarioFile
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, LatencyBound, Quiet, ScenarioFile, Threshold
 
 if TYPE_CHECKING:
     from lengthwise.config import Scenario
@@ -28,35 +28,21 @@ Examples:
 def run(
     scenario_file: ScenarioFile,
     *,
-    latency_bound: Annotated[str | None, typer.Option(metavar="TIME", help="Latency bound: 5s; inf: none.")] = None,
-    bound_for: Annotated[
-        str | None, typer.Option(metavar="QUANTILE", help="Quantile of the outputs that the bound is for: p99.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; default: those of the scenario.")] = None,
-    strategy: Annotated[str | None, typer.Option(metavar="NAMES", help="Strategies to try: rra,waa-c,waa-m.")] = None,
+    latency_bound: LatencyBound = None,
+    bound_for: Annotated[str | None, Option(metavar="QUANTILE", help="Outputs that the bound is for: p99.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs; default: those of the scenario.")] = None,
+    strategy: Annotated[str | None, Option(metavar="NAMES", help="Strategies to try: rra,waa-c,waa-m.")] = None,
     baselines: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Other systems to compare with: all, or vllm-v1,orca; simulated."),
+        str | None, Option(metavar="NAMES", help="Compare with simulated systems: all, or vllm-v1,orca.")
     ] = None,
-    expected: Annotated[
-        bool, typer.Option("--expected", help="Apply the bound to the mean latency, not to the worst case.")
-    ] = False,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", help="Resize prefill batches to keep prompts and decode batch this near their means."
-        ),
-    ] = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Evaluate every schedule, to check the search.")
-    ] = False,
+    expected: Annotated[bool, Option("--expected", help="Bound the mean latency, not the worst case.")] = False,
+    threshold: Threshold = None,
+    exhaustive: Annotated[bool, Option("--exhaustive", help="Evaluate every schedule, to check the search.")] = False,
     set_: Annotated[list[str] | None, options.setting("schedule.gpus=8")] = None,
     cost: CostSource = None,
     report: HtmlReport = None,
-    deploy: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write launch files: engines, gateway, plan, checks.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --deploy replace the files in its folder.")] = False,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: engines, gateway, plan.")] = None,
+    force: Annotated[bool, Option("--force", help="Let --deploy replace the files in its folder.")] = False,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from lengthwise.cli import bench, log, options, outputs
-from lengthwise.cli.options import JsonFile, Quiet, ScenarioFile
+from lengthwise.cli.options import ApiKey, JsonFile, LatencyBound, Quiet, ScenarioFile, Threshold
 from lengthwise.cli.schedule import settings
 
 if TYPE_CHECKING:
@@ -33,65 +34,34 @@ PRESET_REQUESTS = 1000
 def run(
     scenario_file: ScenarioFile,
     *,
-    engine: Annotated[
-        list[str], typer.Option(metavar="URL", help="An engine to serve on; for WAA a router; repeatable.")
-    ],
+    engine: Annotated[list[str], Option(metavar="URL", help="An engine to serve on; for WAA a router; repeatable.")],
     schedule: Annotated[
-        Path | None,
-        typer.Option(metavar="PLAN.json", help="Output of schedule --json; default: the scenario is planned."),
+        Path | None, Option(metavar="PLAN.json", help="Output of schedule --json; default: plan now.")
     ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Default: those of the scenario, or enough phases to count.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests sent at a time; default: the queue stays full.")
-    ] = None,
-    request_rate: Annotated[
-        float | None, typer.Option(help="Requests a second instead, Poisson: the queue may run empty.")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Resize prefill batches to keep prompts and decode batch this near their means; default: as planned.",
-        ),
-    ] = None,
-    latency_bound: Annotated[str | None, typer.Option(metavar="TIME", help="Latency bound: 5s; inf: none.")] = None,
-    strategy: Annotated[str | None, typer.Option(metavar="NAMES", help="Strategies to plan with: rra.")] = None,
+    requests: Annotated[int | None, Option(min=1, help="Default: the scenario's, or enough to count.")] = None,
+    concurrency: Annotated[int | None, Option(min=1, help="Requests at a time; default: a full queue.")] = None,
+    request_rate: Annotated[float | None, Option(help="Requests a second, Poisson: the queue may run empty.")] = None,
+    threshold: Threshold = None,
+    latency_bound: LatencyBound = None,
+    strategy: Annotated[str | None, Option(metavar="NAMES", help="Strategies to plan with: rra.")] = None,
     set_: Annotated[list[str] | None, options.setting("schedule.gpus=8")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of requests and prompts; default: the scenario's.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(metavar="FILE|NAME", help="Other requests: a trace, or draws of a preset.")
-    ] = None,
-    adapt: Annotated[bool, typer.Option("--adapt", help="Plan again when the served lengths have drifted.")] = False,
+    seed: Annotated[int | None, Option(min=0, help="Seed of requests and prompts; default: the scenario's.")] = None,
+    workload: Annotated[str | None, Option(metavar="FILE|NAME", help="A trace, or draws of a preset.")] = None,
+    adapt: Annotated[bool, Option("--adapt", help="Plan again when the served lengths have drifted.")] = False,
     false_positive_rate: Annotated[
         float | None,
-        typer.Option(
-            "--false-alarms", metavar="SHARE",
-            help="With --adapt: probability of any alarm if lengths stay; 0.01.",
-        ),
+        Option("--false-alarms", metavar="SHARE", help="With --adapt: probability of any alarm if lengths stay; 0.01."),
     ] = None,
     storage: Annotated[
-        str | None,
-        typer.Option(metavar="PLACE", help="With --adapt: where other layouts would load from: dram or ssd."),
+        str | None, Option(metavar="PLACE", help="With --adapt: where weights load from: dram or ssd.")
     ] = None,
-    horizon: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --adapt: how long new lengths are expected to last; 1h.")
-    ] = None,
-    admin_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of metrics and admin page during the run.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="API key of the engines.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write records, requests, phases and the outcome to this folder.")
-    ] = None,
+    horizon: Annotated[str | None, Option(metavar="TIME", help="With --adapt: how long new lengths last; 1h.")] = None,
+    admin_port: Annotated[int | None, Option(min=0, max=65535, help="Port of metrics and admin page.")] = None,
+    api_key: ApiKey = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Write records, phases and outcome here.")] = None,
     json: JsonFile = None,
     quiet: Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Serve requests on real engines under a planned schedule.
 
     A gateway in mode rra admits B_E new requests to each engine, then none for N_D decode iterations, which it counts
@@ -108,7 +78,7 @@ def run(
     """
     from lengthwise import config
     from lengthwise.cli.tables import console
-    from lengthwise.cli.workload import open_workload
+    from lengthwise.config.sources import open_workload
     from lengthwise.usecases import schedule_plan
     from lengthwise.usecases.schedule_run import ScheduleLoad, run_schedule, schedule_requests
 

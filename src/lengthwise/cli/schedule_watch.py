@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import CostSource, JsonFile, Quiet, ScenarioFile, TraceFormat
@@ -25,27 +25,20 @@ Examples:
 def run(
     scenario_file: ScenarioFile,
     *,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Replay a run: records of bench or simulate.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(metavar="FILE|NAME", help="Replay a trace, or draws of a preset.")
-    ] = None,
+    records: Annotated[Path | None, Option(metavar="FILE", help="Replay a run: records of bench or simulate.")] = None,
+    workload: Annotated[str | None, Option(metavar="FILE|NAME", help="Replay a trace, or draws of a preset.")] = None,
     format_: TraceFormat = None,
     false_positive_rate: Annotated[
-        float, typer.Option("--false-alarms", metavar="SHARE", help="Probability of any alarm if lengths never change.")
+        float, Option("--false-alarms", metavar="SHARE", help="Probability of any alarm if lengths never change.")
     ] = 0.01,
-    min_requests: Annotated[
-        int, typer.Option("--least-requests", min=1, help="Requests since a change before the schedule may change.")
-    ] = 100,
-    every: Annotated[int, typer.Option(min=1, help="Test every N-th request, if neighbours are alike.")] = 1,
-    storage: Annotated[str, typer.Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
-    horizon: Annotated[str, typer.Option(metavar="TIME", help="How long new lengths are expected to last.")] = "1h",
+    min_requests: Annotated[int, Option("--least-requests", min=1, help="Requests until a new schedule.")] = 100,
+    every: Annotated[int, Option(min=1, help="Test every N-th request, if neighbours are alike.")] = 1,
+    storage: Annotated[str, Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
+    horizon: Annotated[str, Option(metavar="TIME", help="How long new lengths are expected to last.")] = "1h",
     margin: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Tighten the bound by this share; default: by the observed drift."),
+        float | None, Option(metavar="SHARE", help="Tighten the bound by this share; default: by the observed drift.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = 0,
     set_: Annotated[list[str] | None, options.setting("schedule.gpus=8")] = None,
     cost: CostSource = None,
     json: JsonFile = None,
@@ -102,7 +95,7 @@ def terms_of(storage: str, horizon: str, margin: float | None) -> Terms:
 
 def _live(records: Path | None, workload: str | None, format_: str | None, seed: int) -> Live:
     from lengthwise.cli.records import read_named
-    from lengthwise.cli.workload import open_workload
+    from lengthwise.config.sources import open_workload
     from lengthwise.usecases.schedule_adaptation import Live
 
     if workload is not None and records is None:

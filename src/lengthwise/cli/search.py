@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
@@ -23,26 +23,18 @@ Examples:
 
 
 def run(
-    scenario_file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
+    scenario_file: Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
     *,
     set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Configurations to rank exactly: 10.")] = None,
+    top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly: 10.")] = None,
     jobs: Jobs = None,
-    processes: Annotated[
-        bool, typer.Option("--processes", help="Use processes, not threads: faster from about 8 CPUs on.")
-    ] = False,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one here.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Store evaluations in this folder and reuse the stored ones.")
-    ] = None,
+    processes: Annotated[bool, Option("--processes", help="Use processes: faster from about 8 CPUs on.")] = False,
+    ray: Annotated[str | None, Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one.")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Store evaluations here and reuse stored ones.")] = None,
     report: HtmlReport = None,
-    deploy: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write launch files: vLLM, SGLang, Kubernetes, a load test.")
-    ] = None,
-    deploy_top: Annotated[int, typer.Option(min=1, help="Number of best configurations in --deploy.")] = 1,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: vLLM, SGLang, Kubernetes.")] = None,
+    deploy_top: Annotated[int, Option(min=1, help="Number of best configurations in --deploy.")] = 1,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:

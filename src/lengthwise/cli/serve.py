@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import JsonFile, Quiet
@@ -41,59 +42,40 @@ class LogLevel(StrEnum):
 
 def run(
     context: typer.Context,
-    config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")
-    ] = None,
+    config_file: Annotated[Path | None, Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")] = None,
     *,
     engine: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="An engine, in addition to those of CONFIG; repeatable.")
+        list[str] | None, Option(metavar="URL", help="An engine, in addition to those of CONFIG; repeatable.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODE",
-            help="observe, fcfs, srtf, isrtf (default), windowed, bins, rra, engine-priority, engine-plugin.",
-        ),
+        Option(metavar="MODE", help="observe, fcfs, srtf, isrtf, windowed, bins, rra, engine-priority, engine-plugin."),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on: 127.0.0.1; 0.0.0.0: all networks.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of clients: 8000.")] = None,
+    host: Annotated[str | None, Option(metavar="ADDRESS", help="Address: 127.0.0.1; 0.0.0.0: all networks.")] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help="Port of clients: 8000.")] = None,
     admin_port: Annotated[
-        str | None, typer.Option(metavar="PORT", help="Port of metrics and admin page: 8001; none: no such port.")
+        str | None, Option(metavar="PORT", help="Port of metrics and admin page: 8001; none: no such port.")
     ] = None,
     set_: Annotated[list[str] | None, options.setting("order.max_wait_s=30")] = None,
-    journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a line about every request to this file; no prompts.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Print all settings in effect, and exit.")] = False,
+    journal: Annotated[Path | None, Option(metavar="FILE", help="Write a line per request; no prompts.")] = None,
+    check: Annotated[bool, Option("--check", help="Print all settings in effect.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="JOURNAL", help="Print what length-aware scheduling would have gained on its traffic, and exit."
         ),
     ] = None,
     json: JsonFile = None,
-    hash_key: Annotated[
-        bool, typer.Option("--hash-key", help="Print the SHA-256 of a key read from standard input, and exit.")
-    ] = False,
+    hash_key: Annotated[bool, Option("--hash-key", help="Print the SHA-256 of a key on standard input.")] = False,
     demo: Annotated[
-        bool,
-        typer.Option(
-            "--demo", help="Run two engines on this machine, FCFS against ISRTF on the same load, a minute, and exit."
-        ),
+        bool, Option("--demo", help="Compare FCFS and ISRTF on two engines of this machine for a minute, and exit.")
     ] = False,
     engine_python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PYTHON", help="With --demo: interpreter with vLLM for CPUs; emulated: none; default: searched for."
-        ),
+        str | None, Option(metavar="PYTHON", help="With --demo: a Python that has vLLM for CPUs; emulated: no vLLM.")
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = LogLevel.INFO,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines, and print nothing else.")] = False,
-    log_requests: Annotated[
-        bool, typer.Option("--log-requests", help="Log every request; no prompts, no keys.")
-    ] = False,
+    log_level: Annotated[LogLevel, Option(help="Lowest level that is logged.")] = LogLevel.INFO,
+    log_json: Annotated[bool, Option("--log-json", help="Log JSON lines, and print nothing else.")] = False,
+    log_requests: Annotated[bool, Option("--log-requests", help="Log every request; no prompts, no keys.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a gateway that schedules live requests by predicted output length.

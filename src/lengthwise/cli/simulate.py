@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet, ScenarioFile
 
 if TYPE_CHECKING:
-    from lengthwise.config import Scenario, Variant
+    from lengthwise.config import Scenario
     from lengthwise.report import Result
     from lengthwise.usecases.simulate import Outcome
 
@@ -28,20 +29,17 @@ def run(
     scenario_file: ScenarioFile,
     *,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
-    variant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
-    ] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Repetitions; the table shows 95 % intervals.")] = None,
     jobs: Jobs = None,
     json: JsonFile = None,
     report: HtmlReport = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto to this file.")] = None,
+    timeline: Annotated[Path | None, Option(help="Write a trace for Perfetto to this file.")] = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.parquet",
-            help="Write the requests of the first seed and their times; several variants: FILE-NAME.parquet.",
+        Option(
+            metavar="FILE.parquet", help="Write the first seed's requests and times; of variants: FILE-NAME.parquet."
         ),
     ] = None,
     quiet: Quiet = False,
@@ -61,6 +59,7 @@ def run(
     options.print_notes(scenario.notes, quiet=quiet)
 
     from lengthwise.usecases import simulate
+    from lengthwise.usecases.simulation_notes import ineffective_options
 
     with progress.simulating(quiet=quiet) as advance:
         outcomes = simulate.run(
@@ -68,7 +67,7 @@ def run(
         )
     results = [result_of(outcome) for outcome in outcomes]
     if not quiet:
-        for note in notes(variants, scenario.run.seeds):
+        for note in ineffective_options(variants, scenario.run.seeds):
             typer.echo(note, err=True)
         if json != outputs.STDOUT:
             show(scenario, results)
@@ -105,26 +104,6 @@ def result_of(outcome: Outcome) -> Result:
         out_of_range=outcome.out_of_range,
         model_draws=outcome.model_draws,
     )
-
-
-def notes(variants: Sequence[Variant], seeds: int) -> list[str]:
-    """Return, each once, the options without effect: requests or seeds of a replay, schedulers without their input."""
-    found = []
-    for variant in variants:
-        section = variant.scenario.workload
-        if section.is_replay and (replayed := len(variant.workload(0))) < (section.num_requests or 0):
-            found.append(
-                f"num_requests is {section.num_requests:,}, but the replayed trace has {replayed:,}; so many were run"
-            )
-    if seeds > 1 and not any(variant.has_chance for variant in variants):
-        found.append("a replay is deterministic: further seeds change nothing, so one was run")
-    for variant in variants:
-        scheduler, policy = variant.deployment.scheduler, variant.scenario.scheduler.policy
-        if scheduler.binning == "one":
-            found.append(f'{policy} has one bin; set scheduler.binning = "learned(k=8)" and a [predictor] for more')
-        if scheduler.rank == "vtc" and variant.workload(0).tenant is None:
-            found.append("vtc without tenants is first come, first served; set workload.tenants")
-    return list(dict.fromkeys(found))
 
 
 def show(scenario: Scenario, results: list[Result]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
 
     from lengthwise.schema.cost_tables import CostTables
 
@@ -64,7 +64,7 @@ def print_table(
             widths[name] += max(0, min(spare(), longest - widths[name]))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for name in shown:
-        side = "right" if name in numeric else "left"
+        side: JustifyMethod = "right" if name in numeric else "left"
         table.add_column(name, justify=side, overflow="fold", no_wrap=name not in wrapping, width=widths[name])
     for line in zip(*(cells[name] for name in shown), strict=True):
         table.add_row(*line)

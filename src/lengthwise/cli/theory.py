@@ -7,20 +7,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from lengthwise.cli import outputs
 from lengthwise.cli.options import HtmlReport, JsonFile, NoTable
 from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from lengthwise.schema.estimate import Estimate
-    from lengthwise.theory import MultiBinStudy, QueueStudy, ServiceTimes
-
-    Floats = npt.NDArray[np.float64]
+    from lengthwise.theory import MultiBinStudy, QueueStudy
 
 EXAMPLES = """\b
 Examples:
@@ -30,42 +25,38 @@ Examples:
 """
 
 _Uniform = Annotated[
-    tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Uniform service times between two, seconds.")
+    tuple[float, float] | None, Option(metavar="LOW HIGH", help="Uniform service times between two, seconds.")
 ]
-_Exponential = Annotated[float | None, typer.Option(metavar="RATE", help="Exponential service times, mean 1 / RATE s.")]
+_Exponential = Annotated[float | None, Option(metavar="RATE", help="Exponential service times, mean 1 / RATE s.")]
 _Lengths = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="FILE|NAME",
         help="Output tokens of a trace or log, of a .txt file of numbers, or of a preset; times are linear in them.",
     ),
 ]
-_TokenTime = Annotated[float, typer.Option(metavar="SECONDS", help="With --lengths: time per token.")]
-_FixedTime = Annotated[float, typer.Option(metavar="SECONDS", help="With --lengths: fixed time per request.")]
+_TokenTime = Annotated[float, Option(metavar="SECONDS", help="With --lengths: time per token.")]
+_FixedTime = Annotated[float, Option(metavar="SECONDS", help="With --lengths: fixed time per request.")]
 
 
 def multibin(
     *,
-    batch: Annotated[int, typer.Option(help="Requests in a batch.")] = 8,
-    bins: Annotated[str, typer.Option(metavar="K,K,...", help="Numbers of bins.")] = "1,2,4,8,16,32",
+    batch: Annotated[int, Option(help="Requests in a batch.")] = 8,
+    bins: Annotated[str, Option(metavar="K,K,...", help="Numbers of bins.")] = "1,2,4,8,16,32",
     uniform: _Uniform = None,
     exponential: _Exponential = None,
     lengths: _Lengths = None,
     token_time: _TokenTime = 0.02,
     fixed_time: _FixedTime = 0.0,
-    boundaries: Annotated[
-        str, typer.Option(help="optimal (proven, or learned for other lengths), equal masses, or learned.")
-    ] = "optimal",
-    rate: Annotated[float | None, typer.Option(help="Arrival rate, requests a second; needed for latencies.")] = None,
-    target: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Find the number of bins for this share of the capacity.")
-    ] = None,
-    error: Annotated[float, typer.Option(help="Probability of each neighbouring bin, 0 to 0.5.")] = 0.0,
+    boundaries: Annotated[str, Option(help="optimal (proven or learned), equal masses, or learned.")] = "optimal",
+    rate: Annotated[float | None, Option(help="Arrival rate, requests a second; needed for latencies.")] = None,
+    target: Annotated[float | None, Option(metavar="SHARE", help="Find the bins for this share of capacity.")] = None,
+    error: Annotated[float, Option(help="Probability of each neighbouring bin, 0 to 0.5.")] = 0.0,
     accuracy: Annotated[
-        list[str] | None, typer.Option(metavar="K=SHARE", help="Accuracy of a predictor at K bins: 4=0.63; repeatable.")
+        list[str] | None, Option(metavar="K=SHARE", help="Accuracy of a predictor at K bins: 4=0.63; repeatable.")
     ] = None,
-    requests: Annotated[int, typer.Option(min=0, help="Requests per simulation; 0: no simulation.")] = 20_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Simulations.")] = 5,
+    requests: Annotated[int, Option(min=0, help="Requests per simulation; 0: no simulation.")] = 20_000,
+    seeds: Annotated[int, Option(min=1, help="Simulations.")] = 5,
     report: HtmlReport = None,
     json: JsonFile = None,
     quiet: NoTable = False,
@@ -75,6 +66,7 @@ def multibin(
     Simulated throughput and latency are shown next to the formulas.
     """
     from lengthwise import theory
+    from lengthwise.config.sources import service_times
 
     outputs.require_answers(json, report)
     times, metadata = service_times(uniform, exponential, lengths, token_time, fixed_time)
@@ -109,21 +101,16 @@ def multibin(
 
 def queue(
     *,
-    load: Annotated[
-        str, typer.Option(metavar="SHARES", help="Utilization of a slot: 0.5,0.9 or 0.5..0.95.")
-    ] = "0.5..0.95",
-    slots: Annotated[int, typer.Option(help="Requests served at a time.")] = 1,
+    load: Annotated[str, Option(metavar="SHARES", help="Utilization of a slot: 0.5,0.9 or 0.5..0.95.")] = "0.5..0.95",
+    slots: Annotated[int, Option(help="Requests served at a time.")] = 1,
     uniform: _Uniform = None,
     exponential: _Exponential = None,
     lengths: _Lengths = None,
     token_time: _TokenTime = 0.02,
     fixed_time: _FixedTime = 0.0,
-    error: Annotated[float, typer.Option(help="Prediction error: standard deviation of ln(predicted / true).")] = 0.5,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(help="Predictions to use instead: a file of true and predicted tokens, two numbers a line."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of errors.")] = 0,
+    error: Annotated[float, Option(help="Prediction error: standard deviation of ln(predicted / true).")] = 0.5,
+    pairs: Annotated[Path | None, Option(help="A file of true and predicted tokens, two numbers a line.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the order of errors.")] = 0,
     report: HtmlReport = None,
     json: JsonFile = None,
     quiet: NoTable = False,
@@ -132,6 +119,7 @@ def queue(
     import numpy as np
 
     from lengthwise import theory
+    from lengthwise.config.sources import predicted_times, service_times
 
     outputs.require_answers(json, report)
     true_and_predicted = None
@@ -141,9 +129,9 @@ def queue(
     else:
         if any(other is not None for other in (uniform, exponential, lengths)):
             raise InputError("--pairs contains lengths; leave --uniform, --exponential and --lengths out")
-        true, predicted = _seconds(_read_pairs(pairs), token_time, fixed_time).T
-        times, true_and_predicted = theory.SampledTimes(true), (true, predicted)
-        metadata = [f"{len(true):,} predictions of {pairs}"]
+        true_and_predicted = predicted_times(pairs, token_time, fixed_time)
+        times = theory.SampledTimes(true_and_predicted[0])
+        metadata = [f"{len(true_and_predicted[0]):,} predictions of {pairs}"]
     try:
         low, dots, high = load.partition("..")
         ends = (float(low), float(high)) if dots else None
@@ -160,94 +148,6 @@ def queue(
         metadata=[*metadata, "1 slot" if slots == 1 else f"{slots} slots"],
     )
     _finish(study, report, json, quiet=quiet)
-
-
-def service_times(
-    uniform: tuple[float, float] | None,
-    exponential: float | None,
-    lengths: str | None,
-    token_time: float,
-    fixed_time: float,
-) -> tuple[ServiceTimes, list[str]]:
-    """Return the requested service times and their description."""
-    from lengthwise import theory
-    from lengthwise.cli.tables import duration
-
-    options = {"--uniform": uniform, "--exponential": exponential, "--lengths": lengths}
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) != 1:
-        raise InputError(
-            "service times come from one of --uniform LOW HIGH, --exponential RATE, --lengths FILE; given: "
-            f"{' and '.join(given) or 'none of them'}"
-        )
-    if uniform is not None:
-        return theory.UniformTimes(*uniform), [f"service uniform, {uniform[0]:g} to {uniform[1]:g} s"]
-    if exponential is not None:
-        times = theory.ExponentialTimes(exponential)
-        return times, [f"service exponential, mean {duration(times.mean_s)}"]
-    tokens = _read_lengths(str(lengths))
-    text = f"{len(tokens):,} lengths of {lengths}, mean {tokens.mean():.4g} tokens"
-    return theory.SampledTimes(_seconds(tokens, token_time, fixed_time)), [text, f"{token_time:g} s a token"]
-
-
-def _read_lengths(source: str) -> Floats:
-    import numpy as np
-
-    from lengthwise.cli.workload import open_workload
-
-    if Path(source).suffix != ".txt":
-        return np.asarray(open_workload(source).output_tokens, float)
-    tokens = _read_numbers(Path(source)).ravel()
-    if not (np.isfinite(tokens).all() and (tokens > 0).all()):
-        raise InputError(f"{source} must have finite lengths above 0, one a line")
-    return tokens
-
-
-def _read_pairs(path: Path) -> Floats:
-    """Return true and predicted tokens, [n, 2]."""
-    import numpy as np
-
-    table = _read_numbers(path)
-    if table.shape[1] != 2:
-        raise InputError(f"{path} must have true and predicted tokens, two numbers a line; it has {table.shape[1]}")
-    if not (np.isfinite(table).all() and (table[:, 0] > 0).all() and (table[:, 1] >= 0).all()):
-        raise InputError(f"{path} must have finite tokens, true ones above 0 and predicted ones at least 0")
-    return table
-
-
-def _read_numbers(path: Path) -> Floats:
-    """Return a table of numbers between spaces or commas, a row a line."""
-    import numpy as np
-
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} must have numbers, the same count in each line: {error}") from None
-    rows: list[list[float]] = []
-    for number, line in enumerate(lines, 1):
-        if not (words := line.replace(",", " ").split()):
-            continue
-        try:
-            rows.append([float(word) for word in words])
-        except ValueError:
-            raise InputError(f"{path} must have numbers; line {number} is {' '.join(words)!r}") from None
-        if len(words) != len(rows[0]):
-            raise InputError(
-                f"{path} must have the same count of numbers in each line, {len(rows[0])} as in its first; line "
-                f"{number} has {len(words)}: {line.strip()!r}"
-            )
-    if not rows:
-        raise InputError(f"{path} has no numbers; write one request a line")
-    return np.array(rows)
-
-
-def _seconds(tokens: Floats, token_time: float, fixed_time: float) -> Floats:
-    if not (math.isfinite(token_time) and token_time > 0 and math.isfinite(fixed_time) and fixed_time >= 0):
-        raise InputError(
-            f"--token-time must be above 0 and --fixed-time at least 0 seconds; they are {token_time:g} and "
-            f"{fixed_time:g}"
-        )
-    return fixed_time + token_time * tokens
 
 
 def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path | None, *, quiet: bool) -> None:

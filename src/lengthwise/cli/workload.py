@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli.options import TraceFormat
-
-if TYPE_CHECKING:
-    from lengthwise.schema.workload import Workload
 
 EXAMPLES = """\b
 Examples:
   lengthwise workload show chat-1m
   lengthwise workload show trace.csv --format azure
 """
-PRESET_REQUESTS = 20_000
 _BARS = "▁▂▃▄▅▆▇█"
 _LEVELS = ("p5", "p25", "p50", "p75", "p90", "p99")
 
 
 def run(
-    source: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")],
+    source: Annotated[str, Argument(metavar="FILE|NAME", help="A trace or log, or the name of a preset.")],
     *,
     format_: TraceFormat = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests drawn from a preset.")] = PRESET_REQUESTS,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw from a preset.")] = 0,
+    num_requests: Annotated[int, Option(min=1, help="Requests drawn from a preset.")] = 20_000,
+    seed: Annotated[int, Option(min=0, help="Seed of the draw from a preset.")] = 0,
 ) -> None:
     """Show counts, rates, quantiles and a sketch of the lengths of a trace or a preset."""
     from lengthwise import workload
     from lengthwise.cli.tables import duration, print_properties, print_table
+    from lengthwise.config.sources import open_workload
 
     d = workload.describe(open_workload(source, format_, num_requests, seed))
     open_loop = d.rate_rps is not None
@@ -65,27 +61,6 @@ def run(
     ]
     print_properties(d.name or "workload", properties)
     print_table(("tokens", "mean", "sd", "min", *_LEVELS, "max"), rows, drops=("p5", "p25", "sd"))
-
-
-def open_workload(
-    source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
-) -> Workload:
-    """Return the requests of a trace file, or a draw from the preset of that name.
-
-    Raises:
-        InputError: There is neither, or the file cannot be read.
-    """
-    from lengthwise import workload
-    from lengthwise.config.workload import read_trace
-    from lengthwise.schema.errors import InputError, UnknownNameError
-
-    path = Path(source).expanduser()
-    if path.exists() or format_ is not None or path.suffix:
-        return read_trace(path, format_)
-    try:
-        return workload.preset(source).generate(num_requests, seed=seed)
-    except UnknownNameError as error:
-        raise InputError(f"there is no file {source}, and {error}") from None
 
 
 def _format(template: str, value: float | None) -> str:
