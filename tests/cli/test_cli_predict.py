@@ -81,7 +81,7 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("prompt_tokens,output_tokens\n" + "\n".join(f"{i},{i * 2}" for i in range(1, 50)))
     assert run("train", path, "--out", tmp_path / "x.lwp", "--kind", "ecdf") == 0
-    assert "no prompts" in capsys.readouterr().out
+    assert "without prompts" in capsys.readouterr().out
     assert run("eval", tmp_path / "x.lwp", path) == 0
 
 

@@ -41,7 +41,7 @@ def run(
     ] = "smallest",
     calibrate: Annotated[bool, Option("--calibrate", help="Calibrate cost tables at three concurrencies.")] = False,
     repeat: Annotated[bool, Option("--again", help="Repeat the measurements in the folder.")] = False,
-    set_: Annotated[list[str] | None, options.setting("run.seats=8")] = None,
+    set_: Annotated[list[str] | None, options.setting("run.max_num_seqs=8")] = None,
     seed: Annotated[int, Option(min=0, help="Seed of the sample and of the prompts.")] = 0,
     quiet: Quiet = False,
 ) -> None:
