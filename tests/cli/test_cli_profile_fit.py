@@ -19,7 +19,7 @@ ASKED = ("--model", "llama-3.1-8b", "--gpu", "H100", "--max-num-seqs", 32, "--ma
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")

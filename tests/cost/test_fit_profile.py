@@ -231,7 +231,7 @@ def test_files_from_before_prefixes_are_read(tmp_path, one, saved, reach):
 
 
 def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
     path = tmp_path / "h100.parquet"
     write_profile(measured, path)
     limits = replace(LIMITS, max_model_len=LONGEST)

@@ -52,7 +52,7 @@ def test_of_several_backends_one_speaks_and_the_others_are_named(several, reques
 
 
 def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
     write_profile(several, tmp_path / "p.parquet")
     with pytest.raises(
         ProfileError, match="no rows of the backend fa3; its backends are: Flash_Infer, cutlass, triton"

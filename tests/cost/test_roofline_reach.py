@@ -10,8 +10,8 @@ import pytest
 
 from lengthwise import catalog, engine
 from lengthwise.cost import roofline_note
-from lengthwise.cost.estimators.cross_validation import FAR_FACTORS
-from lengthwise.cost.roofline_tables import MAX_REACH, UNKNOWN_STEP_LOG_SD, roofline_errors
+from lengthwise.cost.estimators.cross_validation import TRANSFER_FACTORS
+from lengthwise.cost.roofline_tables import TRANSFER_FACTOR, UNKNOWN_STEP_LOG_SD, roofline_errors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = catalog.model("llama-3.1-8b")
@@ -33,7 +33,7 @@ def test_each_step_away_from_what_was_measured_widens_every_kernel():
 
 
 def test_the_factor_of_another_gpu_is_the_one_that_was_measured():
-    assert FAR_FACTORS["gpu"] == MAX_REACH
+    assert TRANSFER_FACTORS["gpu"] == TRANSFER_FACTOR
 
 
 def test_hardware_of_a_known_name_that_a_user_describes_anew_keeps_its_errors():

@@ -22,7 +22,7 @@ from lengthwise.catalog.shapes import (
     stage_layers,
     weight_bytes,
 )
-from lengthwise.catalog.store import served_model, told_gpu
+from lengthwise.catalog.store import find_gpu, served_model
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
@@ -32,6 +32,7 @@ __all__ = [
     "default_node",
     "embedding_parameters",
     "encoder_layer_parameters",
+    "find_gpu",
     "gpu",
     "gpus",
     "head_parameters",
@@ -46,7 +47,6 @@ __all__ = [
     "parameters",
     "served_model",
     "stage_layers",
-    "told_gpu",
     "weight_bytes",
 ]
 

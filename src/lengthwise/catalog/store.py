@@ -251,7 +251,7 @@ def served_model(name: str) -> ModelSpec | None:
     return None
 
 
-def told_gpu(name: str) -> GpuSpec | None:
+def find_gpu(name: str) -> GpuSpec | None:
     """The GPU of that name or alias; None where nobody knows it, as one of a user's own file."""
     try:
         return find("GPU", name, load_gpus())
