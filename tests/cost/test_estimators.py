@@ -33,18 +33,18 @@ def test_outliers_pull_the_physics_little():
     assert np.median(np.abs(off)) < 0.03
 
 
-def test_physics_fitted_on_two_degrees_tells_a_third():
+def test_physics_fitted_on_two_degrees_predicts_a_third():
     seen, unseen = concatenate([planted("mlp up", 1, 0.01), planted("mlp up", 2, 0.01)]), planted("mlp up", 4)
     assert np.abs(fit_physics(seen)(unseen) / unseen.seconds - 1).max() < 0.05
 
 
-def test_physics_fitted_on_small_steps_tells_large_ones():
+def test_physics_fitted_on_small_steps_predicts_large_ones():
     small = planted("mlp up", tokens=TOKENS[TOKENS <= 512], noise=0.01)
     large = planted("mlp up", tokens=np.array([1024, 2048, 8192]))
     assert np.abs(fit_physics(small)(large) / large.seconds - 1).max() < 0.1
 
 
-def test_a_part_that_no_row_shows_keeps_the_rooflines_constant():
+def test_a_part_without_rows_has_the_rooflines_constant():
     factors = dict(zip(PARTS, fit_physics(planted("norms")).factors, strict=True))
     assert factors["network"] == 1.0
     assert factors["memory"] == pytest.approx(FACTORS[PARTS.index("memory")], rel=0.02)
@@ -58,7 +58,7 @@ def test_interpolation_goes_through_its_points(name, operator):
 
 
 @pytest.mark.parametrize("name", ["monotone", "tables"])
-def test_interpolation_tells_points_between_its_own(name):
+def test_interpolation_predicts_points_between_its_own(name):
     between = planted("mlp up", tokens=np.array([3, 50, 300, 1500]))
     assert FITTERS[name](planted("mlp up"))(between) == pytest.approx(between.seconds, rel=0.05)
 
@@ -80,7 +80,7 @@ def test_forest_is_near_its_points_and_constant_beyond_them():
     assert beyond[0] == beyond[1]
 
 
-def test_tables_of_a_kernel_of_no_model_tell_shapes_between_the_measured_ones():
+def test_tables_of_a_model_independent_kernel_interpolate_shapes():
     kernels = kernels_of(catalog.gpu("H100"), "bfloat16")
     m, n, k = (x.ravel() for x in np.meshgrid([1, 16, 64, 256, 1024, 4096], [1024, 4096, 16384], [1024, 4096, 16384]))
     columns = {"tokens": m, "n": n, "k": k}

@@ -33,14 +33,14 @@ class Spy:
 
 
 @pytest.mark.parametrize("operator", ["mlp up", "prefill attention", "decode attention"])
-def test_no_held_out_point_is_ever_shown(operator):
+def test_no_held_out_point_is_fitted(operator):
     points, spy = planted(operator), Spy()
     held = cross_validate("spy", spy, points)
     assert spy.requested >= interior(points).sum()
     assert len(held.inside) == interior(points).sum()
 
 
-def test_the_outermost_points_are_only_told_as_beyond():
+def test_the_outermost_points_are_not_interior():
     points = planted("decode attention")
     inner = points.take(interior(points))
     assert inner.axes.max(axis=0).tolist() == [64, 4096]
@@ -65,7 +65,7 @@ def test_auto_takes_the_smallest_error_on_unseen_points():
     assert min(sds.values()) <= judged.log_sd <= max(sds.values())
 
 
-def test_the_best_of_many_guesses_is_not_told_as_better_than_a_guess():
+def test_the_best_of_many_guesses_is_reported_as_a_guess():
     """Of 40 estimators that guess, one is lucky; told on what did not choose it, it is a guess again."""
     lucky, honest = [], []
     for seed in range(50):
@@ -86,14 +86,14 @@ def test_both_halves_of_a_place_agree_among_estimators():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_too_few_points_tell_no_error(n):
+def test_too_few_points_have_no_error(n):
     judged = fit_validated(planted("mlp up", tokens=2 ** np.arange(n)), "auto", out_of_range=True)
     assert judged.log_sd is None
     assert judged.summary() is None
 
 
 @pytest.mark.parametrize(("carried", "factor"), [(["tp"], 1.6), (["gpu"], 2.3), (["tp", "model"], 2.4)])
-def test_only_physics_speaks_of_other_shapes_and_with_more_than_its_error(carried, factor):
+def test_only_physics_predicts_other_shapes_and_with_a_larger_error(carried, factor):
     points = planted("mlp up", noise=0.02)
     here, far = (fit_validated(points, "physics", out_of_range=True, transfers=what) for what in ((), carried))
     assert far.log_sd == pytest.approx(factor * here.log_sd)

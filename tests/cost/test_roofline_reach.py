@@ -36,12 +36,12 @@ def test_the_factor_of_another_gpu_is_the_one_that_was_measured():
     assert TRANSFER_FACTORS["gpu"] == TRANSFER_FACTOR
 
 
-def test_hardware_of_a_known_name_that_a_user_describes_anew_keeps_its_errors():
+def test_hardware_of_a_known_name_that_a_user_describes_has_the_known_errors():
     gpu = catalog.gpu("H100")
     assert errors(replace(gpu, price_per_hour_usd=1.0)) == errors(gpu)
 
 
-def test_the_note_says_what_is_not_known_and_what_to_do():
+def test_the_note_names_what_is_unknown_and_a_remedy():
     assert roofline_note(catalog.gpu("H100")) == ""
     assert "carried over from other GPUs" in roofline_note(catalog.gpu("L4"))
     told = roofline_note(catalog.gpu(EXAMPLES / "gpus/cpu.toml"))

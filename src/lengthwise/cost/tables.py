@@ -230,7 +230,7 @@ def _reach(saved: list[float]) -> Reach:
     if len(known) == len(_REACH) - 1:
         # Older files have no prefix; a context of 0 there means that prompts were measured without a cached prefix.
         no_prefix = known[_REACH.index("context")] == 0
-        reach = Reach(*known, 0 if no_prefix else None)
+        reach = Reach(**dict(zip(_REACH, [*known, 0 if no_prefix else None], strict=True)))
         return replace(reach, context=None) if no_prefix else reach
     return Reach(**dict(zip(_REACH, known, strict=True)))
 

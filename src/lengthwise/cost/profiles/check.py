@@ -171,7 +171,7 @@ def _require_same(new: Profile, old: Profile) -> None:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """[n] points of one operator in both profiles: log of new over old, its noise (NaN if unknown), size of the step."""
+    """[n] points in both profiles: log of new over old seconds, its noise (NaN if unknown), and size of the step."""
 
     log_ratio: Floats
     noise: Floats
