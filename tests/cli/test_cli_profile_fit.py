@@ -19,7 +19,7 @@ ASKED = ("--model", "llama-3.1-8b", "--gpu", "H100", "--max-num-seqs", 32, "--ma
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_one_operator_of_few_points_says_that_no_error_can_be_told(cli, one_oper
     done = cli("profile", "fit", folder / f"{n}.parquet", *ASKED)
     assert done.code == 0, done.err
     assert "TP 1: too few points to hold any out" in done.out
-    assert "too few points to tell an error of mlp up" in done.out
+    assert "too few points to estimate an error of mlp up" in done.out
     assert "nan" not in done.out
 
 
@@ -83,7 +83,7 @@ def test_few_points_simulate_without_an_error_that_is_no_number(cli, one_operato
     asked = ("simulate", scenario_file, "--set", "deployment.model=llama-3.1-8b", "--cost")
     done = cli(*asked, f"profile:{folder / '2.parquet'}", "--json", tmp_path / "f.json")
     assert done.code == 0, done.err
-    assert "too few points to tell an error of mlp up" in done.out
+    assert "too few points to estimate an error of mlp up" in done.out
     assert "nan" not in done.out
     json.loads((tmp_path / "f.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
 

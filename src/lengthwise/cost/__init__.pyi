@@ -15,4 +15,26 @@ from .tables import FitReport, OperatorFit, from_tables, load, save
 from .vidur import vidur_profile
 from .vidur_format import vidur_tables
 
-__all__ = ["ENGINE_HOSTS", "HOST_NAMES", "FitReport", "HostOverhead", "MadeFor", "OperatorFit", "OperatorTime", "from_tables", "host_overhead", "largest_model_len", "load", "made_for", "operators", "plan_memory", "require_made_for", "roofline", "roofline_note", "save", "vidur_profile", "vidur_tables", "with_host"]
+__all__ = [
+    "ENGINE_HOSTS",
+    "HOST_NAMES",
+    "FitReport",
+    "HostOverhead",
+    "MadeFor",
+    "OperatorFit",
+    "OperatorTime",
+    "from_tables",
+    "host_overhead",
+    "largest_model_len",
+    "load",
+    "made_for",
+    "operators",
+    "plan_memory",
+    "require_made_for",
+    "roofline",
+    "roofline_note",
+    "save",
+    "vidur_profile",
+    "vidur_tables",
+    "with_host",
+]

@@ -5,4 +5,18 @@ from .llmservingsim import import_llmservingsim
 from .profile_file import read_profile, write_profile
 from .vidur import import_vidur
 
-__all__ = ["Gap", "Moved", "OperatorView", "ProfileCheck", "ProfileView", "Share", "check_profiles", "describe_profile", "import_aiconfigurator", "import_llmservingsim", "import_vidur", "read_profile", "write_profile"]
+__all__ = [
+    "Gap",
+    "Moved",
+    "OperatorView",
+    "ProfileCheck",
+    "ProfileView",
+    "Share",
+    "check_profiles",
+    "describe_profile",
+    "import_aiconfigurator",
+    "import_llmservingsim",
+    "import_vidur",
+    "read_profile",
+    "write_profile",
+]
