@@ -835,7 +835,7 @@ def gateway_overhead() -> None:
     lines = []
     for prefix, title in others.items():
         found = [rows("gateway").get(f"{prefix}.{column}") for column in columns]
-        date = max(((row or {}).get("retained") or "" for row in found))[:10]
+        date = max((row or {}).get("retained") or "" for row in found)[:10]
         lines.append((title, *(number(row["value"]) if row else DASH for row in found), date))
     table(["gateway", *columns.values(), "measured"], lines)
 
