@@ -11,7 +11,7 @@ from driving import look
 
 from lengthwise import catalog, schedule
 from lengthwise.report.schedule import write_schedule_html
-from lengthwise.report.schedule_text import sentences, sure_cells, watched_said
+from lengthwise.report.schedule_text import sentences, spread_cells, watch_sentences
 from lengthwise.schema.schedule import Adaptation, Change, LengthFacts, SchedulePlan, Spread, Watched
 from lengthwise.usecases.model_error import perturbed_degrees
 
@@ -48,10 +48,10 @@ def test_a_spread_is_said_with_what_it_means_for_the_bound(plan):
 
 
 def test_a_spread_has_a_row_of_cells(plan):
-    assert sure_cells(LENGTHS)[0] == "the 5,000 requests behind the lengths were others"
-    assert sure_cells(LENGTHS)[-1] == "48 %"
-    assert sure_cells(replace(LENGTHS, latency_s=(5.4, math.inf)))[2] == "from 5.4"
-    assert sure_cells(replace(LENGTHS, latency_s=(math.inf, math.inf)))[2] == DASH
+    assert spread_cells(LENGTHS)[0] == "the 5,000 requests behind the lengths were others"
+    assert spread_cells(LENGTHS)[-1] == "48 %"
+    assert spread_cells(replace(LENGTHS, latency_s=(5.4, math.inf)))[2] == "from 5.4"
+    assert spread_cells(replace(LENGTHS, latency_s=(math.inf, math.inf)))[2] == DASH
 
 
 def test_the_page_has_bands_and_a_table(plan, tmp_path):
@@ -99,7 +99,7 @@ def watched(plan, *changes):
 
 
 def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
-    said = " ".join(watched_said(watched(plan, change(plan))))
+    said = " ".join(watch_sentences(watched(plan, change(plan))))
     for words in (
         "Watched 400 requests (3 more did not end on their own)", "at most 1 %",
         "Request 150 (7.50 s): outputs moved, about from request 101 on", "outputs 42 ± 13 tokens",
@@ -123,28 +123,28 @@ def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
     ],
 )
 def test_every_outcome_has_its_words(plan, given, says):
-    assert says in " ".join(watched_said(watched(plan, change(plan, **given))))
+    assert says in " ".join(watch_sentences(watched(plan, change(plan, **given))))
 
 
 def test_a_time_that_nobody_knows_is_not_said(plan):
     told = watched(plan, change(plan))
     (one,) = told.adaptations
-    said = " ".join(watched_said(replace(told, adaptations=(replace(one, at_s=0.0),))))
+    said = " ".join(watch_sentences(replace(told, adaptations=(replace(one, at_s=0.0),))))
     assert "Request 150: outputs moved" in said
     assert "0 ms" not in said
 
 
 def test_what_a_margin_leaves_unused_is_said_with_what_frees_it(plan):
     rate = plan.chosen.throughput_rps
-    said = watched_said(watched(plan, change(plan, free_rps=rate / 0.8)))
+    said = watch_sentences(watched(plan, change(plan, free_rps=rate / 0.8)))
     assert any("The margin of 10 % leaves 20 % of" in one and "--margin 0 frees it" in one for one in said)
     for free in (change(plan, free_rps=rate), change(plan, free_rps=2 * rate, margin=0.0)):
-        assert "--margin" not in " ".join(watched_said(watched(plan, free)))
+        assert "--margin" not in " ".join(watch_sentences(watched(plan, free)))
 
 
 def test_neighbours_that_are_alike_are_a_doubt(plan):
-    assert "Neighbours" not in " ".join(watched_said(watched(plan)))
-    said = " ".join(watched_said(replace(watched(plan), matching=0.6)))
+    assert "Neighbours" not in " ".join(watch_sentences(watched(plan)))
+    said = " ".join(watch_sentences(replace(watched(plan), matching=0.6)))
     assert "Neighbours are alike (rank correlation 0.60" in said
     assert "--every" in said
 

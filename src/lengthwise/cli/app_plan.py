@@ -12,15 +12,15 @@ from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
 from lengthwise.cli.tables import console, print_table
 from lengthwise.report import percent
 from lengthwise.report.apps_text import (
-    WHY,
-    difference,
-    gpus_had,
+    IDLE_REASONS,
+    difference_text,
+    gpus_text,
     idle_shares,
     shape,
-    supposed,
-    switched,
-    took,
-    took_about,
+    what_if_text,
+    slowest_switches,
+    duration_text,
+    estimate_duration_text,
 )
 from lengthwise.schema.app import AppPlan, AppStage
 
@@ -100,17 +100,23 @@ def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> Non
     """
     out = console()
     many = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
-    out.print(f"{title}: {took_about(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
+    out.print(f"{title}: {estimate_duration_text(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        out.print(f"90 % of the draws lie within {took(low)} to {took(high)}")
+        out.print(f"90 % of the draws lie within {duration_text(low)} to {duration_text(high)}")
     out.print()
     _stages(plan, is_mixed=is_mixed)
     out.print(_idle(plan, gpus))
     if plan.methods:
         out.print()
         rows = [
-            (one.name, took_about(one.makespan), took(one.search_s), str(one.stages), f"{one.gain:.2f}")
+            (
+                one.name,
+                estimate_duration_text(one.makespan),
+                duration_text(one.search_s),
+                str(one.stages),
+                f"{one.gain:.2f}",
+            )
             for one in plan.methods
         ]
         print_table(_METHODS, rows, wraps=(), drops=("stages", "search"))
@@ -118,7 +124,10 @@ def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> Non
     if plan.what_ifs:
         out.print()
         of_s = plan.makespan.value
-        changes = [(supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs]
+        changes = [
+            (what_if_text(w), estimate_duration_text(w.makespan), difference_text(w.difference, of_s))
+            for w in plan.what_ifs
+        ]
         print_table(_WHAT_IFS, changes, wraps=("with",))
     for note in plan.notes:
         out.print(f"note: {note}", style="dim")
@@ -135,16 +144,18 @@ def _stages(plan: AppPlan, *, is_mixed: bool) -> None:
 
 
 def _rows(number: int, stage: AppStage, plan: AppPlan, *, is_mixed: bool) -> Iterator[tuple[str, ...]]:
-    made = switched(stage)
+    made = slowest_switches(stage)
     for k, one in enumerate(stage.plans):
-        own = (str(number), took(stage.start_s), took(stage.end_s)) if k == 0 else ("", "", "")
-        ready = took(made[one.model][1]) if one.model in made else ""
+        own = (str(number), duration_text(stage.start_s), duration_text(stage.end_s)) if k == 0 else ("", "", "")
+        ready = duration_text(made[one.model][1]) if one.model in made else ""
         ends = "finishes" if stage.ends_by == one.model else ""
-        yield (*own, plan.models[one.model], shape(one), gpus_had(one, is_mixed=is_mixed), ready, ends)
+        yield (*own, plan.models[one.model], shape(one), gpus_text(one, is_mixed=is_mixed), ready, ends)
 
 
 def _idle(plan: AppPlan, gpus: int) -> str:
     shares = [(why, share) for why, share in idle_shares(plan, gpus) if share >= 0.005]
     if not shares:
         return "GPUs work all the time"
-    return f"GPU time without work: {', '.join(f'{percent(share)} {WHY.get(why, why)}' for why, share in shares)}"
+    return (
+        f"GPU time without work: {', '.join(f'{percent(share)} {IDLE_REASONS.get(why, why)}' for why, share in shares)}"
+    )

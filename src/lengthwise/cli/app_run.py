@@ -13,7 +13,7 @@ import typer
 from lengthwise.apps.ledger import FINISHED, State
 from lengthwise.apps.run import RESUME, ModelProgress, Progress, Reused
 from lengthwise.cli.options import HtmlReport, Quiet
-from lengthwise.report.apps_text import took
+from lengthwise.report.apps_text import duration_text
 from lengthwise.usecases.app_run import RanApp
 
 EXAMPLES = """\b
@@ -170,7 +170,7 @@ def _for(one: ModelProgress) -> str:
 
 def _complete(seconds: float) -> str:
     """With few decimals, as it is told anew each time."""
-    return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return duration_text(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
 
 
 def whole(progress: Progress) -> str:
@@ -231,13 +231,13 @@ def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
             typer.echo(ended.reused.words())
         counts = {state: ended.of(state) for state in FINISHED}
         told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
-        typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
+        typer.echo(f"{ended.how} after {duration_text(ended.seconds)}: {told or 'nothing yet'}")
         typer.echo(f"outputs, manifest and logs are in {ran.folder}")
         for one in ran.metadata["silent"]:
             typer.echo(f"note: at its end {one['words']}", err=True)
         for event in ended.events:
             if event.what == "replan":
-                typer.echo(f"note: after {took(event.at_s)}: {event.description}", err=True)
+                typer.echo(f"note: after {duration_text(event.at_s)}: {event.description}", err=True)
         if report is not None:
             typer.echo(f"wrote {report}", err=True)
         if ran.exported.dead:

@@ -82,7 +82,7 @@ def require_folder(folder: Path) -> None:
 
 def require_plotly() -> None:
     """Raises MissingExtraError where no HTML report could be made."""
-    if find_spec("plotly") is None:
+    if find_spec("jinja2") is None:
         raise MissingExtraError("the HTML report", "report")
 
 

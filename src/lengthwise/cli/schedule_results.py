@@ -14,13 +14,13 @@ from lengthwise.report.schedule_text import (
     DRIFT_HEADS,
     OTHER_HEADS,
     SIDE_HEADS,
-    SURE_HEADS,
+    SPREAD_HEADS,
     drift_cells,
     other_cells,
     sentences,
     side_cells,
-    sure_cells,
-    watched_said,
+    spread_cells,
+    watch_sentences,
 )
 from lengthwise.schedule import Terms
 from lengthwise.schema.errors import InputError
@@ -70,7 +70,7 @@ def show_schedule(plan: SchedulePlan, requested: Scenario) -> None:
     )
     if plan.spreads:
         out.print("\nHow sure the chosen schedule is:")
-        print_table(SURE_HEADS, map(sure_cells, plan.spreads), wraps=("if",), drops=("within",))
+        print_table(SPREAD_HEADS, map(spread_cells, plan.spreads), wraps=("if",), drops=("within",))
     if plan.others:
         out.print("\nOther systems on the same GPUs:")
         rows = (other_cells(other, plan.chosen) for other in plan.others)
@@ -156,7 +156,7 @@ def terms(storage: str, horizon: str, margin: float | None) -> Terms:
 def show_adaptation(report: Watched) -> None:
     """Prints what was watched and what came of it."""
     out = console()
-    for line in watched_said(report):
+    for line in watch_sentences(report):
         out.print(line)
 
 

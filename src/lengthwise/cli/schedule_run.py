@@ -21,7 +21,7 @@ from lengthwise.cli.tables import console, print_table
 from lengthwise.config import Scenario
 from lengthwise.gateway.replanning import News
 from lengthwise.gateway.telemetry import as_dict
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schedule import Monitor
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
@@ -355,7 +355,7 @@ def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     end = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     said = (
         f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, as many as a bound for outputs of "
-        f"{tokens_said(planned.bound_tokens)} is for, were served within {latency.value:.3g} s "
+        f"{tokens_text(planned.bound_tokens)} is for, were served within {latency.value:.3g} s "
         f"[{latency.low:.3g} to {end}]"
     )
     doubt = "" if outcome.significant else ", but the interval reaches beyond it: play more (--requests) to be sure"

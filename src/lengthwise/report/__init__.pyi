@@ -1,6 +1,5 @@
-from .binding import Binding, bound_by, waited_in_all, what_binds
-from .compare import write_compare_html, write_compare_json
-from .compare_text import compare_table
+from .binding import Binding, bound_by, mean_queued_s, what_binds
+from .compare import compare_table, write_compare_html, write_compare_json
 from .formatting import percent, rounded
 from .json_file import write_json
 from .lab import lab_table, write_lab_html, write_lab_json
@@ -18,12 +17,12 @@ __all__ = [
     "compare_table",
     "lab_table",
     "limit_text",
+    "mean_queued_s",
     "metric_text",
     "percent",
     "rounded",
     "search_table",
     "table",
-    "waited_in_all",
     "what_binds",
     "write_compare_html",
     "write_compare_json",

@@ -271,7 +271,8 @@ def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts
         bars = []
         for span in _engine_spans(manifest):
             died = ", then its engine died" if span.ended_by == "died" else ""
-            text = f"{span.model} {'runs' if span.what == 'run' else 'is loaded'}{died}\n{_period(span.start_s, span.end_s)}"
+            state = "runs" if span.what == "run" else "is loaded"
+            text = f"{span.model} {state}{died}\n{_period(span.start_s, span.end_s)}"
             label = "died" if died else ""
             model = number_of.get(span.model, -1)
             bars.append((row_of[span.lane], span.start_s, span.end_s, model, span.what, label, text))

@@ -74,7 +74,7 @@ def estimate_duration_text(estimate: Estimate) -> str:
 
 
 def difference_text(estimate: Estimate, of_s: float) -> str:
-    """Return a signed difference of times of about ``of_s`` seconds with its interval; "none" where it is negligible."""
+    """Return a signed difference of times of about ``of_s`` seconds, with interval; "none" if it is negligible."""
     half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
     has_half = not _is_negligible(half_s, of_s)
     if _is_negligible(estimate.value, of_s) and not has_half:
@@ -146,7 +146,8 @@ def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
     if shares:
         busy = max(0.0, 1.0 - sum(share for _, share in shares))
         reasons = [f"{percent(share)} {IDLE_REASONS.get(name, name)}" for name, share in shares if share >= MIN_SHARE]
-        yield f"Models run in {percent(busy)} of all GPU time{f'; the rest: {", ".join(reasons)}' if reasons else ''}."
+        rest = f"; the rest: {', '.join(reasons)}" if reasons else ""
+        yield f"Models run in {percent(busy)} of all GPU time{rest}."
     others = sorted((one for one in plan.methods if one.name != plan.method), key=lambda one: one.gain)
     if others:
         gains = ", ".join(f"{one.name.replace('_', ' ')} {one.gain:.2f}" for one in others)

@@ -116,8 +116,8 @@ def what_binds(
     """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
 
     The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
-    pipeline bubbles take the time; else the nearer roof while busy, bandwidth (MBU) or compute (MFU), or neither if both
-    are far. Where requests were left unserved, the text does not claim that the deployment keeps up or has room.
+    pipeline bubbles take the time; else the nearer roof while busy, bandwidth (MBU) or compute (MFU), or neither if
+    both are far. Where requests were left unserved, the text does not claim that the deployment keeps up or has room.
 
     Args:
         summary: Numbers of the variant.
@@ -222,9 +222,10 @@ def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
     wait_s, jct_s = summary.queueing_delay_s.mean.value, summary.jct_s.mean.value
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
+        share = percent(min(1.0, queued_for_s / jct_s))
         return (
-            f" Requests wait {seconds(queued_for_s)} on average, {percent(min(1.0, queued_for_s / jct_s))} of their JCT: "
-            f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
+            f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {seconds(wait_s)} before they are "
+            "first scheduled, the rest after preemptions."
         )
     if _is_queueing(summary):
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))

@@ -87,7 +87,8 @@ def _client(side: Side) -> str:
     if side.client is None:
         return ""
     mean, median, largest = (f"{1e3 * s:.3g} ms" for s in dataclasses.astuple(side.client))
-    return f"the client sent requests {mean} late on average (median {median}, at most {largest}), included in TTFT and JCT"
+    lateness = f"{mean} late on average (median {median}, at most {largest})"
+    return f"the client sent requests {lateness}, which TTFT and JCT include"
 
 
 def _method(comparison: Comparison) -> str:

@@ -113,8 +113,8 @@ def lab_table(table: LabTable) -> Group:
         parts += [Text.assemble(head, decision.description), Text()]
     caption = (
         f"{table.requests:,} requests x {counted(table.seeds, 'seed')} per row, the same in all rows; ± half-widths of "
-        f"{100 * table.level:g} % intervals, paired by seed. The gap in mean JCT lies between FCFS and shortest job first "
-        "with known lengths."
+        f"{100 * table.level:g} % intervals, paired by seed. The gap is that in mean JCT between FCFS and "
+        "shortest job first with known lengths."
     )
     return Group(*parts, *map(Text, table.answer), Text(caption, style="dim"))
 

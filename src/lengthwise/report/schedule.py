@@ -67,8 +67,9 @@ def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
         others=_table(OTHER_HEADS, [other_cells(other, plan.chosen) for other in plan.others]),
         drift=_table(DRIFT_HEADS, [drift_cells(row, plan.bound_s) for row in plan.drift]),
         reload=(
-            f"Loading weights takes {seconds(plan.redeploy.dram_s)} from host memory and {seconds(plan.redeploy.ssd_s)} "
-            f"from drives ({plan.redeploy.source}); a change of B_E or N_D alone needs no loading."
+            f"Loading weights takes {seconds(plan.redeploy.dram_s)} from host memory and "
+            f"{seconds(plan.redeploy.ssd_s)} from drives ({plan.redeploy.source}); a change of B_E or N_D "
+            "alone needs no loading."
         ),
     )
 

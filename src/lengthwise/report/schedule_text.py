@@ -40,11 +40,10 @@ def sentences(plan: SchedulePlan) -> list[str]:
     bound = "Without a latency bound"
     if math.isfinite(plan.bound_s):
         case = "even in the worst case" if plan.worst_case else "as expected"
-        bound = f"Within {plan.bound_s:g} s for outputs of {counted(plan.quantile_tokens, 'token')} {case}"
-    made = [
-        f"{bound}, the best schedule by these cost tables is {chosen.words}: {amount(chosen.throughput_rps)} requests/s, "
-        f"latency {seconds(chosen.latency_s)}, {seconds(chosen.latency_high_s)} in the worst case."
-    ]
+        bound = f"Within {plan.bound_s:g} s for outputs of {tokens_text(plan.quantile_tokens)} {case}"
+    rate, latency, worst_case = yield_cells(chosen)
+    choice = f"the best schedule by these cost tables is {chosen.words}"
+    made = [f"{bound}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
     if plan.parts is not None:
         parts = plan.parts
         made.append(
@@ -56,8 +55,8 @@ def sentences(plan: SchedulePlan) -> list[str]:
         made.append("Static batching: no batch meets the bound.")
     else:
         made.append(
-            f"Static batching with batches of {static.encode_batch} serves {amount(static.throughput_rps)} requests/s at "
-            f"{seconds(static.latency_s)}; the chosen schedule reaches "
+            f"Static batching with batches of {static.encode_batch} serves {amount(static.throughput_rps)} requests/s "
+            f"at {seconds(static.latency_s)}; the chosen schedule reaches "
             f"{chosen.throughput_rps / static.throughput_rps:.2f} times this throughput."
         )
     made += _other_sentences(plan)
@@ -89,7 +88,8 @@ def _other_sentences(plan: SchedulePlan) -> list[str]:
         made.append(f"No significant difference in throughput: {', '.join(similar)}.")
     if slower:
         made.append(
-            f"Slower in simulation on the same GPUs with the same costs (times the chosen throughput): {ratios(slower)}."
+            "Slower in simulation on the same GPUs with the same costs (times the chosen throughput): "
+            f"{ratios(slower)}."
         )
     if infeasible:
         made.append(f"No configuration meets the bound: {', '.join(infeasible)}.")
@@ -128,8 +128,8 @@ def _search_sentence(plan: SchedulePlan) -> str:
     if all(side.at_most_proved for side in plan.sides if side.evaluated):
         return f"{text}; as far as the estimates are monotone, none has {more}."
     return (
-        f"{text}; by the bounds of the search none has {more}. This is not proved: RRA's estimates are not monotone for "
-        "short phases, so these were evaluated as well."
+        f"{text}; by the bounds of the search none has {more}. This is not proved: RRA's estimates are not monotone "
+        "for short phases, so these were evaluated as well."
     )
 
 
@@ -160,6 +160,11 @@ def _margin_sentence(rows: Sequence[DriftRow]) -> str:
 
 def _moves(rows: Sequence[DriftRow]) -> str:
     return ", ".join(map(move_text, rows))
+
+
+def tokens_text(tokens: int) -> str:
+    """Return a number of tokens ("1 token", "1,024 tokens")."""
+    return counted(tokens, "token")
 
 
 def move_text(row: DriftRow) -> str:
@@ -237,10 +242,11 @@ def watch_sentences(report: Watched) -> list[str]:
     planned = report.planned
     cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
     threshold = f"the {1 / report.false_positive_rate:,.0f} that raise an alarm"
+    false_alarms = f"probability of a false alarm: at most {100 * report.false_positive_rate:.2g} %"
+    rate = f"{amount(planned.throughput_rps)} requests/s"
     made = [
-        f"Planned for {_lengths(report.planned_lengths)}: {planned.words}, {amount(planned.throughput_rps)} requests/s.",
-        f"Watched {report.requests:,} requests{cut_off}; probability of a false alarm: at most "
-        f"{100 * report.false_positive_rate:.2g} %.",
+        f"Planned for {_lengths(report.planned_lengths)}: {planned.words}, {rate}.",
+        f"Watched {report.requests:,} requests{cut_off}; {false_alarms}.",
     ]
     if report.matching > SIMILAR_NEIGHBOURS:
         made.append(
@@ -254,8 +260,8 @@ def watch_sentences(report: Watched) -> list[str]:
     if last.made and last.margin and last.new and last.free_rps > last.new.throughput_rps:
         unused = percent(1 - last.new.throughput_rps / last.free_rps)
         made.append(
-            f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused, so that "
-            "lengths may change further; --margin 0 uses them."
+            f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused, so "
+            "that lengths may change further; --margin 0 uses them."
         )
     if math.isfinite(report.bound_s):
         made.append(
@@ -296,7 +302,8 @@ def _unchanged(change: Change) -> str:
         return f"Unchanged: {rate}."
     over = change.kept_held_s / change.bound_s - 1
     state = "met" if over <= 0 else f"exceeded by {percent(over)}"
-    return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {100 * change.late_share:.2g} % of requests take longer."
+    late = f"{100 * change.late_share:.2g} % of requests take longer"
+    return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {late}."
 
 
 def _done(change: Change) -> str:

@@ -230,7 +230,7 @@ def _excess(limit: Limit, value: float) -> float:
 
 
 def miss_text(miss: Miss) -> str:
-    """Return how far a choice is from a limit ("TTFT p90 2.3 s at 4 requests/s, a factor of 1.15 from TTFT p90 ≤ 2 s")."""
+    """Return how far a choice is from a limit ("TTFT p90 3 s at 4 requests/s, a factor of 1.5 from TTFT p90 ≤ 2 s")."""
     metric = miss.limit.metric
     factor = f"a factor of {miss.factor:.3g}" if math.isfinite(miss.factor) else "far"
     return (
@@ -347,10 +347,10 @@ def _shifts(plan: Plan) -> Iterator[Text]:
 def _no_answer(plan: Plan) -> Text:
     from rich.text import Text
 
-    lines = [Text(NO_ANSWER, style="bold red")]
-    for miss in nearest_misses(plan):
-        lines.append(Text.assemble("Nearest: ", (miss.choice.name, "bold"), f", {miss_text(miss)}."))
-    return Text("\n").join(lines)
+    misses = (
+        Text.assemble("Nearest: ", (miss.choice.name, "bold"), f", {miss_text(miss)}.") for miss in nearest_misses(plan)
+    )
+    return Text("\n").join([Text(NO_ANSWER, style="bold red"), *misses])
 
 
 def _excluded(plan: Plan) -> Text:

@@ -68,10 +68,8 @@ def _multibin_answers(study: MultiBinStudy) -> list[str]:
 def _queue_answers(study: QueueStudy) -> list[str]:
     fcfs, srpt, sprpt = (study.orders[name][-1] for name in ("fcfs", "srpt", "sprpt"))
     cut = 1 - srpt.mean_s / fcfs.mean_s
-    sentences = [
-        f"At a load of {study.loads[-1]:g}, known lengths would reduce the mean time from {seconds(fcfs.mean_s)} to "
-        f"{seconds(srpt.mean_s)} (by {percent(cut)})."
-    ]
+    times = f"from {seconds(fcfs.mean_s)} to {seconds(srpt.mean_s)} (by {percent(cut)})"
+    sentences = [f"At a load of {study.loads[-1]:g}, known lengths would reduce the mean time {times}."]
     if cut >= MIN_RELEVANT:
         retained = share_kept(fcfs, sprpt, srpt)
         sentences.append(
@@ -83,8 +81,8 @@ def _queue_answers(study: QueueStudy) -> list[str]:
     small = [load for load, slow, fast in pairs if 1 - fast.mean_s / slow.mean_s < MIN_RELEVANT]
     if small:
         sentences.append(
-            f"Up to a load of {max(small):g}, even known lengths gain less than {percent(MIN_RELEVANT)}: there is no queue "
-            "to reorder, so length-aware scheduling is not worth it."
+            f"Up to a load of {max(small):g}, even known lengths gain less than {percent(MIN_RELEVANT)}: there is no "
+            "queue to reorder, so length-aware scheduling is not worth it."
         )
     return sentences
 
@@ -252,4 +250,4 @@ def _marks(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) ->
 def theory_facts(study: MultiBinStudy | QueueStudy) -> dict[str, Any]:
     """Return the study as plain values for JSON."""
     kind = "multibin" if isinstance(study, MultiBinStudy) else "queue"
-    return {"format": "lengthwise.theory", "version": VERSION, "kind": kind, "answers": answers(study)} | plain(study)
+    return {"format": "lengthwise.theory", "version": VERSION, "kind": kind, "answers": answers(study), **plain(study)}

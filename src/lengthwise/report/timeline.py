@@ -1,9 +1,10 @@
 """A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-The format is Chrome's trace-event JSON. Each replica is a process; one more process holds requests that no replica took.
-A process has its steps on as many tracks as run at once, its requests as asynchronous spans that nest queued, prefill
-and decode, and its batch, queue and KV blocks as counters. Times are in microseconds, rounded to nanoseconds. A request
-that did not finish is drawn to the end of the run, because the records do not contain the time at which it gave up.
+The format is Chrome's trace-event JSON. Each replica is a process; one more process holds requests that no replica
+took. A process has its steps on as many tracks as run at once, its requests as asynchronous spans that nest queued,
+prefill and decode, and its batch, queue and KV blocks as counters. Times are in microseconds, rounded to nanoseconds. A
+request that did not finish is drawn to the end of the run, because the records do not contain the time at which it gave
+up.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.plugin.vllm_adapter import TESTED
 from lengthwise.report import percent, rounded
 from lengthwise.report.schedule import write_schedule_json
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import SchedulePlan, Spread
@@ -98,7 +98,7 @@ def _expected(plan: SchedulePlan, report: schedule.Runnable, warning: Spread | N
     row = report.row
     rows = [
         ("requests a second", _three(report.throughput_rps)),
-        (f"latency of an output of {tokens_said(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
+        (f"latency of an output of {tokens_text(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{plan.bound_s:g} s" if math.isfinite(plan.bound_s) else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),
