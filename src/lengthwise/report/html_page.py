@@ -57,9 +57,12 @@ def write_page(path: Path | str, template: str, *, data: Any, **context: Any) ->
         MissingExtraError: jinja2 is not installed.
         OutputError: The file cannot be written.
     """
-    environment = _environment()
-    from markupsafe import Markup
+    try:
+        from markupsafe import Markup
 
+        environment = _environment()
+    except ImportError as error:
+        raise MissingExtraError("the HTML report", "report") from error
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     # A "<" in a name could close the script element that holds the data.
     context["figures"] = Markup(text.replace("<", "\\u003c"))  # noqa: S704
@@ -68,11 +71,9 @@ def write_page(path: Path | str, template: str, *, data: Any, **context: Any) ->
 
 @cache
 def _environment() -> Environment:
-    try:
-        import jinja2
-        from markupsafe import Markup
-    except ImportError as error:
-        raise MissingExtraError("the HTML report", "report") from error
+    import jinja2
+    from markupsafe import Markup
+
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("lengthwise.report", "_templates"),
         autoescape=True,
