@@ -181,7 +181,10 @@ def test_the_header_describes_the_scenario(results, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[workload]\nconcurrency = 32\nprompt = 512\noutput = 128", "prompts 512, outputs 128, 32 concurrent requests"),
+        (
+            "[workload]\nconcurrency = 32\nprompt = 512\noutput = 128",
+            "prompts 512, outputs 128, 32 concurrent requests",
+        ),
         ('[workload]\ntrace = "a.csv"', "a.csv"),
         (
             '[workload]\nrequest_rate = inf\nprompt = { kind = "lognormal", median = 400.0 }\noutput = 1',

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from html import escape
 
 import numpy as np
 import pytest
 from driving import look
+from markupsafe import escape as markup_escape
 
 from lengthwise.predict import Ecdf, Prompts, Samples
 from lengthwise.predict.evaluation import evaluate
@@ -40,7 +40,7 @@ def test_the_page_is_escaped_and_reproducible(page, found, tmp_path) -> None:
     text = page.read_text()
     assert "alert(1)</script>" not in text
     assert "log &lt;b&gt;.jsonl" in text
-    assert all(escape(words) in text for words in WORDS.values())
+    assert all(str(markup_escape(words)) in text for words in WORDS.values())
     write_predict_html(tmp_path / "again.html", found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all")
     assert (tmp_path / "again.html").read_text() == text
     with pytest.raises(InputError, match="a unique name"):

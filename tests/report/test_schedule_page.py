@@ -147,7 +147,12 @@ def test_the_page_is_escaped_and_reproducible(plan, tmp_path):
     assert within[-1] == pytest.approx(plan.static.throughput_rps, rel=1e-4)
     assert data["bound"] == 3.0
     assert {bar[0] for bar in data["bars"]} == set(range(len(data["stages"])))
-    for head in ("The answer", "Other strategies", "Drift of the output lengths", "Chosen schedule and static batching"):
+    for head in (
+        "The answer",
+        "Other strategies",
+        "Drift of the output lengths",
+        "Chosen schedule and static batching",
+    ):
         assert f"<h2>{head}</h2>" in text
 
 

@@ -83,7 +83,8 @@ METADATA = LengthFacts(256, 138, 32, 13, 0.4, 63)
 
 def change(plan, **given):
     known = {
-        "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1, "free_rps": 9.0,
+        "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1,
+        "free_rps": 9.0,
         "retained": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
         "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "what runs would take 2.5 s",
     }  # fmt: skip
