@@ -122,7 +122,7 @@ def _with_warnings(plan: SchedulePlan, report: schedule.Runnable, warning: Sprea
         " to ".join(map(_three, ends)) for ends in ([report.pipelines * end for end in warning.throughput_rps], held_s)
     )
     what = "the bound" if math.isfinite(plan.bound_s) else "memory"
-    verb = "is_satisfied" if math.isfinite(plan.bound_s) else "holds it"
+    verb = "holds" if math.isfinite(plan.bound_s) else "holds it"
     return (
         f"If the tables are off as far as they may be: {rate} requests/s, {latency} s"
         f"{' when batches are heavy' if plan.worst_case else ''} ({percent(warning.level)} of {warning.draws} draws), and "
@@ -375,7 +375,7 @@ encode_batch = {phases.encode_batch}          # B_E: new requests of a phase
 decode_steps = {phases.decode_steps}          # N_D: decode iterations before the next ones are let in
 decode_batch = {phases.decode_batch:.6g}
 mean_prompt_tokens = {phases.mean_prompt_tokens:.6g}
-most_in_flight = {phases.max_in_flight}
+max_in_flight = {phases.max_in_flight}
 {resized}
 [listen]
 port = {PORT}
