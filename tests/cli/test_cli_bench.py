@@ -32,7 +32,9 @@ LOAD = ("--isl", 40, "--osl", 8, "--num-requests", 30)
 def test_the_table_of_simulate_is_printed_with_the_engine_and_the_client(cli, server):
     ended = cli("bench", server.url, *LOAD, "--request-rate", 60, "--slo", "ttft=5s")
     assert ended.code == 0, ended.err
-    for words in ("TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests were sent"):
+    for words in (
+        "TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests were sent",
+    ):  # fmt: skip
         assert words in ended.out
     assert "Nothing is known" not in ended.out
 

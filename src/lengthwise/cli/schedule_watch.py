@@ -56,7 +56,7 @@ def run(
 
     from lengthwise.cli.tables import console
     from lengthwise.report.schedule import write_watched_json
-    from lengthwise.report.schedule_text import watched_said
+    from lengthwise.report.schedule_text import watch_sentences
     from lengthwise.schedule import Monitor
     from lengthwise.usecases import schedule_adaptation
 
@@ -67,7 +67,7 @@ def run(
     report = schedule_adaptation.replay(schedule_adaptation.adapter_of(scenario, monitor, terms), live, scenario.name)
     if not quiet and json != outputs.STDOUT:
         out = console()
-        for line in watched_said(report):
+        for line in watch_sentences(report):
             out.print(line)
     written = outputs.write_answers(json, None, lambda path: write_watched_json(path, report))
     if not quiet:

@@ -14,7 +14,7 @@ from lengthwise import schedule
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.replanning import News
-from lengthwise.report.schedule_text import adapted_said
+from lengthwise.report.schedule_text import adaptation_sentences
 from lengthwise.schedule.length_drift import left_alone
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status
@@ -221,7 +221,7 @@ class PhaseFollower:
             return None
         self._planned = self._now(told)
         return News(
-            message=tuple(adapted_said(told)),
+            message=tuple(adaptation_sentences(told)),
             phases=self._planned.phases,
             schedule=self._planned.row.words,
             more=Adapted(told, self._planned),

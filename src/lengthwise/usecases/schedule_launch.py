@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.plugin.vllm_adapter import TESTED
 from lengthwise.report import percent, rounded
 from lengthwise.report.schedule import write_schedule_json
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import SchedulePlan, Spread
@@ -98,7 +98,7 @@ def _expected(plan: SchedulePlan, report: schedule.Runnable, warning: Spread | N
     row = report.row
     rows = [
         ("requests a second", _three(report.throughput_rps)),
-        (f"latency of an output of {tokens_said(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
+        (f"latency of an output of {tokens_text(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{plan.bound_s:g} s" if math.isfinite(plan.bound_s) else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),
@@ -122,7 +122,7 @@ def _with_warnings(plan: SchedulePlan, report: schedule.Runnable, warning: Sprea
         " to ".join(map(_three, ends)) for ends in ([report.pipelines * end for end in warning.throughput_rps], held_s)
     )
     what = "the bound" if math.isfinite(plan.bound_s) else "memory"
-    verb = "is_satisfied" if math.isfinite(plan.bound_s) else "holds it"
+    verb = "holds" if math.isfinite(plan.bound_s) else "holds it"
     return (
         f"If the tables are off as far as they may be: {rate} requests/s, {latency} s"
         f"{' when batches are heavy' if plan.worst_case else ''} ({percent(warning.level)} of {warning.draws} draws), and "
@@ -375,7 +375,7 @@ encode_batch = {phases.encode_batch}          # B_E: new requests of a phase
 decode_steps = {phases.decode_steps}          # N_D: decode iterations before the next ones are let in
 decode_batch = {phases.decode_batch:.6g}
 mean_prompt_tokens = {phases.mean_prompt_tokens:.6g}
-most_in_flight = {phases.max_in_flight}
+max_in_flight = {phases.max_in_flight}
 {resized}
 [listen]
 port = {PORT}

@@ -22,7 +22,7 @@ from lengthwise.gateway.replanning import Followed, Make, News, PlanTracker
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import beside
 from lengthwise.gateway.telemetry import Row
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
 from lengthwise.schema.schedule import ScheduleRow
@@ -111,7 +111,7 @@ def schedule_outcome(
         SeenNumber("decode batch, B_D", "", row.decode_batch, *mean(_of(steady, "decode_batch"))),
         SeenNumber("cycle", "s", row.cycle_s, *mean(np.array([one.finished_s - one.started_s for one in steady]))),
         SeenNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        SeenNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
     ]
     held, sure = held_within(planned.bound_s, latency)
     ended: defaultdict[str, int] = defaultdict(int)
@@ -307,7 +307,7 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     seen = (
         SeenNumber("requests under way", "", math.nan, *mean(under_way)),
         SeenNumber("throughput", "requests/s", planned_rps, *mean(rate)),
-        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        SeenNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
     )
     held, sure = held_within(planned.bound_s, latency)
     return ScheduleOutcome(seen, 0, 0, {}, len(served), planned.bound_s, held, sure)

@@ -264,7 +264,7 @@ def _binding(choice: Choice, requested: RequestSpec) -> str:
         summary,
         max_batch_seqs=limits.max_num_seqs / deployed.parallel.pp,
         offered=not offline,
-        queued_for_s=report.waited_in_all(records),
+        queued_for_s=report.mean_queued_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"

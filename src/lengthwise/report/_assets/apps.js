@@ -1,12 +1,12 @@
 "use strict";
-// GPUs by time, as planned and as it went: a row a GPU, a bar a model; colours follow the page's.
+// Gantt charts of the plan and of the run: one row per GPU, one bar per model.
 (() => {
-  const data = JSON.parse(document.getElementById("figures").textContent);
-  const { config, text, colour, series, axis, label, layout } = look;
+  const { data } = theme;
+  const { text, colour, series, axis, label, layout } = theme;
   const PATTERNS = ["", ".", "x", "+"];
   const lines = (words) => words.split("\n").map(text).join("<br>");
 
-  // Bars that look alike are one trace: a model that runs, a model that is loaded, or a reason to idle.
+  // Bars of one look share a trace: a running model, a loading model, or a reason for idling.
   function traces(chart) {
     const groups = new Map();
     for (const bar of chart.bars) {
@@ -32,7 +32,7 @@
     const line = { color: colour("--card"), width: 0.75 };
     const own = model < 0 ? colour("--faint") : series(model);
     if (what === "load") return { color: own, line, pattern: { shape: "/", fillmode: "replace", size: 5, solidity: 0.4 } };
-    if (what !== "run") return { color: colour(`--why-${what}`), line };
+    if (what !== "run") return { color: colour(`--idle-${what}`), line };
     const shape = PATTERNS[Math.floor(Math.max(model, 0) / 8) % PATTERNS.length];
     return { color: own, line, pattern: { shape, fillmode: "overlay", fgcolor: colour("--card"), size: 6, solidity: 0.25 } };
   }
@@ -44,15 +44,14 @@
       const shapes = chart.marks.map((x) => ({
         type: "line", yref: "paper", y0: 0, y1: 1, x0: x, x1: x, line: { color: colour("--ink"), width: 1, dash: "dot" },
       }));
-      Plotly.react(chart.id, traces(chart), layout({ title: "" }, {
+      theme.draw(chart.id, traces(chart), layout({ title: "" }, {
         barmode: "overlay", bargap: 0.18, hovermode: "closest", shapes, margin: { l: 52, r: 16, t: 14, b: 44 },
         uniformtext: { minsize: 10, mode: "hide" },
         xaxis: { ...axis({ title: label(data.unit) }), range: [0, data.end * 1.01] },
         yaxis: { ...axis({}), categoryorder: "array", categoryarray: chart.rows.map(text).reverse(), range: [-0.6, chart.rows.length - 0.4] },
-      }), config);
+      }));
     }
   }
 
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  theme.start(draw);
 })();

@@ -1,16 +1,16 @@
 "use strict";
-// Gap closed against the tail, curves over loads and batch sizes, and all of it as a table of shades.
+// Gap closed against the tail, curves over loads and batch sizes, and a heat map of every number.
 (() => {
-  const lab = JSON.parse(document.getElementById("figures").textContent);
+  const lab = theme.data;
   const element = (id) => document.getElementById(id);
   const SHAPES = ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "triangle-down"];
   const SIGNS = ["●", "■", "◆", "▲", "✚", "★", "⬢", "▼"];
-  const off = { policies: new Set(), predictors: new Set(), sides: new Set() };
+  const hidden = { policies: new Set(), predictors: new Set(), sides: new Set() };
 
-  function make(tag, set, ...inside) {
+  function make(tag, attributes, ...children) {
     const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(set)) if (value !== null) made.setAttribute(key, value);
-    made.append(...inside);
+    for (const [key, value] of Object.entries(attributes)) if (value !== null) made.setAttribute(key, value);
+    made.append(...children);
     return made;
   }
   const options = (id, texts, chosen) =>
@@ -26,8 +26,8 @@
   const text = ([value, half], one) =>
     value === null ? "–" : `${number(value * one.factor)}${half ? ` ± ${number(half * one.factor, 2)}` : ""}${one.unit ? ` ${one.unit}` : ""}`;
 
-  // What nobody beats in both: a shorter tail and more of the gap.
-  function best(points) {
+  // Pareto front: shorter tail, more of the gap closed.
+  function front(points) {
     const sorted = points.filter((p) => p.y !== null).sort((a, b) => a.x - b.x || b.y - a.y);
     let top = -Infinity;
     return sorted.filter((p) => p.y > top && ((top = p.y), true));
@@ -36,28 +36,28 @@
     const [batch, load] = [at("batch"), at("load")], gap = metric("gap_closed"), tail = metric(lab.tails[at("tail")]);
     const points = lab.sides.map((side, i) => {
       const [y, halfY] = lab.values.gap_closed?.[i][batch][load] ?? [null, null], [x, halfX] = lab.values[tail.name][i][batch][load];
-      const low = y !== null && y < -1; // drawn at -100 %, told as it is
+      const low = y !== null && y < -1; // drawn at -100 %; the hover text has the value
       return { side, x, low, real: y === null ? null : 100 * y, y: y === null ? null : low ? -100 : 100 * y, halfX, halfY: halfY === null || low ? null : 100 * halfY };
-    }).filter(({ side }) => side.end || !(off.policies.has(side.policy) || off.predictors.has(side.predictor)));
-    const line = best(points);
-    const error = (values, faded) => ({ type: "data", array: values.map((v) => v ?? 0), thickness: 1.2, width: 3, color: look.colour(faded ? "--line" : "--faint") });
-    const told = (p) => `<b>${look.text(p.side.name)}</b><br>gap closed ${text([p.real, p.halfY], { factor: 1, unit: "%" })}<br>${tail.label} ${text([p.x, p.halfX], tail)}`;
+    }).filter(({ side }) => side.end || !(hidden.policies.has(side.policy) || hidden.predictors.has(side.predictor)));
+    const line = front(points);
+    const error = (values, faded) => ({ type: "data", array: values.map((v) => v ?? 0), thickness: 1.2, width: 3, color: theme.colour(faded ? "--line" : "--faint") });
+    const hover = (p) => `<b>${theme.text(p.side.name)}</b><br>gap closed ${text([p.real, p.halfY], { factor: 1, unit: "%" })}<br>${tail.label} ${text([p.x, p.halfX], tail)}`;
     const traces = [
-      { type: "scatter", mode: "lines", x: line.map((p) => p.x), y: line.map((p) => p.y), hoverinfo: "skip", line: { color: look.colour("--faint"), width: 1.5, dash: "dot" } },
+      { type: "scatter", mode: "lines", x: line.map((p) => p.x), y: line.map((p) => p.y), hoverinfo: "skip", line: { color: theme.colour("--faint"), width: 1.5, dash: "dot" } },
       ...points.filter((p) => p.y !== null).map((p) => ({
         type: "scatter", mode: "markers", x: [p.x], y: [p.y], error_x: error([p.halfX], true), error_y: error([p.halfY]), name: p.side.name,
-        marker: { size: p.side.end ? 17 : 15, symbol: p.side.end ? "x" : SHAPES[p.side.predictor % SHAPES.length] + (p.low ? "-open" : ""), color: p.side.end ? look.colour("--ink") : look.series(p.side.policy), line: { color: look.colour("--card"), width: 1.2 } },
-        text: [told(p)], hovertemplate: "%{text}<extra></extra>",
+        marker: { size: p.side.end ? 17 : 15, symbol: p.side.end ? "x" : SHAPES[p.side.predictor % SHAPES.length] + (p.low ? "-open" : ""), color: p.side.end ? theme.colour("--ink") : theme.series(p.side.policy), line: { color: theme.colour("--card"), width: 1.2 } },
+        text: [hover(p)], hovertemplate: "%{text}<extra></extra>",
       })),
     ];
     const ends = points.filter((p) => p.side.end && p.y !== null).map((p) => ({
-      x: p.x, y: p.y, text: p.side.policy === 0 ? "FCFS" : "oracle", showarrow: false, yshift: 17, font: { size: 12.5, color: look.colour("--ink") },
+      x: p.x, y: p.y, text: p.side.policy === 0 ? "FCFS" : "oracle", showarrow: false, yshift: 17, font: { size: 12.5, color: theme.colour("--ink") },
     }));
-    const nothing = points.some((p) => p.y !== null) ? [] : [{ x: 0.5, y: 0.5, xref: "paper", yref: "paper", showarrow: false, text: "no gap to close at this load: perfect lengths bring nothing that seeds could tell", font: { size: 13, color: look.colour("--soft") } }];
-    Plotly.react("frontier", traces, look.layout({ title: "" }, {
+    const nothing = points.some((p) => p.y !== null) ? [] : [{ x: 0.5, y: 0.5, xref: "paper", yref: "paper", showarrow: false, text: "no gap to close at this load: known lengths bring no significant gain", font: { size: 13, color: theme.colour("--soft") } }];
+    theme.draw("frontier", traces, theme.layout({ title: "" }, {
       hovermode: "closest", annotations: [...ends, ...nothing], margin: { l: 56, r: 18, t: 20, b: 48 },
-      xaxis: look.axis({ title: look.label(named(tail)) }), yaxis: look.axis({ title: look.label(named(gap ?? { label: "Gap closed", unit: "%" })), ticksuffix: " %" }),
-    }), look.config);
+      xaxis: theme.axis({ title: theme.label(named(tail)) }), yaxis: theme.axis({ title: theme.label(named(gap ?? { label: "Gap closed", unit: "%" })), ticksuffix: " %" }),
+    }));
   }
   function curves() {
     const one = lab.metrics[at("metric")], byLoad = at("across") === 0, fixed = at("fixed");
@@ -69,18 +69,18 @@
       const ys = cells.map(([value]) => (value === null ? null : Math.max(floor, value * one.factor)));
       const halves = cells.map(([, half], j) => (below[j] ? 0 : (half ?? 0) * one.factor));
       return {
-        type: "scatter", mode: "lines+markers", x: xs, y: ys, name: side.name, visible: !off.sides.has(i),
-        line: { color: side.end ? look.colour("--ink") : look.series(side.policy), width: 2, dash: side.end ? ["dash", "dot"][side.policy] : look.dash(8 * side.predictor) },
+        type: "scatter", mode: "lines+markers", x: xs, y: ys, name: side.name, visible: !hidden.sides.has(i),
+        line: { color: side.end ? theme.colour("--ink") : theme.series(side.policy), width: 2, dash: side.end ? ["dash", "dot"][side.policy] : theme.dash(8 * side.predictor) },
         marker: { size: 9, symbol: below.map((low) => (side.end ? "x" : SHAPES[side.predictor % SHAPES.length] + (low ? "-open" : ""))) },
-        error_y: { type: "data", array: halves, thickness: 1, width: 3, color: look.colour("--faint") },
-        text: cells.map((cell) => `<b>${look.text(side.name)}</b><br>${one.label} ${text(cell, one)}`), hovertemplate: "%{text}<extra></extra>",
+        error_y: { type: "data", array: halves, thickness: 1, width: 3, color: theme.colour("--faint") },
+        text: cells.map((cell) => `<b>${theme.text(side.name)}</b><br>${one.label} ${text(cell, one)}`), hovertemplate: "%{text}<extra></extra>",
       };
     });
-    Plotly.react("curves", traces, look.layout({ title: "" }, {
+    theme.draw("curves", traces, theme.layout({ title: "" }, {
       hovermode: "closest", margin: { l: 56, r: 18, t: 20, b: 48 },
-      xaxis: look.axis({ title: look.label(byLoad ? `load, ${lab.unit}` : "batch size"), tickvals: xs }),
-      yaxis: look.axis({ title: look.label(named(one)), rangemode: "tozero" }),
-    }), look.config);
+      xaxis: theme.axis({ title: theme.label(byLoad ? `load, ${lab.unit}` : "batch size"), tickvals: xs }),
+      yaxis: theme.axis({ title: theme.label(named(one)), rangemode: "tozero" }),
+    }));
   }
   function heat() {
     const one = lab.metrics[at("heat-metric")], all = lab.values[one.name];
@@ -101,13 +101,13 @@
     })));
     element("heat").replaceChildren(make("thead", {}, make("tr", {}, make("td", {}), ...spans), make("tr", {}, make("td", {}, named(one)), ...heads)), make("tbody", {}, ...rows));
   }
-  // A legend whose entries can be turned off.
+  // A legend with entries that hide their curves.
   function legend(id, entries, draw) {
     element(id).replaceChildren(...entries.map(([key, name, mark]) => {
-      const button = make("button", { type: "button", "aria-pressed": String(!off[id].has(key)) }, mark, name);
+      const button = make("button", { type: "button", "aria-pressed": String(!hidden[id].has(key)) }, mark, name);
       button.addEventListener("click", () => {
-        off[id].has(key) ? off[id].delete(key) : off[id].add(key);
-        button.setAttribute("aria-pressed", String(!off[id].has(key)));
+        hidden[id].has(key) ? hidden[id].delete(key) : hidden[id].add(key);
+        button.setAttribute("aria-pressed", String(!hidden[id].has(key)));
         draw();
       });
       return make("li", {}, button);
@@ -115,7 +115,7 @@
   }
   const swatch = (i) => make("i", { class: "swatch", style: `--c:var(--series-${i % 8})` });
   // A policy's colour, a predictor's dash and mark.
-  const DASHES = ["none", "7 3", "2 3", "7 3 2 3"]; // as look.dash
+  const DASHES = ["none", "7 3", "2 3", "7 3 2 3"]; // as theme.dash
   const keyed = (s) => {
     const made = make("span", { class: "key", style: `--c:var(--series-${s.policy % 8})` }, SIGNS[s.predictor % SIGNS.length]);
     made.insertAdjacentHTML("afterbegin", `<svg width="24" height="8" aria-hidden="true"><path d="M0 4H24" stroke="currentColor" stroke-width="2" stroke-dasharray="${DASHES[s.predictor % 4]}"/></svg>`);
@@ -146,6 +146,5 @@
   }
   const draw = () => { frontier(); curves(); heat(); };
   open();
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  theme.start(draw);
 })();

@@ -1,11 +1,11 @@
 "use strict";
-// The page's figures from its data; colours follow the scheme when it changes.
+// Times by operator, the roofline, and maps of the measured points.
 (() => {
-  const data = JSON.parse(document.getElementById("figures").textContent);
-  const { config, text, colour, series, dash, axis, label, layout } = look;
+  const { data } = theme;
+  const { text, colour, series, dash, axis, label, layout } = theme;
   const all = (curves, key) => curves.flatMap((c) => c[key]).filter((v) => v > 0);
 
-  // A logarithmic axis with a tick a decade, or 1, 2, 5 where decades are few; powers of two stay readable.
+  // A logarithmic axis with one tick per decade, or 1, 2, 5 on short axes.
   const log = (title, values, more) => axis({ title: label(title), type: "log", ...ticks(values), ...more });
   function ticks(values) {
     const low = Math.min(...values), high = Math.max(...values);
@@ -44,15 +44,15 @@
     });
     const points = figure.curves.map((c, i) => ({
       type: "scatter", mode: "markers", name: text(c.name), x: c.x, y: c.y, marker: { size: 4.5, color: series(i), opacity: 0.6 },
-      hovertemplate: `%{x:.3~g} FLOPs a byte: %{y:.3~s}FLOP/s<extra>${text(c.name)}</extra>`,
+      hovertemplate: `%{x:.3~g} FLOPs per byte: %{y:.3~s}FLOP/s<extra>${text(c.name)}</extra>`,
     }));
     return [[...roofs, ...points], layout(figure, {
-      hovermode: "closest", xaxis: log("FLOPs a byte", [...ends, ...figure.peaks.map((p) => p / figure.bandwidth)]),
+      hovermode: "closest", xaxis: log("FLOPs per byte", [...ends, ...figure.peaks.map((p) => p / figure.bandwidth)]),
       yaxis: log("FLOP/s", [...ys, top]),
     })];
   }
 
-  // Zero has no logarithm: it is drawn half a decade below one.
+  // Zero has no logarithm; it is drawn below one.
   const shown = (v) => v > 0 ? v : 0.4;
   function map(figure) {
     const { x, y } = figure.points;
@@ -74,8 +74,7 @@
 
   const kinds = { lines, roofline, map };
   function draw() {
-    for (const figure of Object.values(data).flat()) Plotly.react(figure.id, ...kinds[figure.kind](figure), config);
+    for (const figure of Object.values(data).flat()) theme.draw(figure.id, ...kinds[figure.kind](figure));
   }
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  theme.start(draw);
 })();

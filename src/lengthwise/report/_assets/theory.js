@@ -1,8 +1,7 @@
 "use strict";
-// Curves of formulas, marks of simulations; how they look follows the page's colours.
+// Formulas as curves, simulations as marks.
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const { config, text, colour, series, axis, label, layout } = look;
+  const { text, colour, series, axis, label, layout } = theme;
 
   function trace(curve, figure, named) {
     const marks = curve.mode === "markers";
@@ -20,13 +19,13 @@
   function scale(given, values) {
     const made = axis({ title: label(given.label) });
     if (given.format) made.tickformat = given.format;
-    if (given.log) Object.assign(made, { type: "log" }, look.logTicks(values));
+    if (given.log) Object.assign(made, { type: "log" }, theme.logTicks(values));
     if (given.ticks) Object.assign(made, { tickvals: given.ticks, ticktext: given.ticks.map(String) });
     return made;
   }
 
   function draw() {
-    for (const figure of figures) {
+    for (const figure of theme.data) {
       document.getElementById(figure.id).style.height = figure.curves.length > 4 ? "420px" : "360px";
       const xs = figure.curves.flatMap((c) => c.x), ys = figure.curves.flatMap((c) => c.y).filter((y) => y !== null);
       const named = figure.curves.length > 1;
@@ -41,15 +40,14 @@
       const x = scale(figure.x, xs);
       const y = { ...scale(figure.y, ys), ...(!figure.y.log && { rangemode: "tozero" }) };
       if (!figure.y.log && figure.levels.length) y.range = [0, 1.12 * Math.max(...ys, ...figure.levels.map((l) => l.y))];
-      Plotly.react(figure.id, figure.curves.map((curve) => trace(curve, figure, named)), layout(figure, {
+      theme.draw(figure.id, figure.curves.map((curve) => trace(curve, figure, named)), layout(figure, {
         hovermode: "x unified", shapes, annotations, xaxis: x, yaxis: y, showlegend: named,
         legend: { orientation: "h", x: 0, xanchor: "left", y: -0.2, yanchor: "top",
                   font: { color: colour("--soft"), size: 12 }, bgcolor: "rgba(0,0,0,0)" },
         margin: { l: 56, r: 16, t: 48, b: 44 },
-      }), config);
+      }));
     }
   }
 
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  theme.start(draw);
 })();
