@@ -173,8 +173,9 @@ class Space:
             found = [*self._valid_plans(model, (1,), reasons)] or [*self._valid_plans(model, _PIPELINES, reasons)]
             if not found:
                 raise DoesNotFitError(
-                    f"{self.models[model].name} must fit some number of the {self.cluster.gpus} GPUs; it fits none. "
-                    f"The last plan that was tried: {reasons[-1] if reasons else 'no group of GPUs'}"
+                    f"{self.models[model].name} must fit the GPUs, in some number of them; none of "
+                    f"{self.cluster.gpus} suffices. The last plan that was tried: "
+                    f"{reasons[-1] if reasons else 'no group of GPUs'}"
                 )
             self._plans[model] = tuple(sorted(found, key=lambda p: (p.gpus, p)))
         return self._plans[model]
@@ -208,7 +209,7 @@ class Space:
         return self._seconds[key]
 
     def leave_s(self, plan: ModelPlan) -> float:
-        """Return the time until an unneeded replica of the plan is off its GPUs: asleep if it can sleep, else stopped."""
+        """Return the time until an unneeded replica is off its GPUs: asleep if it can sleep, else stopped."""
         return self.seconds(plan, "sleep" if self.sleeps(plan) else "stop")
 
     def sleeps(self, plan: ModelPlan) -> bool:
