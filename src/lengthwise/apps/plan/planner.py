@@ -79,7 +79,7 @@ class Purse:
 
     def _all_s(self) -> float:
         return sum(
-            POLL_INTERVAL_S * stages.scans
+            POLL_INTERVAL_S * stages.evaluated
             + RUN_S * stages.runs.simulated_runs
             + REQUEST_S * stages.runs.simulated_requests
             for stages in self._counted
