@@ -29,7 +29,7 @@ def blind_to_waiting(deployment):
     s, endless = deployment.scheduler, float("inf")
     by_wait = "hrrn" in (s.rank, s.leave)
     chosen = {"rank": "srtf", "leave": "latest_admitted"} if by_wait else {}
-    if s.takeover != "disabled":
+    if s.takeover != "never":
         chosen["takeover"] = "by_rank"
     return dataclasses.replace(
         deployment,

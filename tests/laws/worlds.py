@@ -124,7 +124,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
         "takeover": draw(
-            st.sampled_from(["disabled", "disabled", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
+            st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
         ),
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
@@ -141,7 +141,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
             chosen.memory,
             draw(st.sampled_from(["recompute", "swap"])),
             draw(st.sampled_from(sorted(known("router")))),
-            **(beyond if chosen.takeover == "disabled" else beyond | {"takeover": chosen.takeover}),
+            **(beyond if chosen.takeover == "never" else beyond | {"takeover": chosen.takeover}),
         )
     return Scheduler(
         rank=draw(st.sampled_from(ranks)),

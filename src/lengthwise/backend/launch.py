@@ -294,7 +294,7 @@ def _by_length(d: Deployment) -> str | None:
 
 def _takeover(d: Deployment) -> str | None:
     name = policy_name(d.scheduler.takeover)
-    if name == "disabled":
+    if name == "never":
         return None
     return (
         f"A waiting request took a running one's place where takeover {name} said so. vLLM evicts only when a running "

@@ -275,7 +275,7 @@ def _disaggregated(
             pp=remote.pp,
             replicas=remote.replicas,
             limits=replace(local.limits, **remote.limits, max_model_len=local.max_model_len),
-            scheduler=replace(local.scheduler, **axes, preempt=remote.preempt, takeover="disabled", binning=None),
+            scheduler=replace(local.scheduler, **axes, preempt=remote.preempt, takeover="never", binning=None),
             cost=cost_source(section, scenario),
             host=host(section),
             memory_planner=section.memory_planner,

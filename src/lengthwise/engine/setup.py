@@ -271,7 +271,7 @@ class Setup:
 
     @property
     def takes_over(self) -> bool:
-        return self.policies.takeover != known("takeover")["disabled"]
+        return self.policies.takeover != known("takeover")["never"]
 
     @property
     def bins(self) -> int:

@@ -147,7 +147,7 @@ def _first_line(make: Callable[..., Policy]) -> str:
 
 
 def _describe(s: Scheduler) -> str:
-    takeover = "" if s.takeover == "disabled" else f", takeover {s.takeover}"
+    takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
     binning = "" if s.binning is None else f", binning {s.binning}"
     wait = f", who has waited {s.max_wait_s:g} s goes first" if math.isfinite(s.max_wait_s) else ""
     bins = f" for at most {s.batch_wait_s:g} s" if binning and math.isfinite(s.batch_wait_s) else ""

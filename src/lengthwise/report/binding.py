@@ -69,7 +69,7 @@ def binding_of(result: Result) -> Binding:
         return Binding("unknown", "What a measured engine spends its time on is not seen from outside.", warning)
     limits = result.deployment.limits
     step_seqs = limits.max_num_seqs / result.deployment.parallel.pp
-    stays = result.deployment.scheduler.takeover == "disabled"
+    stays = result.deployment.scheduler.takeover == "never"
     return what_binds(
         result.summary,
         max_batch_seqs=step_seqs,

@@ -104,7 +104,7 @@ class Scheduler:
     memory: Any = "paged"
     preempt: str = "recompute"
     router: Any = "round_robin"
-    takeover: Any = "disabled"
+    takeover: Any = "never"
     binning: Any = None
     max_wait_s: float = float("inf")
     batch_wait_s: float = float("inf")
@@ -228,7 +228,7 @@ class Deployment:
         if there is None:
             raise InputError("there is no decode side; give the deployment one")
         axes = {"batching": there.batching, "memory": there.memory, "router": there.router}
-        scheduler = replace(self.scheduler, **axes, preempt=there.preempt, takeover="disabled", binning=None)
+        scheduler = replace(self.scheduler, **axes, preempt=there.preempt, takeover="never", binning=None)
         return replace(
             self,
             parallel=there.parallel,

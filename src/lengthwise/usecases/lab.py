@@ -84,7 +84,7 @@ def _fcfs(scenario: Scenario) -> Scheduler:
     """The scenario's own way to form steps and give memory, first come first served."""
     own = scheduler(scenario)
     rank = own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first"
-    return replace(own, rank=rank, leave="latest_admitted", takeover="disabled", binning=None, max_wait_s=float("inf"))
+    return replace(own, rank=rank, leave="latest_admitted", takeover="never", binning=None, max_wait_s=float("inf"))
 
 
 def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:

@@ -227,7 +227,7 @@ def test_what_cuts_add_is_told_with_its_interval() -> None:
     assert found.cuts.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
     assert found.cuts.low < found.cuts.value < found.cuts.high < 0
     assert "against mode = srtf" in found.description
-    assert gain(of_rows(rows), Order(takeover="disabled"), draws=5).cuts == Change(0.0, 0.0, 0.0)
+    assert gain(of_rows(rows), Order(takeover="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
 
 
 def test_models_apart_are_pools_apart() -> None:

@@ -37,7 +37,7 @@ def vllm(monkeypatch):
 def config(*, asynchronous=False, diffusion=None, **settings):
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
-        additional_config={"lengthwise": {"takeover": "disabled"} | settings},
+        additional_config={"lengthwise": {"takeover": "never"} | settings},
         diffusion_config=diffusion,
     )
 

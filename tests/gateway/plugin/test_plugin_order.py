@@ -26,7 +26,7 @@ def ordered(settings: Settings, clock=None, **scheduler) -> Ordered:
     return made
 
 
-SRTF = Settings(takeover="disabled")
+SRTF = Settings(takeover="never")
 
 QUEUES = st.lists(st.tuples(st.integers(0, 500), st.integers(-2, 2), st.integers(0, 200)), min_size=1, max_size=40)
 
@@ -56,7 +56,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
     from lengthwise.gateway.scheduling import WorkerState
 
     clock = Clock()
-    book, requests = Registry(Settings(rank=rank, takeover="disabled"), clock), []
+    book, requests = Registry(Settings(rank=rank, takeover="never"), clock), []
     core = Core(Order(mode="srtf", rank=rank), Admission(), Dispatch())
     core.workers(clock.now_s, [WorkerState("w", ("m",), up=False)])
     for k, (predicted, priority, prompt) in enumerate(queue):
@@ -120,7 +120,7 @@ def test_short_ones_end_first_and_the_stock_order_comes_back_without_the_plug_in
 
 def test_who_waited_too_long_goes_before_all_who_did_not_in_order_of_arrival():
     clock = Clock()
-    made = ordered(Settings(takeover="disabled", max_wait_s=5.0), clock, max_num_seqs=1)
+    made = ordered(Settings(takeover="never", max_wait_s=5.0), clock, max_num_seqs=1)
     for name in ("old-a", "old-b"):
         made.add_request(request(name, 400, length=4, lengthwise_class=3))
     ended_at = {}

@@ -72,7 +72,7 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
         ({"threshold": 0.1}, "prompt_tokens must be a whole number of at least 1"),
         ({"record": 7}, "record must be a file's name"),
         ({"record": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"takeover": "disabled"}, "there is no setting of lengthwise named 'takeover'"),
+        ({"takeover": "never"}, "there is no setting of lengthwise named 'takeover'"),
         ({"pp": 2}, "pipeline stages"),
         ({"dp": 2}, "data-parallel"),
         ({"connector": object()}, "KV connector"),

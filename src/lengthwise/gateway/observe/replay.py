@@ -220,7 +220,7 @@ def scheduler(name: str, order: Order) -> Scheduler:
     """One of ORDERS as the simulator's point on its axes, with the gateway's settings."""
     if name == FCFS:
         return Scheduler(router="central", memory="paged_by_chunk")
-    takeover = order.takeover if name == ISRTF else "disabled"
+    takeover = order.takeover if name == ISRTF else "never"
     return Scheduler(
         rank="srtf",
         leave="longest_remaining",

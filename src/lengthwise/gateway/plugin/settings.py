@@ -67,7 +67,7 @@ class Settings:
     @property
     def takes_over(self) -> bool:
         """Whether anybody who runs may be made to give way to somebody who waits."""
-        return self.takeover != "disabled" and self.max_preemptions > 0 and self.cuts_per_s > 0
+        return self.takeover != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
 
     @property
     def between_cuts_s(self) -> float:

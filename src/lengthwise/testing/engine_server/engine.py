@@ -391,7 +391,7 @@ def _require_emulable(deployment: Deployment) -> None:
         'memory "paged_by_chunk"': scheduler.memory != "paged_by_chunk",
         'rank "fcfs_evicted_first" or "priority"': scheduler.rank not in ("fcfs_evicted_first", "priority"),
         'preempt "recompute"': scheduler.preempt != "recompute",
-        'takeover "never"': scheduler.takeover != "disabled",
+        'takeover "never"': scheduler.takeover != "never",
         "no bins": scheduler.binning is not None,
         "max_wait_s = inf": scheduler.max_wait_s != math.inf,
         "no prefix caching": limits.enable_prefix_caching,
