@@ -71,8 +71,8 @@ def sit(S, slot):
 
     Members of a group keep their seats while nobody else is idle: their order stays.
     """
-    S.ctr[0].free_slots += 1
-    S.slots[slot].slot_index = S.ctr[0].free_slots
+    S.ctr[0].slot_indices += 1
+    S.slots[slot].slot_index = S.ctr[0].slot_indices
 
 
 @jit_cold

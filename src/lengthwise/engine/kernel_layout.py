@@ -153,7 +153,7 @@ counter_t = np.dtype(
         ("released", "i8"),
         ("admissions", "i8"),
         ("evictions", "i8"),
-        ("free_slots", "i8"),
+        ("slot_indices", "i8"),
         ("step_rows", "i8"),
         ("gap_rows", "i8"),
         ("pool_top", "i8"),
