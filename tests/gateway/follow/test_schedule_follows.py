@@ -12,7 +12,7 @@ from phase_worlds import Job
 
 from lengthwise.schedule import Planner, Strategy
 from lengthwise.schema.errors import InputError
-from lengthwise.testing.engine_server.engine import Limits
+from lengthwise.testing.engine_server import Limits
 from lengthwise.usecases import schedule, schedule_plan
 from lengthwise.usecases.schedule import question_of
 
