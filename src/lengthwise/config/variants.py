@@ -165,7 +165,7 @@ def require_one_each(scenario: Scenario, space: Space) -> None:
             raise InputError(
                 f"a search with cost {source!r} must be of what the tables were made for: one model on one GPU at one "
                 f"tensor-parallel degree; its space has {'; '.join(several)}, which the tables would make all alike. "
-                "Give a source that tells them apart (roofline, profile:FILE), or a file for each in [[search.either]]"
+                "Give a source that tells them apart (roofline, profile:FILE), or a file for each in [[search.any_of]]"
             )
 
 

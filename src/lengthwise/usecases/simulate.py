@@ -88,7 +88,7 @@ class Outcome:
 
 
 _MADE_UP = f"The cost tables rest on {NOT_MEASURED}: their source says which."
-_NO_MODEL = "The cost model's own error is not in the intervals: {why}."
+_NO_MODEL = "The cost model's own error is not in the intervals: {cause}."
 _Run = tuple[Records | None, Summary, tuple[Beyond, ...]]
 
 

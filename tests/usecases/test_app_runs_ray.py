@@ -74,9 +74,9 @@ def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelle
     told = [event["what"] for event in first.metadata["events"]]
     # One that was not ready yet when it was killed was never there to die: it is started anew all the same.
     assert "died" in told or told.count("start") > told.count("ready")
-    assert first.finished.how == "cancelled"
+    assert first.completed.how == "cancelled"
     last = run_app(planned, ROWS, engines("ray", "--fixed-s 0.002"), folder, settings=SETTINGS, resume=True)
-    assert last.finished.exit_code == 0
-    assert last.finished.resumed
+    assert last.completed.exit_code == 0
+    assert last.completed.resumed
     assert last.exported.files == alone.exported.files
     assert not processes()

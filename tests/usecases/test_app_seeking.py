@@ -73,7 +73,7 @@ def test_what_was_found_is_what_is_told_of_the_run(tmp_path):
     # A plan at first sight is another one here: one model after another.
     first = replace(whole.plan, planned=tuple((plans[0],) for plans in whole.plan.planned))
     ran = run_app(replace(whole, plan=first, sought=lambda: whole.plan), rows, Engines("simulated"), tmp_path)
-    assert ran.finished.exit_code == 0
+    assert ran.completed.exit_code == 0
     assert ran.plan == whole.plan
     assert [len(plans) for plans in ran.metadata["plan"]] == [len(plans) for plans in whole.plan.planned]
-    assert ran.finished.seconds == pytest.approx(whole.plan.stages[-1].end_s, rel=0.2)
+    assert ran.completed.seconds == pytest.approx(whole.plan.stages[-1].end_s, rel=0.2)

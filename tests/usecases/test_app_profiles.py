@@ -50,14 +50,14 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
     folder, found, told = first
     assert found.notes == ()
     for name in ("writer", "judge"):
-        row = found.registry.switched(name, (GPU, 1, 1))
+        row = found.profile_store.switched(name, (GPU, 1, 1))
         assert (len(row.start_s), len(row.stop_s), len(row.sleep_s), len(row.wake_s)) == (2, 2, 2, 2)
-        length = found.registry.length(name)
+        length = found.profile_store.length(name)
         assert (length.rows, length.outputs) == (4, 4)
         lines = (folder / "out" / f"lengths-{name}.csv").read_text().splitlines()
         assert len(lines) == 5
         assert length.mean_tokens == np.mean([int(line.split(",")[3]) for line in lines[1:]])
-    assert read_book(folder / "out") == found.registry
+    assert read_book(folder / "out") == found.profile_store
     times = read_switch_times(folder / "out" / SWITCH_TIMES)
     assert set(times.measured) == {(name, GPU, 1, 1, how) for name in ("writer", "judge") for how in HOWS}
     assert "writer: started and stopped 2 of 2 times on A100-80GB, tp=1" in told
@@ -85,7 +85,7 @@ def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path):
     assert [one.model for one in read_book(tmp_path / "out").switches] == ["writer"]
     found, told = measured(what(tmp_path), tmp_path / "out", replace(MIN_RELEVANT, rows=0))
     assert told[0] == "writer: switches on A100-80GB, tp=1 are there already"
-    assert [one.model for one in found.registry.switches] == ["writer", "judge"]
+    assert [one.model for one in found.profile_store.switches] == ["writer", "judge"]
 
 
 def test_another_command_is_measured_anew_and_so_is_all_with_again(tmp_path):
@@ -93,15 +93,15 @@ def test_another_command_is_measured_anew_and_so_is_all_with_again(tmp_path):
     before, _ = measured(what(tmp_path), tmp_path / "out", few)
     other, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", few)
     assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
-    assert other.registry.switches[0].of != before.registry.switches[0].of
-    _, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, retry=True))
+    assert other.profile_store.switches[0].of != before.profile_store.switches[0].of
+    _, told = measured(what(tmp_path, more="--fixed-s 0.003"), tmp_path / "out", replace(few, repeat=True))
     assert told == ["judge: started and stopped 1 of 1 times on A100-80GB, tp=1"]
 
 
 def test_all_shapes_are_measured_where_they_are_asked_for(tmp_path):
     both = replace(what(tmp_path), space=space(gpus=2))
     found, _ = measured(both, tmp_path / "out", Wanted(("writer",), rows=0, times=1, shapes="all"))
-    assert [(one.gpu, one.tp, one.pp) for one in found.registry.switches] == [(GPU, 1, 1), (GPU, 2, 1)]
+    assert [(one.gpu, one.tp, one.pp) for one in found.profile_store.switches] == [(GPU, 1, 1), (GPU, 2, 1)]
     _, _, notes = profiled(app(), space(gpus=2), tmp_path / "out")
     assert "switch times of writer are measured" in notes
     assert "switch times of judge were not measured: they are assumed" in notes
@@ -130,12 +130,12 @@ def test_measured_lengths_and_times_are_laid_over_and_what_lacks_is_told(first):
     assumed = space(gpus=2)
     after, over, notes = profiled(app(), assumed, folder / "out")
     for model in after.models:
-        row = found.registry.length(model.name)
+        row = found.profile_store.length(model.name)
         middle = (np.arange(1000) + 0.5) / 1000
         assert model.lengths.quantile(middle).mean() == pytest.approx(row.mean_tokens, rel=0.01)
         assert model.cost == "roofline"
     plan = over.plans(0)[0]
-    assert over.seconds(plan, "start") == found.registry.switch_times().measured["writer", GPU, 1, 1, "start"]
+    assert over.seconds(plan, "start") == found.profile_store.switch_times().measured["writer", GPU, 1, 1, "start"]
     wide = next(one for one in over.plans(0) if one.tp == 2)
     assert over.seconds(wide, "start") == assumed.seconds(wide, "start")
     assert over.times.can_wake("writer", plan)
@@ -161,7 +161,7 @@ def test_calibrated_costs_are_taken_only_where_plans_have_no_other_shape(first, 
     _, found, _ = first
     costs = space(gpus=1).deployment(space(gpus=1).plans(0)[0]).cost
     cost.save(costs, tmp_path / "cost-writer.npz")
-    write_book(tmp_path, found.registry.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
+    write_book(tmp_path, found.profile_store.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
     after, over, notes = profiled(app(), space(gpus=1), tmp_path)
     assert after.models[0].cost == over.models[0].cost == f"tables:{tmp_path / 'cost-writer.npz'}"
     assert over.deployment(over.plans(0)[0]).cost.layer_s.tolist() == costs.layer_s.tolist()
@@ -175,7 +175,7 @@ def test_what_one_command_starts_for_every_plan_takes_as_long_under_each(first, 
     folder, found, _ = first
     costs = space(gpus=1).deployment(space(gpus=1).plans(0)[0]).cost
     cost.save(costs, tmp_path / "cost-writer.npz")
-    write_book(tmp_path, found.registry.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
+    write_book(tmp_path, found.profile_store.with_cost(Costed("writer", GPU, 1, 1, "x", 104, 0.4, 0.03)))
     for model in ("writer", "judge"):
         (tmp_path / f"lengths-{model}.csv").write_bytes((folder / "out" / f"lengths-{model}.csv").read_bytes())
     loaded = launcher(folder).models
@@ -216,13 +216,13 @@ def test_calibrated_tables_are_written_and_a_calibration_that_fails_is_a_note(tm
     wanted = Wanted(("writer",), rows=6, times=1, calibrate=True)
     found, _ = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
     assert found.notes == ()
-    row = found.registry.cost("writer")
+    row = found.profile_store.cost("writer")
     assert row.after < row.before / 3
     after, _, _ = profiled(app(), space(gpus=1), tmp_path / "out")
     assert after.models[0].cost.endswith("cost-writer.npz")
     again, told = measured(what(tmp_path, more="--fixed-s 0.01"), tmp_path / "out", wanted)
-    assert again.registry == found.registry
+    assert again.profile_store == found.profile_store
     assert "writer: cost tables are there already" in told
     unknown, _ = measured(what(tmp_path), tmp_path / "other", replace(wanted, rows=0))
     assert unknown.notes == ("writer was not calibrated: it must have lengths first; measure them (rows above 0)",)
-    assert unknown.registry.cost("writer") is None
+    assert unknown.profile_store.cost("writer") is None

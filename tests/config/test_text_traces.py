@@ -137,7 +137,7 @@ def test_columns_of_texts_beside_known_columns_are_kept(tmp_path):
     )
     got = w.read(tmp_path / "t.csv")
     assert {name: column.tolist() for name, column in got.extra.items()} == {
-        "prompt": ["cause", "owner"],
+        "prompt": ["why", "who"],
         "output": ["so", "me"],
         "model": ["m", "m"],
     }
@@ -177,7 +177,7 @@ seeds = 3
     on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
     table = lab.lab(config.loads(head + on + rest.lstrip(), folder=tmp_path), jobs=1)
     closed = {cell.predictor: cell["gap_closed"].value for cell in table.cells if cell.policy == "sjf"}
-    assert closed["own"] > 0.7
+    assert closed["mine"] > 0.7
     assert abs(closed["same tokens=100"]) < 0.05
 
 

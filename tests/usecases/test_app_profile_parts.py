@@ -25,7 +25,7 @@ from lengthwise.usecases.app_profile_folder import (
     BOOK,
     SWITCH_TIMES,
     Lengths,
-    Registry,
+    ProfileStore,
     Switched,
     mean_of,
     read_book,
@@ -192,7 +192,7 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
     row = Switched("writer", GPU, 1, 1, "aa", (7.0, 9.0), (1.0, 1.0), (0.5,), (2.0,))
     wide = replace(row, tp=2, sleep_s=(), wake_s=())
     length = Lengths("writer", "bb", 6, 12, 3, 20.5, 2.5)
-    book = Registry().with_switched(row).with_switched(wide).with_lengths(length)
+    book = ProfileStore().with_switched(row).with_switched(wide).with_lengths(length)
     book = book.with_switched(replace(row, start_s=(8.0, 10.0)))
     write_book(tmp_path, book)
     assert read_book(tmp_path) == book
@@ -205,7 +205,7 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
         ("writer", GPU, 2, 1, "start"): 8.0,
         ("writer", GPU, 2, 1, "stop"): 1.0,
     }
-    assert read_book(tmp_path / "nowhere") == Registry()
+    assert read_book(tmp_path / "nowhere") == ProfileStore()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1, "switches": [{"x": 1}]}'])

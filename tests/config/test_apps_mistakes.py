@@ -37,11 +37,11 @@ def example(name):
         ("loops.refine.calls=['drft']", "there is no call for loop 'refine' named 'drft'. Did you mean: draft?"),
         ("cluster.node=x", "cluster.node: there is no such key; did you mean cluster.nodes?"),
         ("cluster.nodes=['2xA100-80G']", "there is no GPU named 'A100-80G'. Did you mean: A100-80GB"),
-        ("run.seets=3", "run.seets: there is no such key; did you mean run.seats?"),
+        ("run.max_num_sequ=3", "run.max_num_sequ: there is no such key; did you mean run.max_num_seqs?"),
         ("run.launcher=locl", "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         ("run.command='serve {prot}'", "there is no place in the command of alder named 'prot'. Did you mean: port"),
-        ("run.engines.aldr.seats=3", "there is no model named 'aldr'. Did you mean: alder?"),
-        ("run.engines.alder.seets=3", "run.engines.alder.seets: there is no such key; did you mean seats?"),
+        ("run.engines.aldr.max_num_seqs=3", "there is no model named 'aldr'. Did you mean: alder?"),
+        ("run.engines.alder.max_num_sequ=3", "run.engines.alder.max_num_sequ: there is no such key; did you mean max_num_seqs?"),
     ],
 )
 def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, report):

@@ -74,7 +74,7 @@ sleeps = true
 [run.engines.small]
 urls = ["http://three:3"]
 command = ""
-seats = 7
+max_num_seqs = 7
 [run.engines.third]
 urls = ["http://three:4"]
 """
@@ -111,9 +111,9 @@ def test_all_that_a_file_says_is_there(folder):
             report=Report(output_tokens="known"),
         ),
         Call("judge", ("small", "third"), (("user", "Which? {{ draft }}"),), when="draft", when_share=0.5),
-        Call("retry", From("owner"), "Again {{ previous.again }}"),
+        Call("again", From("who"), "Again {{ previous.again }}"),
     )
-    assert found.app.loops == (Loop("round", ("retry",), 3, "'x' in again", 0.25),)
+    assert found.app.loops == (Loop("round", ("again",), 3, "'x' in again", 0.25),)
     assert list(found.rows.ids) == ["r"]
     assert [one.name for one in found.served] == ["big-1.5", "small", "third"]
     assert found.served[0].limits == limits
@@ -186,7 +186,7 @@ def test_yaml_says_the_same(folder):
         (["inputs.id=kee"], "line 1: there is no field for the id named 'kee'. Did you mean: key?"),
         (["inputs.openai_batch=b.jsonl"], "inputs: give one of: file, openai_batch"),
         (["cluster.nodes=['8xA100-81GB']"], "cluster.nodes: there is no GPU named 'A100-81GB'"),
-        (["run.engines.smol.seats=3"], "run.engines.smol: there is no model named 'smol'. Did you mean: small?"),
+        (["run.engines.smol.max_num_seqs=3"], "run.engines.smol: there is no model named 'smol'. Did you mean: small?"),
         (["run.command=serve {prot}"], "run.engines.big-1.5: there is no place in the command of big-1.5"),
         (["run.launcher=cloud"], "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         (["run.engines.small.urls=[]"], "small has none"),

@@ -40,10 +40,10 @@ def loaded(lab: str = LAB, *overrides: str):
 def test_names_short_forms_and_tables_are_contestants() -> None:
     question, _ = _requested(loaded())
     by_name = {p.name: p for p in question.policies}
-    assert list(by_name) == ["sjf", "aged(weight=20)", "own", "mlfq"]
+    assert list(by_name) == ["sjf", "aged(weight=20)", "mine", "mlfq"]
     assert by_name["aged(weight=20)"].scheduler.rank == "aged(weight=20)"
-    assert by_name["own"].scheduler.takeover == "by_rank"
-    assert by_name["own"].longest_wait == 1.5
+    assert by_name["mine"].scheduler.takeover == "by_rank"
+    assert by_name["mine"].longest_wait == 1.5
     assert [p.predicts for p in question.policies] == [True, True, True, False]
     assert question.predictors == ("oracle", "lognormal_error sigma=0.5", "worst")
     assert question.unit is LoadUnit.CAPACITY

@@ -66,7 +66,7 @@ def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(t
     assert any("the rest is planned anew" in event["description"] for event in events if event["what"] == "replan")
     assert not {"replan", "keep"} & {event["what"] for event in kept.metadata["events"]}
     assert anew.exported.files == kept.exported.files
-    assert anew.finished.seconds < kept.finished.seconds
+    assert anew.completed.seconds < kept.completed.seconds
 
 
 def test_true_lengths_of_a_model_without_lengths_are_refused(tmp_path):

@@ -68,9 +68,9 @@ def test_throughput_is_that_of_full_batches():
 def test_whether_a_bound_held_is_said_with_how_sure_that_is():
     served = [0.1 + 0.01 * n for n in np.random.default_rng(1).permutation(200)]
     well, close, broken = (outcome_of(bound_s, served) for bound_s in (5.0, 1.95, 0.5))
-    assert (well.satisfied, well.fixed_prefix) == (True, True)
-    assert (close.satisfied, close.fixed_prefix) == (True, False)
-    assert (broken.satisfied, broken.fixed_prefix) == (False, True)
+    assert (well.satisfied, well.significant) == (True, True)
+    assert (close.satisfied, close.significant) == (True, False)
+    assert (broken.satisfied, broken.significant) == (False, True)
     assert outcome_of(1.0, []).satisfied is None
 
 

@@ -42,7 +42,7 @@ def test_a_file_says_both_sides():
 
 def test_links_and_seconds_of_a_handover():
     node = build(told())[0].deployment
-    host = build(told('link = "host", handover = "2ms", one_at_a_time = false'))[0].deployment
+    host = build(told('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
     assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
     assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s

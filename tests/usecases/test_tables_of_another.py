@@ -37,7 +37,7 @@ OTHERS = {
 
 
 @pytest.fixture(params=[True, False], ids=["report", "older"])
-def kept(request, tmp_path):
+def tables(request, tmp_path):
     """A scenario's file beside tables of it, and whether they keep what they are of."""
     path = tmp_path / "mine.toml"
     path.write_text(ASKED, "utf-8")
@@ -48,8 +48,8 @@ def kept(request, tmp_path):
 
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_deployment_is_refused(command, other, retained, capsys):
-    (path, told), (changes, words) = retained, OTHERS[other]
+def test_another_deployment_is_refused(command, other, tables, capsys):
+    (path, told), (changes, words) = tables, OTHERS[other]
     changed = [word for change in changes for word in ("--set", change)]
     ended = main([command, str(path), *changed])
     said = " ".join("".join(capsys.readouterr()).split())
@@ -62,15 +62,15 @@ def test_another_deployment_is_refused(command, other, retained, capsys):
 
 
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
-def test_its_own_deployment_takes_it_and_older_files_are_noted(command, retained, capsys):
-    path, told = retained
+def test_its_own_deployment_takes_it_and_older_files_are_noted(command, tables, capsys):
+    path, told = tables
     assert main([command, str(path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert ("llama-3-8b on H100 with tp 1 is taken on trust" in said) is not told
 
 
-def test_a_decode_side_of_another_degree_is_refused(retained):
-    path, told = retained
+def test_a_decode_side_of_another_degree_is_refused(tables):
+    path, told = tables
     asked = config.load(path, ["deployment.decode.tp=2"])
     if told:
         with pytest.raises(ProfileError, match="tp 1, not 2"):
@@ -89,28 +89,28 @@ def test_a_decode_side_of_another_degree_is_refused(retained):
         ({"weight_dtype": '["bf16", "fp8"]'}, "weight_dtype"),
     ],
 )
-def test_a_search_that_would_make_all_alike_is_refused(axes, words, retained):
-    path, _ = retained
+def test_a_search_that_would_make_all_alike_is_refused(axes, words, tables):
+    path, _ = tables
     asked = config.load(path, [f"search.space={{ {', '.join(f'{k} = {v}' for k, v in axes.items())} }}"])
     with pytest.raises(InputError, match="would make all alike") as told:
         search.questions(asked)
     assert words in str(told.value)
 
 
-def test_a_search_over_knobs_takes_tables_of_its_own_deployment(retained, capsys):
-    path, told = retained
+def test_a_search_over_knobs_takes_tables_of_its_own_deployment(tables, capsys):
+    path, told = tables
     assert main(["search", str(path), "--set", "search.space={ max_num_seqs = [16, 64] }"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert ("is taken on trust" in said) is not told
 
 
-def test_a_file_for_each_alternative_is_taken(retained, tmp_path):
-    path, _ = retained
+def test_a_file_for_each_alternative_is_taken(tables, tmp_path):
+    path, _ = tables
     two = deployment(config.loads(ASKED, overrides=["deployment.cost=roofline", "deployment.tp=2"]))
     cost.save(two.cost, tmp_path / "two.npz", cost.MadeFor.of_deployment(two))
     text = path.read_text("utf-8").replace("[search.space]\ntp = [1]\n", "")
     for tp, name in ((1, "c"), (2, "two")):
-        text += f'[[search.either]]\ntp = {tp}\ncost = "tables:{name}.npz"\n'
+        text += f'[[search.any_of]]\ntp = {tp}\ncost = "tables:{name}.npz"\n'
     path.write_text(text, "utf-8")
     (asked,) = search.questions(config.load(path))
     for tp, name in ((1, "c"), (2, "two")):

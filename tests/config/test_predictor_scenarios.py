@@ -101,7 +101,7 @@ def test_a_trained_model_from_a_file(tmp_path):
     n = 50
     samples = predict.Samples(predict.Prompts(n), np.full(n, 77), np.zeros(n, bool))
     predict.save(predict.Ecdf().fit(samples), tmp_path / "x.lwp")
-    whole = asked("model", 'file = "x.lwp"\nrepredict = false', folder=tmp_path)
+    whole = asked("model", 'file = "x.lwp"\nupdate_predictions = false', folder=tmp_path)
     got = config.build(whole)[0].workload(0)
     np.testing.assert_allclose(got.predicted_tokens, 77)
     assert len(got.predictions.total_tokens) == 120

@@ -102,10 +102,10 @@ def test_an_example_is_planned_on_its_gpus_and_runs_whole_in_virtual_time(name, 
     assert all(0 < stage.gpus <= space.cluster.gpus for stage in plan.stages)
     assert {one.model for stage in plan.planned for one in stage} == set(range(len(plan.models)))
     ran = run_app(planned, asked.file.rows, asked.engines("simulated"), tmp_path / "run")
-    assert ran.finished.exit_code == 0
+    assert ran.completed.exit_code == 0
     tasks = len(planned.expanded.tasks)
-    assert ran.finished.of(State.DONE) + ran.finished.of(State.SKIPPED) == tasks
-    assert ran.exported.answers == ran.finished.of(State.DONE) > 0
+    assert ran.completed.of(State.DONE) + ran.completed.of(State.SKIPPED) == tasks
+    assert ran.exported.answers == ran.completed.of(State.DONE) > 0
     lines = read(tmp_path / "run" / "outputs.jsonl")
     assert len(lines) == ran.exported.answers
     order = {row: place for place, row in enumerate(map(str, asked.file.rows.ids))}
@@ -142,9 +142,9 @@ run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!
     assert ended.returncode == -9
     with open_ledger(folder, read_only=True) as ledger:
         done = sum(n for (_, state), n in ledger.counts().items() if state == State.DONE)
-    assert 0 < done < whole.finished.of(State.DONE)
+    assert 0 < done < whole.completed.of(State.DONE)
     again = run_app(planned, asked.file.rows, engines, folder, resume=True)
-    assert again.finished.exit_code == 0
+    assert again.completed.exit_code == 0
     assert again.exported.files == whole.exported.files
     assert (folder / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()
 

@@ -75,8 +75,8 @@ def test_rows_on_which_nothing_is_asked_are_told():
 def test_in_virtual_time_a_run_takes_about_as_long_as_planned(tmp_path):
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     ran = run_app(planned, ROWS, Engines("simulated"), tmp_path / "run")
-    assert ran.finished.exit_code == 0
-    assert ran.finished.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
+    assert ran.completed.exit_code == 0
+    assert ran.completed.seconds == pytest.approx(planned.plan.stages[-1].end_s, rel=0.2)
     metadata = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert metadata["how"] == "done"
     assert metadata["sha256"]["inputs"] == "ab"
@@ -113,7 +113,7 @@ def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     loaded = [Loaded(name, served=name, max_num_seqs=4, command=command) for name in "abc"]
     engines = Engines("local", loaded, timeouts=Patience(ready_s=60.0, grace_s=3.0))
     ran = run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02))
-    assert ran.finished.exit_code == 0
+    assert ran.completed.exit_code == 0
     assert ran.exported.answers == len(planned.expanded.tasks)
     assert ran.metadata["engines"]
 
@@ -137,7 +137,7 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
     lines = (tmp_path / "outputs.jsonl").read_text().splitlines()
     assert len(lines) == metadata["answers"] < len(planned.expanded.tasks)
     ran = run_app(planned, ROWS, engines(), tmp_path, settings=Settings(linger_s=0.02), resume=True)
-    assert ran.finished.exit_code == 0
+    assert ran.completed.exit_code == 0
     assert ran.metadata["error"] is None
     assert ran.exported.answers == len(planned.expanded.tasks)
     assert set(lines) <= set((tmp_path / "outputs.jsonl").read_text().splitlines())
@@ -157,10 +157,10 @@ def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, cha
             planned = drawn_app(app, ROWS, QUICK)
             return run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02), resume=resume)
 
-        assert ran(first, resume=False).finished.exit_code == 0
-        assert ran(first).finished.reused is None
+        assert ran(first, resume=False).completed.exit_code == 0
+        assert ran(first).completed.reused is None
         changed = ran(second if "served" in change else first, **change)
-        assert changed.finished.reused is not None
-        assert changed.finished.reused.words() == "x: 0 of 5 answers kept"
+        assert changed.completed.reused is not None
+        assert changed.completed.reused.words() == "x: 0 of 5 answers kept"
         back = ran(first)
-        assert back.finished.exit_code == 0
+        assert back.completed.exit_code == 0
