@@ -52,7 +52,7 @@ OTHERWISE = {
     "run.engines.NAME.urls": "Addresses of engines that run already, a replica each.",
 }
 _SECONDS = {"ready": "ready_s", "stall": "stall_s", "request": "request_s", "backoff": "backoff_s", "save": "save_s",
-            "most_backoff": "most_backoff_s", "linger": "linger_s"}  # fmt: skip
+            "max_backoff": "most_backoff_s", "linger": "linger_s"}  # fmt: skip
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 

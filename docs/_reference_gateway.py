@@ -18,10 +18,10 @@ TABLES = {
     "admission": (sections.AdmissionSection, config.Admission),
     "dispatch": (sections.DispatchSection, config.Dispatch),
     "dispatch.phases": (sections.PhasesSection, config.Phases),
-    "prediction": (sections.ForecastingSection, config.Forecasting),
+    "prediction": (sections.PredictionSection, config.Forecasting),
     "[keys]": (sections.KeySection, config.Key),
     "limits": (sections.LimitsSection, config.Limits),
-    "resilience": (sections.CareSection, config.Care),
+    "resilience": (sections.ResilienceSection, config.Care),
 }
 OTHERWISE = {
     "admin_port": "For `/metrics` and the admin page; 0 picks a free one.",

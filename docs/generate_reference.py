@@ -21,7 +21,7 @@ from _reference_gateway import keys as _gateway_keys
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from lengthwise import config, policy
+from lengthwise import policy
 from lengthwise.cli import program
 from lengthwise.config import scenario as _canonical
 from lengthwise.config import sections, values
@@ -31,6 +31,7 @@ from lengthwise.config import sections as _predictor
 from lengthwise.config import sections as _schedule
 from lengthwise.config import values as _lengths
 from lengthwise.policy import contracts
+from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -136,7 +137,7 @@ def policy_arguments() -> str:
 
 def policies() -> str:
     """Every built-in policy and named scheduler."""
-    ways = [("binning", f"{name}(k)", text) for name, text in config.BINNING_RULES.items()]
+    ways = [("binning", f"{name}(k)", text) for name, text in variants.BINNING_RULES.items()]
     rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
     return "\n".join(["| axis | name | what it does |", "|---|---|---|", *rows, ""])
 
@@ -192,7 +193,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _spellings(section: str, key: str) -> str:
-    return ", ".join(f"`{other}`" for other, name in _canonical._KEYS.get(section, {}).items() if name == key)  # noqa: SLF001
+    return ", ".join(f"`{other}`" for other, name in _canonical.ALIASES.get(section, {}).items() if name == key)
 
 
 def _type(field: FieldInfo) -> str:

@@ -18,6 +18,7 @@ from scripted_server import Script, ScriptedServer
 
 from lengthwise import Status, catalog, config, measure
 from lengthwise.schema.records import shape_facts
+from lengthwise.usecases import variants
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(cli, 
     assert ended.code == 0, ended.err
     assert "Within SLO" in ended.out
     run = measure.read_records(tmp_path / "r.parquet")
-    same = config.build(config.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
+    same = variants.build(config.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
     assert (run.workload.prompt_tokens == same.prompt_tokens).all()
     assert (run.workload.arrival_s == same.arrival_s).all()
 

@@ -16,7 +16,7 @@ from lengthwise import config, engine
 from lengthwise.cli import outputs
 from lengthwise.cli import results as _results
 from lengthwise.schema.errors import OutputError
-from lengthwise.usecases import explain, simulate
+from lengthwise.usecases import explain, simulate, variants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -194,7 +194,7 @@ def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
 def test_explain_counts_what_a_memory_policy_reserves(scheduler):
     whole = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
     asked = whole.model_copy(update={"scheduler": whole.scheduler.model_copy(update={"policy": scheduler})})
-    (variant,) = config.build(asked)
+    (variant,) = variants.build(asked)
     found = explain.explain(variant)
     kv, longest = variant.deployment.kv, variant.deployment.max_model_len
     assert {fit.seqs for fit in found.fits} == {kv.num_blocks * kv.block_size // longest}
@@ -205,7 +205,7 @@ def test_explain_counts_what_a_memory_policy_reserves(scheduler):
 
 def test_explain_agrees_with_what_the_engine_lets_in():
     few = ["deployment.num_blocks=1000", "workload.request_rate=inf", "workload.num_requests=50"]
-    orca = config.build(config.load(EXAMPLES / "chat-70b.toml", few))[-1]
+    orca = variants.build(config.load(EXAMPLES / "chat-70b.toml", few))[-1]
     steps = engine.simulate(orca.workload(0), orca.deployment, seed=0).steps
     most = explain.explain(orca).fits[0].seqs
     assert (steps.decode_seqs + steps.prefill_seqs).max() == most == 1000 // (4096 // 16)
@@ -219,7 +219,7 @@ def test_explain_says_where_predictions_decide(cli, scenario_file):
 
 
 def test_explain_agrees_with_the_deployment(scenario_file):
-    variant = config.build(config.load(scenario_file))[0]
+    variant = variants.build(config.load(scenario_file))[0]
     found = explain.explain(variant)
     kv = variant.deployment.kv
     longest = found.fits[-1]
@@ -277,6 +277,6 @@ def test_schedulers_with_nothing_to_go_by_are_hinted_at(settings, says, capsys):
 
     base = ["variants=[]", "predictor.kind=oracle", "workload.num_requests=20"]
     asked = config.load("examples/lab-chat.toml", [*base, *settings])
-    _results.hint(config.build(asked))
+    _results.hint(variants.build(asked))
     told = capsys.readouterr().err
     assert told.startswith(says) if says else told == ""

@@ -41,7 +41,10 @@ def example(name):
         ("run.launcher=locl", "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         ("run.command='serve {prot}'", "there is no place in the command of alder named 'prot'. Did you mean: port"),
         ("run.engines.aldr.max_num_seqs=3", "there is no model named 'aldr'. Did you mean: alder?"),
-        ("run.engines.alder.max_num_sequ=3", "run.engines.alder.max_num_sequ: there is no such key; did you mean max_num_seqs?"),
+        (
+            "run.engines.alder.max_num_sequ=3",
+            "run.engines.alder.max_num_sequ: there is no such key; did you mean max_num_seqs?",
+        ),
     ],
 )
 def test_a_slip_of_the_pen_is_told_once_with_what_was_meant(change, report):

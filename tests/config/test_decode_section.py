@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lengthwise import backend, config
-from lengthwise.config.variants import build
 from lengthwise.schema.errors import InputError
 from lengthwise.search.bounds import ceiling
 from lengthwise.usecases import simulate
+from lengthwise.usecases.variants import build
 
 TEXT = """
 [workload]

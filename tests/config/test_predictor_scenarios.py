@@ -10,6 +10,7 @@ from lengthwise import workload as w
 from lengthwise.config.sections import PARAMETERS
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.records import Status
+from lengthwise.usecases import variants
 
 WORKLOAD = """
 [workload]
@@ -41,7 +42,7 @@ def asked(kind, keys="", workload=WORKLOAD, rest="", folder="."):
 
 
 def requests(*args, seed=0, **kwargs):
-    return config.build(asked(*args, **kwargs))[0].workload(seed)
+    return variants.build(asked(*args, **kwargs))[0].workload(seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +63,7 @@ def mean_jct_s(kind, keys=""):
     """Of thirty requests that come at once, four at a time, shortest remaining first."""
     few = WORKLOAD.replace("120", "30").replace("request_rate = 20", 'arrivals = "all_at_once"')
     whole = asked(kind, keys, few, '[scheduler]\nrank = "srtf"\n[engine]\nmax_num_seqs = 4\n')
-    variant = config.build(whole)[0]
+    variant = variants.build(whole)[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference")
     assert (records.requests.status == Status.FINISHED).all()
     return float(np.mean(records.requests.finished_s - records.requests.arrival_s))
@@ -102,7 +103,7 @@ def test_a_trained_model_from_a_file(tmp_path):
     samples = predict.Samples(predict.Prompts(n), np.full(n, 77), np.zeros(n, bool))
     predict.save(predict.Ecdf().fit(samples), tmp_path / "x.lwp")
     whole = asked("model", 'file = "x.lwp"\nupdate_predictions = false', folder=tmp_path)
-    got = config.build(whole)[0].workload(0)
+    got = variants.build(whole)[0].workload(0)
     np.testing.assert_allclose(got.predicted_tokens, 77)
     assert len(got.predictions.total_tokens) == 120
     assert tmp_path / "x.lwp" in whole.files
@@ -134,7 +135,7 @@ def test_a_replayed_trace_is_predicted_but_never_learnt_from(trace, tmp_path):
 
 def test_seeds_matter_to_a_replay_only_where_errors_are_drawn(trace, tmp_path):
     chance = {
-        kind: config.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].has_chance
+        kind: variants.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].has_chance
         for kind in ("oracle", "lognormal_error", "same")
     }
     assert chance == {"oracle": False, "lognormal_error": True, "same": False}
@@ -150,7 +151,7 @@ def test_variants_and_short_forms():
     predictor.sigma = 0.9
     """
     whole = asked("lognormal_error", "sigma = 0.2", rest=rest)
-    knows, guesses = config.build(whole)
+    knows, guesses = variants.build(whole)
     assert (knows.scenario.predictor.kind, guesses.scenario.predictor.kind) == ("oracle", "lognormal_error")
     assert guesses.scenario.predictor.sigma == 0.9
     np.testing.assert_array_equal(knows.workload(0).output_tokens, guesses.workload(0).output_tokens)

@@ -11,7 +11,7 @@ from lengthwise.config.workload import per_seed
 from lengthwise.cost import ENGINE_HOSTS, HostOverhead
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, TraceError, UnknownNameError
-from lengthwise.usecases import explain
+from lengthwise.usecases import explain, variants
 
 DEPLOYMENT = '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n'
 LOAD = "isl = 64\nosl = 16\nnum_requests = 40\nrequest_rate = 5"
@@ -138,14 +138,11 @@ def test_a_bad_trace_is_known_before_anything_runs(tmp_path):
     (tmp_path / "bad.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,nan,5\n")
     found = asked('trace = "bad.csv"', folder=tmp_path)
     with pytest.raises(TraceError, match=r"bad\.csv.*3"):
-        config.build(found)
+        variants.build(found)
 
 
 def test_variants_share_the_requests_of_a_seed():
-    variants = config.build(
-        asked(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nscheduler.policy = "orca"\n')
-    )
-    a, b = variants
+    a, b = variants.build(asked(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\nscheduler.policy = "orca"\n'))
     assert (a.name, b.name) == ("a", "b")
     assert a.workload(3) is b.workload(3)
     assert not same(a.workload(3), a.workload(4))
@@ -161,7 +158,7 @@ def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
     )
 
     def scheduler(lines):
-        return config.scheduler(asked(rest=f"[scheduler]\n{lines}", folder=tmp_path))
+        return variants.scheduler(asked(rest=f"[scheduler]\n{lines}", folder=tmp_path))
 
     assert scheduler("") == policy.scheduler("vllm_v1")
     assert scheduler('policy = "sarathi"') == policy.scheduler("sarathi")
@@ -189,13 +186,13 @@ def test_a_policy_in_a_module_beside_the_scenario(tmp_path):
         "from lengthwise import policy\n@policy.rank\ndef last(arrival_s):\n    return -arrival_s\n"
     )
     found = asked(rest='[scheduler]\nrank = "lengthwise_test_policies:last"', folder=tmp_path)
-    assert config.scheduler(found).rank.name == "last"
+    assert variants.scheduler(found).rank.name == "last"
 
 
 def test_a_policy_file_that_raises(tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(PolicyError, match=r"broken\.py raised ZeroDivisionError"):
-        config.scheduler(asked(rest='[scheduler]\nrank = "broken.py:x"', folder=tmp_path))
+        variants.scheduler(asked(rest='[scheduler]\nrank = "broken.py:x"', folder=tmp_path))
 
 
 def test_a_deployment_has_what_the_file_says(tmp_path):
@@ -204,7 +201,7 @@ def test_a_deployment_has_what_the_file_says(tmp_path):
         "[engine]\nmax_num_seqs = 9\nblock_size = 32\ntimeout_s = 60\n"
         '[scheduler]\npolicy = "orca"'
     )
-    got = config.deployment(found)
+    got = variants.deployment(found)
     assert (got.model.name, got.gpu.name, got.parallel.tp) == ("llama-3-8b", "H100", 2)
     assert (got.limits.max_num_seqs, got.limits.timeout_s, got.limits.kv_dtype) == (9, 60, "fp8")
     assert (got.kv.num_blocks, got.kv.block_size) == (500, 32)
@@ -231,7 +228,7 @@ def test_a_deployment_has_what_the_file_says(tmp_path):
 def test_names_and_sizes_that_do_not_work_out(change, kind, words, note):
     found = config.loads(f"[workload]\n{LOAD}\n{DEPLOYMENT}", overrides=[change])
     with pytest.raises(kind, match=words) as caught:
-        config.build(found)
+        variants.build(found)
     assert "in scenario" in caught.value.__notes__[0]
     assert note in caught.value.__notes__[0]
 
@@ -239,7 +236,7 @@ def test_names_and_sizes_that_do_not_work_out(change, kind, words, note):
 def test_a_note_names_the_variant():
     found = asked(rest='[[variants]]\nname = "a"\n[[variants]]\nname = "b"\ndeployment.gpu = "H1"\n')
     with pytest.raises(UnknownNameError) as caught:
-        config.build(found)
+        variants.build(found)
     assert caught.value.__notes__ == ["in variant 'b' of scenario, deployment.gpu"]
 
 
@@ -249,7 +246,7 @@ def test_a_config_json_beside_the_scenario(tmp_path):
         f"[workload]\n{LOAD}\n{DEPLOYMENT}", folder=tmp_path, overrides=["deployment.model=config.json"]
     )
     with pytest.raises(InputError, match="hidden_size"):
-        config.build(found)
+        variants.build(found)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +261,7 @@ def test_a_config_json_beside_the_scenario(tmp_path):
 )
 def test_the_host_of_a_file_reaches_the_tables_and_the_explanation(host, overhead):
     whole = asked(rest=f"host = {host}\n")
-    (variant,) = config.build(whole)
+    (variant,) = variants.build(whole)
     assert variant.deployment.cost.host_s[3] == pytest.approx(overhead.step_s + 3 * overhead.sequence_s)
     assert variant.deployment.cost.front == overhead.front
     alone = explain.explain(variant).steps[0].operators[-1]
@@ -277,6 +274,6 @@ def test_variants_differ_by_host():
         f'[[variants]]\nname = "{name}"\ndeployment.host = {host}\n'
         for name, host in (("a", '"trtllm"'), ("b", "{ sequence_s = 0 }"))
     )
-    first, second = config.build(asked(rest=rest))
+    first, second = variants.build(asked(rest=rest))
     assert first.deployment.cost.host_s[0] == ENGINE_HOSTS["trtllm"].step_s
     assert (second.deployment.cost.host_s == 1e-3).all()

@@ -29,7 +29,7 @@ def test_every_key_and_every_alias_is_there(section):
     keys = Scenario.model_fields[section].annotation.model_fields
     written = set(re.findall(r"^(?:#: )?(\w+) =", lines_of(section), flags=re.MULTILINE))
     assert written == set(keys)
-    for alias, key in _canonical._KEYS[section].items():
+    for alias, key in _canonical.ALIASES[section].items():
         line = next(line for line in lines_of(section).splitlines() if re.match(rf"(#: )?{key} =", line))
         assert re.search(rf"\b{alias}\b", line), f"{alias} is not named beside {section}.{key}"
 

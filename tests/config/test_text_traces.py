@@ -13,7 +13,7 @@ from lengthwise import workload as w
 from lengthwise.config.workload import read_trace
 from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.schema.workload import estimated_tokens
-from lengthwise.usecases import lab
+from lengthwise.usecases import lab, variants
 
 ASKS = {"Name": 5, "Explain": 80, "Compose": 400}
 DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
@@ -43,7 +43,7 @@ def asked(folder, rest="", **workload):
 
 
 def first(complete, seed=0):
-    return config.build(complete)[0].workload(seed)
+    return variants.build(complete)[0].workload(seed)
 
 
 def test_a_log_is_read_with_its_texts_and_counts(tmp_path):
@@ -193,7 +193,7 @@ def mean_jct_s(folder, policy, predictor):
     rest = f'engine = {{ max_num_seqs = 2, max_model_len = 2048 }}\n[scheduler]\npolicy = "{policy}"\n{predictor}'
     head = 'workload = { trace = "later.jsonl", arrivals = "all_at_once", num_requests = 60 }\n'
     on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
-    variant = config.build(config.loads(head + on + rest, folder=folder))[0]
+    variant = variants.build(config.loads(head + on + rest, folder=folder))[0]
     records = engine.simulate(variant.workload(0), variant.deployment, engine="reference").requests
     return float(np.mean(records.finished_s - records.arrival_s))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lengthwise import catalog
+from lengthwise.cost.model_error import perturbed, perturbed_degrees
 from lengthwise.schedule import Cluster, cluster_tables
 from lengthwise.schema.cost_tables import PartError
-from lengthwise.usecases.model_error import perturbed, perturbed_degrees
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ import pytest
 
 from lengthwise import config, schedule
 from lengthwise.cli import main
-from lengthwise.config.variants import deployment
 from lengthwise.cost import MadeFor, save
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.usecases import capacity
 from lengthwise.usecases import schedule as schedules
-from lengthwise.usecases.schedule import largest_of, reach_notes
+from lengthwise.usecases.schedule import largest_step, reach_notes
+from lengthwise.usecases.variants import deployment
 
 SERVED = """
 [workload]
@@ -106,9 +106,9 @@ def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
     row = schedules.plan_schedule(config.loads(PLANNED)).chosen
     row = replace(row, strategy="rra", encode_batch=12, micro_batches=3, decode_batch=60.0)
     task = schedule.TaskLengths.fixed(100, 21)
-    had = largest_of(row, task, 0.99)
+    had = largest_step(row, task, 0.99)
     assert had == {"tokens": 400, "seqs": 20, "chunk": 100, "context": 121, "kv_tokens": 2210}
-    assert largest_of(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its encodings go whole
+    assert largest_step(replace(row, strategy="waa-c"), task, 0.99)["tokens"] == 1200  # its encodings go whole
     base = deployment(config.loads(SERVED)).cost
     alone, grouped = replace(base, reach=Reach(seqs=19)), replace(base, reach=Reach(seqs=20))
     passed = {1: alone, 2: grouped}

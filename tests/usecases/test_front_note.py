@@ -8,9 +8,9 @@ import pytest
 
 from lengthwise import config
 from lengthwise.cli import main
-from lengthwise.config.variants import deployment
 from lengthwise.usecases import simulate
 from lengthwise.usecases.simulate import front_note
+from lengthwise.usecases.variants import deployment
 
 ASKED = """
 [workload]

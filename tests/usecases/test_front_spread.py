@@ -10,12 +10,12 @@ import pytest
 
 from lengthwise import config
 from lengthwise.cost import HostOverhead
+from lengthwise.cost.model_error import perturbed
 from lengthwise.engine import deploy
 from lengthwise.measure.calibration.parameters import part_errors
 from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.cost_tables import CostTables, Front, PartError
-from lengthwise.usecases import simulate
-from lengthwise.usecases.model_error import perturbed
+from lengthwise.usecases import simulate, variants
 
 ASKED = """
 [workload]
@@ -38,7 +38,7 @@ def without(cost: CostTables, front: PartError | None) -> CostTables:
 
 def outcome(front: PartError) -> simulate.Outcome:
     asked = config.loads(ASKED)
-    (variant,) = config.build(asked)
+    (variant,) = variants.build(asked)
     cost = without(variant.deployment.cost, front)
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (one,) = simulate.run(asked, variants=[variant], jobs=1)

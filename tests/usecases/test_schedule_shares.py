@@ -11,7 +11,7 @@ from lengthwise.schedule import TaskLengths
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import schedule_plan
 from lengthwise.usecases.schedule_plan import share_of
-from lengthwise.usecases.schedule_run import held_within, quantile
+from lengthwise.usecases.schedule_run import quantile, within_bound
 
 EVEN = TaskLengths.from_samples([8] * 10, range(1, 11))
 """Outputs of 1 to 10 tokens, equally many."""
@@ -32,8 +32,8 @@ def test_of_a_fixed_length_it_is_all_shorter_and_the_level_of_those_as_long():
 def test_outputs_of_one_length_can_be_sure_of_their_bound():
     """The highest latency of all has no upper end, however many requests are played."""
     latencies = [1.0 + n / 1000 for n in range(1000)]
-    assert held_within(5.0, quantile(latencies, 1.0)) == (True, False)
-    assert held_within(5.0, quantile(latencies, share_of(TaskLengths.fixed(8, 100), 100, 0.99))) == (True, True)
+    assert within_bound(5.0, quantile(latencies, 1.0)) == (True, False)
+    assert within_bound(5.0, quantile(latencies, share_of(TaskLengths.fixed(8, 100), 100, 0.99))) == (True, True)
 
 
 def test_a_plans_file_says_its_level(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise import config, policy
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
-from lengthwise.usecases import search
+from lengthwise.usecases import search, variants
 
 TEXT = """
 [workload]
@@ -29,7 +29,7 @@ max_num_seqs = 8
 def built(scheduler, *changes, text=TEXT):
     settings = "\n".join(f"{key} = {value}" for key, value in scheduler.items())
     found = config.loads(f"{text}\n[scheduler]\n{settings}", overrides=list(changes))
-    return config.build(found)[0].deployment.scheduler
+    return variants.build(found)[0].deployment.scheduler
 
 
 def test_every_key_reaches_the_engine():
@@ -61,7 +61,7 @@ def test_parameters_come_by_set_and_in_variants_too():
     assert built({}, "scheduler.rank=aged(weight=3)").rank == "aged(weight=3)"
     assert built({}, "scheduler.binning=bins(boundaries=[10, 20])").binning == "bins(boundaries=[10, 20])"
     text = TEXT + '[[variants]]\nname = "a"\nscheduler.rank = "mlfq"\nscheduler.max_wait_s = "9s"\n'
-    (variant,) = config.build(config.loads(text))
+    (variant,) = variants.build(config.loads(text))
     assert (variant.deployment.scheduler.rank, variant.deployment.scheduler.max_wait_s) == ("mlfq", 9)
 
 
@@ -83,7 +83,7 @@ def test_bins_are_cut_from_other_requests_of_the_workload(rule):
 def test_equal_masses_are_equal_on_requests_not_seen():
     made = built({"policy": '"multi_bin"', "binning": '"equal_mass(k=4)"'})
     bin_of = policy.interpreted(policy.resolve("binning", made.binning))
-    (variant,) = config.build(config.loads(TEXT))
+    (variant,) = variants.build(config.loads(TEXT))
     bins = [bin_of(float(tokens), 1) for tokens in variant.workload(0).output_tokens]
     assert np.bincount(bins, minlength=4) / 2000 == pytest.approx(0.25, abs=0.05)
 
@@ -143,7 +143,7 @@ def test_a_search_may_vary_them():
 
 
 def test_tenants_are_drawn():
-    (variant,) = config.build(config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = [9, 1]")))
+    (variant,) = variants.build(config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = [9, 1]")))
     assert np.mean(variant.workload(0).tenant) == pytest.approx(0.1, abs=0.03)
     with pytest.raises(ScenarioError, match="tenants"):
         config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = 0"))

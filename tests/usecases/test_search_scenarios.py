@@ -7,12 +7,12 @@ import pickle
 import numpy as np
 import pytest
 
-from lengthwise import config, search
+from lengthwise import search
 from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.schema.plan import Limit, Status
-from lengthwise.usecases import capacity, simulate
+from lengthwise.usecases import capacity, simulate, variants
 from lengthwise.usecases import search as search_module
 
 SMALL = """
@@ -174,7 +174,7 @@ def test_capacity_has_the_default_limit():
 def test_stages_share_the_batch():
     text = SMALL.replace("max_model_len = 1024", 'max_model_len = 1024\nmax_step_seqs = "per_stage"')
     one = loads(text, overrides=["deployment.pp=2", "engine.max_num_seqs=9"])
-    assert config.deployment(one).limits.max_step_seqs == 4
+    assert variants.deployment(one).limits.max_step_seqs == 4
 
 
 def test_a_search_carries_the_engines_host_to_its_questions_and_back():

@@ -6,9 +6,9 @@ import pytest
 
 from lengthwise import config, cost
 from lengthwise.cli import main
-from lengthwise.config.variants import deployment
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.usecases import search
+from lengthwise.usecases.variants import deployment
 
 ASKED = """
 [workload]

@@ -100,7 +100,7 @@ def run(
     given = bench_results.settings(isl, osl, request_rate, concurrency, num_requests, slo)
     overrides = [*(set_ or ()), *given]
     bench_results.require_arrivals(scenario, workload, overrides)
-    asked = bench.asked_of_server(scenario, workload, variant, overrides)
+    asked = bench.server_scenario(scenario, workload, variant, overrides)
     outputs.require_answers(json, report, asked.files, [] if records is None else [records])
     results.require_new(records, force=force)
     deployment = bench_results.deployment_of(scenario, workload, variant, overrides)

@@ -165,18 +165,19 @@ def deployment_of(
         InputError: It has variants, of which each is another deployment, and none is named, or none of that name.
     """
     from lengthwise import config
+    from lengthwise.usecases import variants
 
     asked = config.load(path, options.overrides(settings, cost))
     options.tell(asked.notes, quiet=quiet)
     if variant is not None:
-        return config.deployment(asked.only(variant))
+        return variants.deployment(asked.only(variant))
     if asked.variants:
         names = ", ".join(one.name for one in asked.variants)
         raise InputError(
             f"a calibration is of one deployment; {path} has variants ({names}). Name the one that was measured: "
             "--variant NAME"
         )
-    return config.deployment(asked)
+    return variants.deployment(asked)
 
 
 def require_npz(out: Path) -> None:

@@ -14,7 +14,7 @@ from lengthwise import report
 from lengthwise.cli.options import CostSource, JsonFile, Quiet
 from lengthwise.cli.tables import console, print_table, two_digits
 from lengthwise.schema.files import write_whole
-from lengthwise.usecases.capacity import Sustained
+from lengthwise.usecases.capacity import VariantCapacity
 
 EXAMPLES = """\b
 Examples:
@@ -65,7 +65,7 @@ def run(
 FORMAT, VERSION = "lengthwise.capacity", 1
 
 
-def show(found: list[Sustained]) -> None:
+def show(found: list[VariantCapacity]) -> None:
     """A row a variant: its capacity, what binds it, and the limited metrics there."""
     limits = found[0].limits
     heads = ["", "requests/s", "±", "binds", "at most", *(limit.metric for limit in limits)]
@@ -85,7 +85,7 @@ def show(found: list[Sustained]) -> None:
     )
 
 
-def write(path: Path, found: list[Sustained]) -> None:
+def write(path: Path, found: list[VariantCapacity]) -> None:
     """All numbers as JSON; to standard output for "-"."""
     told = {"format": FORMAT, "version": VERSION, "capacities": [_report(one) for one in found]}
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
@@ -96,7 +96,7 @@ def write(path: Path, found: list[Sustained]) -> None:
         typer.echo(f"wrote {path}", err=True)
 
 
-def _row(one: Sustained) -> list[str]:
+def _row(one: VariantCapacity) -> list[str]:
     rate = one.capacity.rate_rps
     if one.at is None:
         return [
@@ -112,7 +112,7 @@ def _row(one: Sustained) -> list[str]:
     return [one.name, f"{rate.value:.4g}", half, one.capacity.binds, f"{one.capacity.ceiling.rate_rps:.4g}", *metrics]
 
 
-def _report(one: Sustained) -> dict[str, Any]:
+def _report(one: VariantCapacity) -> dict[str, Any]:
     found = one.capacity
     return {
         "name": one.name,

@@ -74,7 +74,7 @@ def _bare(name: str, doc: str) -> tuple[str, str]:
 
 def all_policies() -> list[tuple[str, str, str]]:
     """Policies, and the bins that a scenario cuts from its own workload."""
-    from lengthwise.config import BINNING_RULES
+    from lengthwise.usecases.variants import BINNING_RULES
 
     return [*room.catalog(), *(("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items())]
 

@@ -9,9 +9,9 @@ import typer
 
 from lengthwise.cli.options import CostSource
 from lengthwise.cli.tables import duration, fit_note, gib, print_facts, print_table
-from lengthwise.config import Variant
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.usecases.explain import Explanation, Fit, Step, explain
+from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
 Example:
@@ -31,10 +31,11 @@ def run(
     """Show what fits, what a step costs by operator, and what binds; nothing is simulated."""
     from lengthwise import config
     from lengthwise.cli import options
+    from lengthwise.usecases import variants
 
     asked = config.load(scenario, options.overrides(set_, cost))
     options.tell(asked.notes)
-    show_all(config.build(asked))
+    show_all(variants.build(asked))
 
 
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}

@@ -11,12 +11,13 @@ import typer
 from lengthwise import measure, report
 from lengthwise.cli.outputs import STDOUT, beside, write_answers
 from lengthwise.cli.tables import console, fit_note
-from lengthwise.config import Scenario, Variant
+from lengthwise.config import Scenario
 from lengthwise.report import Result
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.errors import OutputError
 from lengthwise.schema.records import SIMULATED, Measured, shape_facts
 from lengthwise.usecases.simulate import Outcome
+from lengthwise.usecases.variants import Variant
 
 
 def show(requested: Scenario, results: list[Result]) -> None:
@@ -79,7 +80,7 @@ def tell_of_replays(variants: list[Variant], seeds: int) -> None:
         asked = variant.scenario.workload.num_requests or 0
         if variant.scenario.workload.is_replay and (held := len(variant.workload(0))) < asked:
             notes[f"num_requests is {asked:,}, and the replayed trace has {held:,}; so many were run"] = None
-    if seeds > 1 and not any(variant.has_chance for variant in variants):
+    if seeds > 1 and not any(variant.is_random for variant in variants):
         notes["a replay has no chance in it; seeds change nothing, so one was run"] = None
     for note in notes:
         typer.echo(note, err=True)

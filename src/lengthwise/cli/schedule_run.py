@@ -29,7 +29,7 @@ from lengthwise.usecases import schedule_run
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow
 from lengthwise.usecases.schedule_plan import PlannedRun
 from lengthwise.usecases.schedule_run import (
-    FEWEST_PHASES,
+    MIN_PHASES,
     ScheduleLoad,
     ScheduleOutcome,
     ScheduleRun,
@@ -250,7 +250,7 @@ def _empty(_: int) -> None:
 
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.schedule_run import SeenNumber
+    from lengthwise.usecases.schedule_run import ObservedNumber
 
 _HEADS = ("", "planned", "observed", "95 % interval", "observed / planned")
 _ENDS = {"steps": "after all iterations", "idle": "since nobody was left", "stalled": "without the slowest"}
@@ -321,7 +321,7 @@ def warnings(planned: PlannedRun, simulated: ScheduleRun) -> list[str]:
         )
     if any(math.isnan(one.low) for one in simulated.outcome.seen):
         found.append(
-            f"where there is no interval, too few phases count: {simulated.outcome.phases}, and it takes {FEWEST_PHASES} "
+            f"where there is no interval, too few phases count: {simulated.outcome.phases}, and it takes {MIN_PHASES} "
             f"of each engine; play more requests (--requests {requests_to_count(planned.row, simulated.engines)})"
         )
     return found
@@ -415,7 +415,7 @@ def write(simulated: ScheduleRun, json: Path | None, out: Path | None) -> list[P
     return [*written, *(out / name for name in (*lines, "outcome.json", "records.parquet"))]
 
 
-def _cells(seen: SeenNumber) -> list[str]:
+def _cells(seen: ObservedNumber) -> list[str]:
     unit = f" {seen.unit}" if seen.unit else ""
     known = math.isfinite(seen.low)
     interval = f"{_number(seen.low)} to {_number(seen.high)}" if known else ""

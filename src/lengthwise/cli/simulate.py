@@ -49,6 +49,7 @@ def run(
     from lengthwise.cli import results as _records
     from lengthwise.cli import results as _results
     from lengthwise.usecases import simulate
+    from lengthwise.usecases.variants import build
 
     asked = config.load(scenario, options.overrides(set_, cost))
     if variant is not None:
@@ -58,7 +59,7 @@ def run(
     names = [whole.name for whole in asked.effective()]
     traces, kept = _results.timelines(timeline, names), _records.places(records, names)
     outputs.require_answers(json, report, asked.files, [*traces.values(), *kept.values()])
-    variants = config.build(asked)
+    variants = build(asked)
     options.tell(asked.notes, quiet=quiet)
     with _progress.shown(quiet=quiet) as progress:
         outcomes = simulate.run(asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None)

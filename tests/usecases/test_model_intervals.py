@@ -12,6 +12,7 @@ import pytest
 from lengthwise import config, engine, metrics
 from lengthwise.cli import main
 from lengthwise.cost import save
+from lengthwise.cost.model_error import PARTS, design, perturbed
 from lengthwise.engine import deploy
 from lengthwise.metrics import beyond_reach
 from lengthwise.schema.cost_tables import CostTables, PartError, Reach
@@ -19,8 +20,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.search.workers import available_cpus
-from lengthwise.usecases import simulate
-from lengthwise.usecases.model_error import PARTS, design, perturbed
+from lengthwise.usecases import simulate, variants
 
 RATE, BUSY_RATE = 2.0, 42.0
 
@@ -44,7 +44,7 @@ def asked(rate: float = RATE, **run: int) -> config.Scenario:
 
 
 def outcome(errors: tuple[PartError, ...] | None, rate: float = RATE, **run: int) -> simulate.Outcome:
-    (variant,) = config.build(asked(rate, **run))
+    (variant,) = variants.build(asked(rate, **run))
     if errors is not None:
         cost = replace(variant.deployment.cost, errors=errors)
         variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
@@ -128,7 +128,7 @@ def test_seeds_that_carry_intervals_are_combined_with_them(quiet) -> None:
 
 
 def test_the_roofline_carries_its_published_errors() -> None:
-    deployment = config.build(asked())[0].deployment
+    deployment = variants.build(asked())[0].deployment
     errors = {error.part: error.log_sd for error in deployment.cost.errors}
     assert set(errors) == set(PARTS) - {"masked"}
     assert errors["layer"] == pytest.approx(math.log(1.11) / 0.6745, abs=1e-3)  # GEMMs of an H100
@@ -138,7 +138,7 @@ def test_the_roofline_carries_its_published_errors() -> None:
 
 
 def tables() -> CostTables:
-    return config.build(asked())[0].deployment.cost
+    return variants.build(asked())[0].deployment.cost
 
 
 def test_a_part_that_takes_no_time_takes_no_column() -> None:
@@ -186,7 +186,7 @@ def test_draws_are_a_setting(quiet) -> None:
 
 
 def test_large_runs_are_not_repeated_unasked(monkeypatch) -> None:
-    monkeypatch.setattr("lengthwise.usecases.model_error.LARGEST_RUN", 499)
+    monkeypatch.setattr("lengthwise.cost.model_error.LARGEST_RUN", 499)
     large = outcome((PartError("step", 0.1),))
     assert large.model_draws == 0
     assert "runs of more than 499 requests are not repeated unasked" in large.notes[0]
@@ -198,7 +198,7 @@ def within(deployment: Deployment, **bounds: int) -> Deployment:
 
 
 def test_reach_is_told_exactly_when_it_is_passed() -> None:
-    (variant,) = config.build(asked(BUSY_RATE))
+    (variant,) = variants.build(asked(BUSY_RATE))
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0)
     steps, r = records.steps, records.requests
     most = {
@@ -216,7 +216,7 @@ def test_reach_is_told_exactly_when_it_is_passed() -> None:
 
 
 def test_chunks_are_those_of_one_prompt() -> None:
-    (variant,) = config.build(asked())
+    (variant,) = variants.build(asked())
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0)
     longest = int(records.requests.prompt_tokens.max())
     assert beyond_reach(records, within(variant.deployment, chunk=2048)) == ()
@@ -229,7 +229,7 @@ def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() 
     """Tables of prompts measured whole: nothing is said of a run that cuts none, whatever its lengths."""
     for rate, budget, cut in ((RATE, 8192, False), (BUSY_RATE, 256, True)):
         set_ = [f"engine.max_num_batched_tokens={budget}"]
-        (variant,) = config.build(config.loads(asked(rate).to_toml(), overrides=set_))
+        (variant,) = variants.build(config.loads(asked(rate).to_toml(), overrides=set_))
         deployment = within(variant.deployment, chunk=8192, context=1200, prefix=0)
         for steps in (100_000, 0):
             records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=steps)
@@ -244,7 +244,7 @@ def test_what_is_before_a_chunk_is_told_where_prompts_were_cut_and_only_there() 
 
 
 def test_without_steps_bins_of_time_tell() -> None:
-    (variant,) = config.build(asked(BUSY_RATE))
+    (variant,) = variants.build(asked(BUSY_RATE))
     records = engine.simulate(variant.workload(0), variant.deployment, seed=0, keep_steps=0)
     (found,) = beyond_reach(records, within(variant.deployment, seqs=8))
     assert found.unit == "time"
@@ -253,7 +253,7 @@ def test_without_steps_bins_of_time_tell() -> None:
 
 def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path, capsys) -> None:
     cost = replace(tables(), errors=(PartError("step", 0.1),), reach=Reach(seqs=4))
-    (variant,) = config.build(asked())
+    (variant,) = variants.build(asked())
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (told,) = simulate.run(asked(), variants=[variant])
     from lengthwise.cli import results as _results
