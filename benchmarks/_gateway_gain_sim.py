@@ -114,7 +114,7 @@ def scheduler_of(order: Order) -> Scheduler:
     """A gateway's order on the simulator's axes."""
     if order.mode == "fcfs":
         return Scheduler(router="central", memory="paged_by_chunk")
-    takeover = {"isrtf": order.takeover, "windowed": "by_rank"}.get(order.mode, "disabled")
+    takeover = {"isrtf": order.takeover, "windowed": "by_rank"}.get(order.mode, "never")
     return Scheduler(
         rank=order.rank or "srtf",
         leave="longest_remaining",

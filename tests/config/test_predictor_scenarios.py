@@ -135,7 +135,7 @@ def test_a_replayed_trace_is_predicted_but_never_learnt_from(trace, tmp_path):
 
 def test_seeds_matter_to_a_replay_only_where_errors_are_drawn(trace, tmp_path):
     chance = {
-        kind: variants.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].has_chance
+        kind: variants.build(asked(kind, KINDS[kind], workload=trace, folder=tmp_path))[0].is_random
         for kind in ("oracle", "lognormal_error", "same")
     }
     assert chance == {"oracle": False, "lognormal_error": True, "same": False}

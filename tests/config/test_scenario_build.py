@@ -7,11 +7,11 @@ import pytest
 
 from lengthwise import config, policy
 from lengthwise import workload as w
-from lengthwise.config.workload import per_seed
 from lengthwise.cost import ENGINE_HOSTS, HostOverhead
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, TraceError, UnknownNameError
 from lengthwise.usecases import explain, variants
+from lengthwise.usecases.requests import workload_by_seed
 
 DEPLOYMENT = '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n'
 LOAD = "isl = 64\nosl = 16\nnum_requests = 40\nrequest_rate = 5"
@@ -23,7 +23,7 @@ def asked(workload=LOAD, rest="", folder="."):
 
 def requests(workload, seed=0, folder="."):
     found = asked(workload, folder=folder)
-    return per_seed(found.workload, found.folder)(seed)
+    return workload_by_seed(found)(seed)
 
 
 @pytest.fixture

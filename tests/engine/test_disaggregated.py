@@ -207,7 +207,7 @@ def test_even_micro_batches_stay_alike(engine):
     """Eight decode in a pipeline of two stages; without shares whoever comes joins the larger batch in the end."""
     workload = requests(np.arange(200) * 0.06, [16] * 200, [100] * 200)
     sizes = {}
-    for batching in ("unified", "uniform"):
+    for batching in ("unified", "even"):
         sides = apart(free_slots=200, blocks=4096, decode_blocks=8192, batching=batching)
         pipeline = replace(
             sides.decode,
@@ -218,5 +218,5 @@ def test_even_micro_batches_stay_alike(engine):
         steps = simulate(workload, replace(sides, decode=pipeline), engine=engine).steps
         seqs = steps.decode_seqs[(steps.replica == 1) & (steps.start_s > 6) & (steps.start_s < 12)]
         sizes[batching] = np.abs(np.diff(seqs)).mean() / seqs.mean()
-    assert sizes["uniform"] < 0.1
-    assert sizes["uniform"] < sizes["unified"]
+    assert sizes["even"] < 0.1
+    assert sizes["even"] < sizes["unified"]

@@ -134,7 +134,7 @@ def main(model):
     init_none_hash(sha256)
     found = {}
     for asynchronous in (False, True):
-        for takeover in ("disabled", "worth(factor=0)"):
+        for takeover in ("never", "worth(factor=0)"):
             for seed in range(2):
                 name = f"{'async' if asynchronous else 'plain'} {takeover} {seed}"
                 found[name] = world(

@@ -139,7 +139,7 @@ PLANS = {
     "mixed": (8, 1 << 60, 0),
     "chunked": (8, 64, CHUNKED),
     "unified": (8, 64, CHUNKED),
-    "uniform": (8, 64, CHUNKED + UNIFORM_SHARES),
+    "even": (8, 64, CHUNKED + UNIFORM_SHARES),
     "vidur_vllm": (8, 64, PADDED + DECODES_WAIT + RESERVE_BLOCK + FORM_ONCE),
     "vidur_sarathi": (8, 64, CHUNKED + RESERVE_BLOCK + ADMIT_AFTER_EVICTION + FORM_ONCE + RESTART_AS_DECODE),
 }
@@ -239,7 +239,7 @@ BATCHES = {
     "mixed": [(10, 0), (0, 1), (10, 1), (0, 2), (0, 2)],
     "chunked": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "unified": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
-    "uniform": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
+    "even": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
     "vidur_sarathi": [(8, 0), (2, 0), (7, 1), (3, 1), (0, 2), (0, 2)],
 }
 

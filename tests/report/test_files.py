@@ -56,7 +56,7 @@ def test_json_tells_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> No
     write_json(tmp_path / "a.json", [plain, other])
     one, two = (r["deployment"] for r in json.loads((tmp_path / "a.json").read_text())["results"])
     keys = ("takeover", "binning", "max_wait_s", "batch_wait_s")
-    assert [one[key] for key in keys] == ["disabled", None, None, None]
+    assert [one[key] for key in keys] == ["never", None, None, None]
     assert [two[key] for key in keys] == ["by_rank", "bins(boundaries=[9])", 30.0, None]
     write_html(tmp_path / "a.html", [plain, other])
     page = (tmp_path / "a.html").read_text()

@@ -13,7 +13,7 @@ from lengthwise.config.sections import LabSection
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.lab import LoadUnit
 from lengthwise.usecases import lab as lab_module
-from lengthwise.usecases.lab import ScenarioBench, _requested
+from lengthwise.usecases.lab import ScenarioBench, question_of
 
 BASE = """
 name = "small"
@@ -38,7 +38,7 @@ def loaded(lab: str = LAB, *overrides: str):
 
 
 def test_names_short_forms_and_tables_are_contestants() -> None:
-    question, _ = _requested(loaded())
+    question, _ = question_of(loaded())
     by_name = {p.name: p for p in question.policies}
     assert list(by_name) == ["sjf", "aged(weight=20)", "mine", "mlfq"]
     assert by_name["aged(weight=20)"].scheduler.rank == "aged(weight=20)"
@@ -52,7 +52,7 @@ def test_names_short_forms_and_tables_are_contestants() -> None:
 
 def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:
     text = '[scheduler]\npolicy = "sarathi"\nmax_wait_s = 9.0\n[lab]\npolicies = ["shortest_prompt", "sjf"]'
-    question, _ = _requested(loaded(text))
+    question, _ = question_of(loaded(text))
     own, named = (p.scheduler for p in question.policies)
     assert (own.batching, own.rank, own.max_wait_s) == ("chunked", "shortest_prompt", 9.0)
     assert (named.batching, named.max_wait_s) == ("unified", 300.0)
@@ -60,7 +60,7 @@ def test_a_policy_stands_on_the_scenarios_own_scheduler() -> None:
 
 
 def test_rates_are_requests_a_second_and_defaults_work() -> None:
-    question, _ = _requested(loaded("[lab]\nrates = [0.5, 3]"))
+    question, _ = question_of(loaded("[lab]\nrates = [0.5, 3]"))
     assert (question.unit, question.loads) == (LoadUnit.RPS, (0.5, 3))
     assert question.batch_sizes == (2,)
     assert [p.name for p in question.policies] == ["sjf", "isrtf"]
@@ -69,7 +69,7 @@ def test_rates_are_requests_a_second_and_defaults_work() -> None:
 
 def test_every_predictor_sees_the_same_requests() -> None:
     asked = loaded()
-    bench = _requested(asked)[1]
+    bench = question_of(asked)[1]
     plain = bench.requests(1, "")
     assert plain.predictions is None
     for name in bench.predictors:

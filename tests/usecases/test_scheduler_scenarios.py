@@ -115,7 +115,7 @@ WRONG = [
     ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
     ("max_wait_s", "soon", ScenarioError, "must be seconds"),
     ("window_tokens", "0", ScenarioError, "at least 1"),
-    ("takover", "disabled", ScenarioError, "did you mean scheduler.takeover"),
+    ("takover", "never", ScenarioError, "did you mean scheduler.takeover"),
 ]
 
 

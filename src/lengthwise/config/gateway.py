@@ -350,7 +350,7 @@ def _expanded(value: Any) -> Any:
 
 def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
     """Return the settings without keys in clear text, which no message may repeat, and a problem for each of them."""
-    problems = []
+    problems: list[Problem] = []
 
     def stripped(value: Any, path: tuple[str, ...]) -> Any:
         if not isinstance(value, dict):

@@ -11,12 +11,16 @@ from pydantic import ValidationError
 from lengthwise.config.files import Table, merged
 from lengthwise.config.sections import DeploymentSection, EngineSection, SchedulerSection, SearchSection
 from lengthwise.config.validation import Problem, problems_of
-from lengthwise.config.values import seconds
+from lengthwise.config.values import Section, seconds
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit
 from lengthwise.search import Space, check_limit
 
-_SECTIONS = {"deployment": DeploymentSection, "engine": EngineSection, "scheduler": SchedulerSection}
+_SECTIONS: dict[str, type[Section]] = {
+    "deployment": DeploymentSection,
+    "engine": EngineSection,
+    "scheduler": SchedulerSection,
+}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 """Settings that may be an axis."""
 _METRICS = {"itl": "tbt", "e2e": "jct", "e2el": "jct", "delay": "queueing_delay", "queueing": "queueing_delay"}
@@ -110,7 +114,7 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
     if not isinstance(search, dict):
         return []
     parts = search.get("any_of")
-    spaces = [(("search", "space"), search.get("space"))]
+    spaces: list[tuple[tuple[str, ...], Any]] = [(("search", "space"), search.get("space"))]
     spaces += [
         (("search", "any_of", str(at)), part) for at, part in enumerate(parts if isinstance(parts, list) else ())
     ]

@@ -25,7 +25,7 @@ from lengthwise.config.values import (
 )
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schedule import SYSTEMS, Strategy
+from lengthwise.schedule.controls import Strategy
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -519,11 +519,15 @@ class ScheduleSection(Section):
     @field_validator("baselines")
     @classmethod
     def _check_baselines(cls, names: list[str]) -> list[str]:
+        from lengthwise.schedule.baselines import SYSTEMS
+
         return _all_known("system", names, ["all", *SYSTEMS])
 
     @property
     def systems(self) -> tuple[str, ...]:
         """Return the systems to compare with, each once."""
+        from lengthwise.schedule.baselines import SYSTEMS
+
         return SYSTEMS if "all" in self.baselines else tuple(dict.fromkeys(self.baselines))
 
     @property

@@ -92,7 +92,7 @@ class Question:
 def ends(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
     """FCFS and the oracle with their predictors: shortest first with lengths known, nobody interrupted (ELIS)."""
     fcfs = question.base
-    oracle = replace(fcfs, rank="sjf", takeover="disabled")
+    oracle = replace(fcfs, rank="sjf", takeover="never")
     return (Contestant(FCFS, fcfs, predicts=False), ""), (Contestant(ORACLE, oracle), ORACLE)
 
 

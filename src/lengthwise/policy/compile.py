@@ -17,11 +17,11 @@ Function = Callable[..., Any]
 
 _RESULT = {
     "rank": "float({call})",
-    "batching": "whole_three({call})",
-    "memory": "whole({call})",
-    "router": "whole({call})",
+    "batching": "integers({call})",
+    "memory": "integer({call})",
+    "router": "integer({call})",
     "takeover": "float({call})",
-    "binning": "whole({call})",
+    "binning": "integer({call})",
 }
 
 
@@ -44,7 +44,7 @@ def _adapter(policy: Policy, function: Function, complete: Function, whole_three
     """A function of all arguments of the axis that calls the policy with those it takes."""
     call = f"function({', '.join(policy.arguments)})"
     source = f"lambda {', '.join(ARGUMENTS[policy.axis])}: {_RESULT[policy.axis].format(call=call)}"
-    names = {"function": function, "complete": complete, "whole_three": whole_three}
+    names = {"function": function, "integer": complete, "integers": whole_three}
     adapter: Function = eval(source, names)  # noqa: S307  built from fixed names alone
     adapter.__name__ = adapter.__qualname__ = f"{policy.axis}_{policy.name}"
     adapter.__module__ = policy.function.__module__

@@ -372,7 +372,7 @@ def _sides(setting: Setting, controls: Controls, expected: Estimates, threshold:
     max_num_seqs = _max_num_seqs(setting, controls)
     parts = int(expected.micro_batches[0])
     there = _side(
-        setting, layout.decode, EngineLimits(max_num_seqs=max_num_seqs, watermark=0.0, max_in_flight=parts), "uniform"
+        setting, layout.decode, EngineLimits(max_num_seqs=max_num_seqs, watermark=0.0, max_in_flight=parts), "even"
     )
     sizes = setting.sizes(layout.stages)
     both_ways = sum(layer_cache_bytes(sizes, stages) for stages in (layout.encode, layout.decode))

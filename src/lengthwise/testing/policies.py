@@ -169,7 +169,7 @@ def _scheduler(policy: Policy, rng: np.random.Generator) -> Scheduler:
     made = Scheduler(
         rank=str(rng.choice(_RANKS)),
         batching=str(rng.choice(_BATCHINGS)),
-        takeover=str(rng.choice(["disabled", "by_rank", "is_improvement"])),
+        takeover=str(rng.choice(["never", "by_rank", "is_improvement"])),
         preempt=str(rng.choice(["recompute", "swap"])),
         router=str(rng.choice(["round_robin", "central", "min_tokens"])),
     )

@@ -159,7 +159,7 @@ def test_told_anything_at_any_time_everybody_ends():
         nonlocal count
         count += 1
         if count % 5 == 0:
-            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "disabled", max_wait_s=count % 7,
+            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "never", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
         return decide(now_s)

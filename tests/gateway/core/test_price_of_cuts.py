@@ -159,6 +159,6 @@ def test_where_cuts_pay_they_are_made():
         {"mean_tokens": 120.0, "prompt_tokens": 100, "window_tokens": 50},
     )
     with_cuts, cuts = over_fcfs(fast, 0.9, 1, takeover="worth(factor=1)", cuts_per_s=math.inf)
-    ordered, none = over_fcfs(fast, 0.9, 1, takeover="disabled")
+    ordered, none = over_fcfs(fast, 0.9, 1, takeover="never")
     assert cuts > 10 > none == 0
     assert with_cuts < 0.97 * ordered

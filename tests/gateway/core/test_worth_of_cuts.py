@@ -80,7 +80,7 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
     cut = {"takeover": "worth(factor=1)", "cuts_per_s": math.inf}
     seeds = range(10, 18)
     with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
-    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="disabled") for seed in seeds]
+    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="never") for seed in seeds]
     assert sum(one[2] for one in with_cuts) > len(seeds)
     assert sum(one[0] for one in with_cuts) <= most * sum(one[0] for one in ordered)
 
