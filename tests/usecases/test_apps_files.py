@@ -181,7 +181,7 @@ def test_the_first_rows_alone_are_another_run():
     asked = asked_app(example("ensemble-tiny"), ["inputs.rows=4"])
     assert len(asked.file.rows) == 4
     assert asked.file.rows.sha256 != load_app(example("ensemble-tiny")).rows.sha256
-    with pytest.raises(ScenarioError, match="a batch is answered whole; take rows out"):
+    with pytest.raises(ScenarioError, match="a batch is always answered completely; take rows out"):
         loads_app('[inputs]\nopenai_batch = "b.jsonl"\nrows = 3\n')
 
 

@@ -189,7 +189,7 @@ def test_large_runs_are_not_repeated_unasked(monkeypatch) -> None:
     monkeypatch.setattr("lengthwise.cost.model_error.LARGEST_RUN", 499)
     large = outcome((PartError("step", 0.1),))
     assert large.model_draws == 0
-    assert "runs of more than 499 requests are not repeated unasked" in large.notes[0]
+    assert "runs of more than 499 requests are not repeated by default" in large.notes[0]
     assert outcome((PartError("step", 0.1),), model_draws=10).model_draws == 10
 
 

@@ -112,7 +112,7 @@ def test_what_engines_are_told_to_take_is_all_that_lengths_may_come_to():
 def test_an_interval_of_costs_is_not_the_whole_range_of_its_draws():
     """Five of a hundred lie beyond each end; of 16 not one did."""
     question = question_of(config.loads(LISTED.format(draws=12).replace("model_draws = 12", "")))
-    assert len(question.off) >= 100
+    assert len(question.perturbed) >= 100
 
 
 def test_a_plan_of_another_scenario_is_refused_with_what_to_do(tmp_path):
@@ -152,7 +152,7 @@ def test_as_many_requests_are_played_as_fill_phases_to_count():
 
 def test_what_is_not_known_is_said():
     question = question_of(config.loads(LISTED.format(draws=0)))
-    assert question.off == ()
+    assert question.perturbed == ()
     plan = schedule.plan_schedule(config.loads(LISTED.format(draws=0)))
     assert len(plan.spreads) == 1
-    assert plan.spread_notes == ("How far the cost tables may be off is not said: run.model_draws is 0.",)
+    assert plan.spread_notes == ("The error of the cost tables is not estimated: run.model_draws is 0.",)

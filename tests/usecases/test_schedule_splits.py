@@ -47,7 +47,7 @@ def test_even_arrivals_end_at_their_rate_and_obey_littles_law():
     seen = {one.name: one for one in told.seen}
     assert seen["throughput"].planned == 4.0
     assert seen["throughput"].value == pytest.approx(4.0, rel=0.02)
-    assert seen["requests under way"].value == pytest.approx(8.0, rel=0.02)
+    assert seen["requests in flight"].value == pytest.approx(8.0, rel=0.02)
     assert seen["latency of 9 tokens"].value == 2.0
     assert (told.satisfied, told.significant, told.phases) == (True, True, 0)
 

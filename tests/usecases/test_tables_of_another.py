@@ -58,7 +58,7 @@ def test_another_deployment_is_refused(command, other, tables, capsys):
         assert words in said
     elif other != "model":
         assert ended == 0
-        assert "is not kept in them" in said
+        assert "do not record what they are of" in said
 
 
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
