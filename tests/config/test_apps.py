@@ -217,7 +217,7 @@ def test_a_batch_is_an_application(folder):
     assert [one.model for one in found.served] == ["opt-125m"]
     assert found.rows.ids == ["a"]
     assert found.notes
-    with pytest.raises(ScenarioError, match="calls: a batch says itself what is asked"):
+    with pytest.raises(ScenarioError, match="calls: the requests of a batch are its calls"):
         loads_app(text, folder=folder, sets=["calls.x.prompt=y"])
 
 

@@ -11,6 +11,7 @@ from lengthwise.config.sections import PARAMETERS
 from lengthwise.schema.errors import InputError, ScenarioError
 from lengthwise.schema.records import Status
 from lengthwise.usecases import variants
+from lengthwise.usecases.requests import search_load
 
 WORKLOAD = """
 [workload]
@@ -190,10 +191,10 @@ def test_what_cannot_be_used_is_told(kind, keys, message):
 
 def test_lengths_between_classes_do_where_they_are_one_fewer_than_the_classes():
     matrix = "matrix = [[0.8, 0.2], [0.3, 0.7]]"
-    inner = asked("confusion", f"boundaries = [100]\n{matrix}").predictor.made()
+    inner = asked("confusion", f"boundaries = [100]\n{matrix}").predictor.build()
     assert inner.boundaries == [0.0, 100.0, 200.0]
-    assert asked("confusion", f"boundaries = [0, 100, 900]\n{matrix}").predictor.made().boundaries[2] == 900
-    assert asked("quantised", "boundaries = [100]").predictor.made().class_of([100, 101]).tolist() == [0, 1]
+    assert asked("confusion", f"boundaries = [0, 100, 900]\n{matrix}").predictor.build().boundaries[2] == 900
+    assert asked("quantised", "boundaries = [100]").predictor.build().class_of([100, 101]).tolist() == [0, 1]
 
 
 def test_one_word_on_predictions():
@@ -203,13 +204,11 @@ def test_one_word_on_predictions():
 
 
 def test_a_search_sees_predictions_too():
-    from lengthwise.config.workload import load_of
-
     whole = asked("lognormal_error", "sigma = 0.4")
-    load = load_of(whole.workload, whole.folder, 0, whole.predictor, whole.deployment.model)
+    load = search_load(whole)
     at = load.at(0, 60, 5.0)
     assert len(at.predictions) == 60
-    plain = load_of(whole.workload, whole.folder, 0).at(0, 60, 5.0)
+    plain = search_load(asked("none")).at(0, 60, 5.0)
     np.testing.assert_array_equal(at.output_tokens, plain.output_tokens)
 
 

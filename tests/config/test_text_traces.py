@@ -14,6 +14,7 @@ from lengthwise.config.workload import read_trace
 from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.schema.workload import estimated_tokens
 from lengthwise.usecases import lab, variants
+from lengthwise.usecases.requests import search_load
 
 ASKS = {"Name": 5, "Explain": 80, "Compose": 400}
 DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
@@ -121,12 +122,9 @@ def test_limits_cut_the_text_of_an_output_and_drawing_again_takes_another_text(t
 
 
 def test_a_search_draws_texts_too(tmp_path):
-    from lengthwise.config.workload import load_of
-
     rows = log_rows(50)
     write_log(tmp_path / "log.jsonl", rows)
-    section = asked(tmp_path, trace="log.jsonl", request_rate=5.0).workload
-    drawn = load_of(section, tmp_path, 0).draw(0, 30)
+    drawn = search_load(asked(tmp_path, trace="log.jsonl", request_rate=5.0)).draw(0, 30)
     known = {row["prompt"]: row["output_tokens"] for row in rows}
     assert [known[text] for text in drawn.extra["prompt"]] == drawn.output_tokens.tolist()
 
