@@ -11,7 +11,7 @@ from lengthwise import config, engine, measure
 from lengthwise.schedule import TaskLengths
 from lengthwise.schedule.length_drift import moved
 from lengthwise.schema.records import SIMULATED, Measured
-from lengthwise.usecases import schedule_adaptation
+from lengthwise.usecases import schedule_adaptation, variants
 
 SUMMARIES = TaskLengths.from_preset("exegpt-s")
 LONGER = moved(SUMMARIES.output_pmf, "mean", 0.3, 1500)
@@ -93,7 +93,7 @@ def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_pa
 @pytest.fixture(scope="module")
 def ran():
     """A simulated run, whose requests end in another order than they arrive."""
-    (variant,) = config.build(config.loads(TEXT))
+    (variant,) = variants.build(config.loads(TEXT))
     workload = variant.workload(0)
     return Measured(engine.simulate(workload, variant.deployment), workload, SIMULATED)
 

@@ -10,10 +10,10 @@ import pytest
 from driving import look
 
 from lengthwise import catalog, schedule
+from lengthwise.cost.model_error import perturbed_degrees
 from lengthwise.report.schedule import write_schedule_html
 from lengthwise.report.schedule_text import sentences, spread_cells, watch_sentences
 from lengthwise.schema.schedule import Adaptation, Change, LengthFacts, SchedulePlan, Spread, Watched
-from lengthwise.usecases.model_error import perturbed_degrees
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from lengthwise.cli.schedule import settings
 if TYPE_CHECKING:
     from lengthwise.usecases.schedule_adaptation import Follow
     from lengthwise.usecases.schedule_plan import PlannedRun
-    from lengthwise.usecases.schedule_run import ScheduleOutcome, ScheduleRun, SeenNumber
+    from lengthwise.usecases.schedule_run import ObservedNumber, ScheduleOutcome, ScheduleRun
 
 EXAMPLES = """\b
 Examples:
@@ -192,7 +192,7 @@ def show(done: ScheduleRun) -> None:
         out.print(f"warning: {warning}", style="dim")
 
 
-def _cells(number: SeenNumber) -> list[str]:
+def _cells(number: ObservedNumber) -> list[str]:
     def text(value: float) -> str:
         return f"{value:.4g}" if math.isfinite(value) else "?"
 
@@ -224,7 +224,7 @@ def _followed_text(done: ScheduleRun) -> list[str]:
 def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
     """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
     from lengthwise.usecases.schedule_run import (
-        FEWEST_PHASES,
+        MIN_PHASES,
         requests_to_count,
         split_in_flight,
         split_requests,
@@ -253,7 +253,7 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
         )
     if uncertain:
         found.append(
-            f"numbers without an interval: too few phases count, {outcome.phases}, and {FEWEST_PHASES} of each engine "
+            f"numbers without an interval: too few phases count, {outcome.phases}, and {MIN_PHASES} of each engine "
             f"are needed; play more requests (--requests {requests_to_count(row, done.engines)})"
         )
     return found
