@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.metrics.statistics import over_seeds
 from lengthwise.metrics.summary import Slo, Summary
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.statistics import mean_estimate
 
 Estimates = Callable[[list[Estimate]], Estimate]
 
@@ -61,7 +61,7 @@ def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = F
         )
     level = a[0].level
     pairs = [_merge((x, by_seed[x.seeds]), lambda p: _minus(p[0], p[1], relative=relative), sign=-1) for x in a]
-    merged: Summary = _merge(pairs, lambda parts: _t_interval([p.value for p in parts], level))
+    merged: Summary = _merge(pairs, lambda parts: mean_estimate([p.value for p in parts], level))
     return dataclasses.replace(merged, seeds=tuple(s.seeds[0] for s in a), intervals="difference")
 
 
@@ -76,13 +76,8 @@ def _check(summaries: Sequence[Summary]) -> None:
         raise InputError(f"every seed must stand there once, or intervals come out too narrow; twice: {twice}")
 
 
-def _t_interval(values: list[float], level: float) -> Estimate:
-    mean, half = over_seeds(np.array(values), level)
-    return Estimate(float(mean), float(half))
-
-
 def _over_seeds(parts: list[Estimate], level: float) -> Estimate:
-    mean = _t_interval([p.value for p in parts], level)
+    mean = mean_estimate([p.value for p in parts], level)
     low, high = (float(np.mean([getattr(p, end) for p in parts])) for end in ("model_low", "model_high"))
     return mean if math.isnan(low) or math.isnan(high) else Estimate(mean.value, mean.half_width, low, high)
 

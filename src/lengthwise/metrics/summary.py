@@ -13,11 +13,12 @@ import numpy.typing as npt
 from lengthwise.metrics import statistics
 from lengthwise.metrics.columns import request_column
 from lengthwise.metrics.hardware import Hardware, hardware_of
-from lengthwise.metrics.statistics import BATCHES, MIN_VALUES, Distribution, over_batches
+from lengthwise.metrics.statistics import BATCHES, MIN_VALUES, Distribution
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Rejection, RequestRecords, Status
+from lengthwise.statistics import batch_half_width
 
 Bools = npt.NDArray[np.bool_]
 
@@ -298,7 +299,7 @@ def _rate(at_s: Floats, weights: Array | None, window: tuple[float, float], leve
     edges = np.linspace(*window, BATCHES + 1)
     batches = np.histogram(at_s, edges, weights=weights)[0][:, None] * BATCHES / span_s
     mean = batches.mean(axis=0)
-    half = over_batches(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
+    half = batch_half_width(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
     return Estimate(float(mean[0]), float(half[0]))
 
 
@@ -315,7 +316,7 @@ def _share(good: npt.NDArray[np.bool_], level: float) -> Estimate:
     if len(good) < MIN_VALUES or value in {0.0, 1.0}:
         return Estimate(value)
     batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
-    return Estimate(value, float(over_batches(batches, np.array([value]), level)[0]))
+    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
 
 
 def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
@@ -327,4 +328,4 @@ def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
     gaps = r.output_tokens[several] - 1
     sums = [(s.sum(), g.sum()) for s, g in zip(*(np.array_split(x, BATCHES) for x in (elapsed_s, gaps)), strict=True)]
     batches = np.array([[s / g] for s, g in sums])
-    return float(over_batches(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])
+    return float(batch_half_width(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])

@@ -27,6 +27,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import batch_half_width
 from lengthwise.usecases.bench import requests
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, seated
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
@@ -36,7 +37,6 @@ LEVEL = 0.95
 """Of the intervals."""
 _WARM = 0.25
 """Share of the time in which batches fill, left out."""
-_MOST_CORRELATION = 0.8
 FEWEST_PHASES, MIN_REQUESTS = 3, 1000
 """Phases that an interval takes; requests of a run for which nothing else is said."""
 _PHASES = 30
@@ -134,19 +134,8 @@ def mean(values: Floats) -> tuple[float, float, float]:
     center = float(values.mean())
     if n < FEWEST_PHASES:
         return center, math.nan, math.nan
-    half = _half_width(values - center, n)
+    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
     return center, center - half, center + half
-
-
-def _half_width(off: Floats, n: int) -> float:
-    """Of a mean from what values are off it."""
-    from scipy.special import stdtrit
-
-    square = float((off**2).sum())
-    if square == 0:
-        return 0.0
-    r = min(max(float((off[1:] * off[:-1]).sum()) / square, 0.0), _MOST_CORRELATION)
-    return float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * math.sqrt(square / (n - 1) / n * (1 + r) / (1 - r))
 
 
 def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
@@ -161,7 +150,7 @@ def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
         mine = float(new.sum() / duration_s.sum())
         rate += mine
         square += (
-            (_half_width(new - mine * duration_s, len(of)) * len(of) / float(duration_s.sum())) ** 2
+            float(batch_half_width((new - mine * duration_s)[:, None], 0.0, LEVEL)[0] / duration_s.mean()) ** 2
             if len(of) >= FEWEST_PHASES
             else math.nan
         )
