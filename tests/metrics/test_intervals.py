@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import norm, t, ttest_1samp
 
-from lengthwise.metrics.statistics import of_column
+from lengthwise.metrics.distribution import column_distribution
 from lengthwise.statistics import batch_half_width, mean_estimate, t_quantile
 
 RUNS = 200
@@ -27,7 +27,7 @@ def mm1(seed: int, n: int, load: float) -> np.ndarray:
 
 
 def coverage(runs, truth: dict[str, float]) -> dict[str, float]:
-    made = [of_column(run, 0.95) for run in runs]
+    made = [column_distribution(run, 0.95) for run in runs]
     hits = {name: [e.low <= v <= e.high for e in (getattr(d, name) for d in made)] for name, v in truth.items()}
     return {name: float(np.mean(h)) for name, h in hits.items()}
 
