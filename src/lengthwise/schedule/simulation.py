@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine import disaggregate, simulate
-from lengthwise.metrics import t_quantile
 from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout
 from lengthwise.schedule.estimation import Estimates, Estimator, Reason, batches_held, layout_of
 from lengthwise.schedule.lengths import TaskLengths
@@ -28,6 +27,7 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, Handover, KvP
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import t_half_width
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -165,7 +165,7 @@ def _rate(started_s: Floats, first: int, counted: int) -> tuple[float, float, fl
     marks = first + np.arange(SPANS + 1) * counted // SPANS
     each_s = np.diff(started_s[marks]) / np.diff(marks)
     mean_s = float(started_s[first + counted] - started_s[first]) / counted
-    half_s = t_quantile(0.95, SPANS - 1) * float(each_s.std(ddof=1)) / math.sqrt(SPANS)
+    half_s = float(t_half_width(each_s, 0.95))
     return 1 / mean_s, 1 / (mean_s + half_s), 1 / (mean_s - half_s) if mean_s > half_s else math.inf
 
 

@@ -27,6 +27,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import batch_half_width
 from lengthwise.usecases.bench import requests
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
@@ -45,6 +46,7 @@ ADAPTED_SEQS = 2
 """A schedule that follows lengths may need this multiple of the requests at an engine, if the engine runs them."""
 _WARM_UP = 0.25
 """Share of the time in which batches fill, left out."""
+<<<<<<< HEAD
 _MAX_CORRELATION = 0.8
 _COUNTED_PHASES = 30
 """Of an engine: a mean's interval is then a third of a phase's deviation wide on each side."""
@@ -53,6 +55,12 @@ _SPLIT_ROUNDS = 4
 _SPANS, _MIN_FINISHED = 20, 10
 """Spans of time that a mean's interval is from, and the least requests that finish in each."""
 _REPLAN_S = 300.0
+=======
+FEWEST_PHASES, MIN_REQUESTS = 3, 1000
+"""Phases that an interval takes; requests of a run for which nothing else is said."""
+_PHASES = 30
+"""Of an engine that are to count: a mean's interval is then a third of a phase's deviation wide on each side."""
+>>>>>>> metrics
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ def mean(values: Floats) -> Interval:
     center = float(values.mean())
     if len(values) < MIN_PHASES:
         return center, math.nan, math.nan
+<<<<<<< HEAD
     half = _half_width(values - center)
     return center, center - half, center + half
 
@@ -178,6 +187,30 @@ def _rate(phases: Iterable[Phase]) -> Interval:
             variance += (_half_width(new - own_rate * duration_s) * len(own) / total_s) ** 2
     half = math.sqrt(variance)
     return rate, rate - half, rate + half
+=======
+    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
+    return center, center - half, center + half
+
+
+def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
+    """Requests a second of all workers: of each what its phases encoded over the time that they took."""
+    by_worker: defaultdict[str, list[Phase]] = defaultdict(list)
+    for one in phases:
+        by_worker[one.worker].append(one)
+    rate, square = 0.0, 0.0
+    for of in by_worker.values():
+        new = _of(of, "encode_batch") + _of(of, "overdue")
+        duration_s = np.array([one.finished_s - one.started_s for one in of])
+        mine = float(new.sum() / duration_s.sum())
+        rate += mine
+        square += (
+            float(batch_half_width((new - mine * duration_s)[:, None], 0.0, LEVEL)[0] / duration_s.mean()) ** 2
+            if len(of) >= FEWEST_PHASES
+            else math.nan
+        )
+    half = math.sqrt(square) if by_worker else math.nan
+    return (rate, rate - half, rate + half) if by_worker else (math.nan, math.nan, math.nan)
+>>>>>>> metrics
 
 
 def quantile(values: Sequence[float], level: float) -> Interval:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import math
 from collections import defaultdict
+=======
+>>>>>>> metrics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +18,6 @@ from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
 from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch, TaskDraw, Tasks
 from lengthwise.schema.errors import InternalError
-from lengthwise.schema.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plan
     return tuple(play(stages, planned, reserve).end_s for stages in draws)
 
 
+<<<<<<< HEAD
 def mean_of(values: Sequence[float]) -> Estimate:
     """Return the mean and its 95 % interval (Student's t); a single value has none."""
     from scipy.special import stdtrit
@@ -182,6 +185,8 @@ def mean_of(values: Sequence[float]) -> Estimate:
     return Estimate(float(np.mean(values)), float(half))
 
 
+=======
+>>>>>>> metrics
 def quantiles_of(values: Sequence[float]) -> dict[float, float]:
     """Return the 0.05, 0.5 and 0.95 quantiles by level."""
     return {level: float(np.quantile(values, level)) for level in _QUANTILES}
