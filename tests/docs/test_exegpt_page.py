@@ -147,7 +147,7 @@ def test_shares_of_points_are_told_by_strategy(generator, most):
 
 
 def test_looking_at_all_is_over_the_searchs_micro_batches(generator):
-    from lengthwise.schedule.sides import MICRO_BATCHES
+    from lengthwise.schedule.search_space import MICRO_BATCHES
 
     of_list = ", ".join(map(str, MICRO_BATCHES))
     assert of_list in generator.page([])

@@ -12,7 +12,7 @@ from documents import ROOT, blocks
 from lengthwise import config
 from lengthwise.report.schedule_text import sentences
 from lengthwise.schedule import curve
-from lengthwise.schedule.full_answer import parts
+from lengthwise.schedule.plan import parts
 from lengthwise.schedule.length_drift import drift
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan

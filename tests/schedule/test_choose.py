@@ -22,8 +22,8 @@ from lengthwise.schedule import (
     cluster_tables,
     tensor_degrees,
 )
-from lengthwise.schedule.choose import improved
-from lengthwise.schedule.sides import Side
+from lengthwise.schedule.planner import improved
+from lengthwise.schedule.search_space import SearchSpace
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.workload import TruncatedNormal
 
@@ -178,7 +178,7 @@ def test_outputs_of_one_token_are_only_encoded(opt, four_a40, opt_tables):
 
 
 def test_phases_are_never_longer_than_the_longest_output(small):
-    for side in (Side(small, Strategy.RRA, tp, worst_case=True) for tp in (1, 2)):
+    for side in (SearchSpace(small, Strategy.RRA, tp, worst_case=True) for tp in (1, 2)):
         steps = next(v for v in side.variables if v.name == "decode_steps")
         assert steps.values == tuple(range(1, SHORT.max_output_tokens + 1))
 
@@ -197,7 +197,7 @@ def test_a_quantile_of_its_own(opt, four_a40, opt_tables, summaries):
 
 
 def test_runs_of_one_split_cover_every_batch_once(opt_estimator):
-    side = Side(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
+    side = SearchSpace(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
     seen = {
         (int(first + k), int(micro), int(group)) for first, length, micro, group in side._runs for k in range(length)
     }
@@ -222,7 +222,7 @@ def test_where_phases_are_short_and_throughput_is_not_monotone_the_peak_is_found
     got = Planner(estimator, [1], [Strategy.RRA]).best()
     side = Planner(estimator, [1], [Strategy.RRA]).sides[0]
     points = np.array([(batch, steps, 0) for steps in range(1, 9) for batch in range(5 * steps, 7 * steps)])
-    looked = side.perf_anew(points)
+    looked = side.perf_uncached(points)
     most_rps = looked.throughput_rps[np.isfinite(looked.latency_s)].max()
     assert got.row.throughput_rps >= most_rps
     alone = branch_and_bound(side.perf, side.variables, math.inf)

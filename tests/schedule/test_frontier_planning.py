@@ -21,7 +21,7 @@ from lengthwise.schedule import (
     frontiers,
     static_batches,
 )
-from lengthwise.schedule.frontier import MOST_POINTS, non_dominated
+from lengthwise.schedule.frontier import MAX_POINTS, non_dominated
 from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 
 
@@ -38,7 +38,7 @@ def fronts(planner):
 def test_a_frontier_rises(fronts):
     assert [strategy for strategy, _ in fronts] == ["rra", "waa-c", "waa-m"]
     for strategy, points in fronts:
-        assert 1 <= len(points) <= MOST_POINTS
+        assert 1 <= len(points) <= MAX_POINTS
         assert {p.row.strategy for p in points} == {strategy}
         for sooner, later in pairwise(points):
             assert sooner.constrained_latency_s < later.constrained_latency_s
@@ -149,7 +149,7 @@ def test_static_batches_have_a_frontier_too(opt_estimator):
     got = static_batches(opt_estimator)
     for bound_s in (3.0, 5.9, 11.5, math.inf):
         points = got.front(bound_s)
-        assert 2 <= len(points) <= MOST_POINTS
+        assert 2 <= len(points) <= MAX_POINTS
         assert points[0].constrained_latency_s == got.latency_s.min()
         for sooner, later in pairwise(points):
             assert sooner.constrained_latency_s < later.constrained_latency_s

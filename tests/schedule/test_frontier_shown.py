@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths, answer, frontiers
-from lengthwise.schedule.frontier import MOST_POINTS, _steps, explored_s, fronts_seen, non_dominated
+from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths, build_plan, frontiers
+from lengthwise.schedule.frontier import MAX_POINTS, _steps, explored_s, fronts_seen, non_dominated
 from lengthwise.schema.errors import ScheduleError
 
 DEGREES = (1, 2, 4)
@@ -51,14 +51,14 @@ def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, 
 @pytest.mark.parametrize("times", [1.001, 1.02, 1.05, 1.1, 1.3, 2.2, math.inf])
 def test_at_the_bound_of_a_plan_the_shown_curves_have_what_the_plan_has(estimator, shown, times):
     bound_s = times * min(points[0].constrained_latency_s for points in shown.values())
-    plan = answer(Planner(estimator, DEGREES), bound_s)
+    plan = build_plan(Planner(estimator, DEGREES), bound_s)
     most_rps = max(had(points, bound_s) for _, points in plan.front)
     assert most_rps == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
 def test_what_a_look_at_all_chooses_is_on_the_shown_curve(estimator, shown):
     bound_s = 1.07 * shown["waa-m"][0].constrained_latency_s
-    plan = answer(Planner(estimator, DEGREES, [Strategy.WAA_M]), bound_s, exhaustive=True)
+    plan = build_plan(Planner(estimator, DEGREES, [Strategy.WAA_M]), bound_s, exhaustive=True)
     assert had(dict(plan.front)["waa-m"], bound_s) == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_the
     searched_s = explored_s(planner)[Strategy.RRA]
     ((_, shown),) = fronts_seen(planner, {Strategy.RRA: searched_s})
     whole = non_dominated(planner.sides)
-    assert len(whole) > MOST_POINTS >= len(shown)
+    assert len(whole) > MAX_POINTS >= len(shown)
     for bound_s in searched_s:
         assert had(shown, bound_s) == had(whole, bound_s)
     for point in whole:

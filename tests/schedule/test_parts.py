@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from lengthwise import catalog
-from lengthwise.schedule import Estimator, Planner, Strategy, answer, best_schedule
-from lengthwise.schedule.full_answer import MIN_GAIN, _sizes, parts
+from lengthwise.schedule import Estimator, Planner, Strategy, build_plan, best_schedule
+from lengthwise.schedule.plan import MIN_GAIN, _sizes, parts
 from lengthwise.schema.errors import ScheduleError
 
 
@@ -32,7 +32,7 @@ def test_parts_have_what_so_many_clusters_of_their_own_have(opt_estimator):
     assert (found.gpus, found.copies) == (1, 4)
     assert found.row == alone.row
     assert found.throughput_rps == 4 * alone.row.throughput_rps > whole.throughput_rps * (1 + MIN_GAIN)
-    assert answer(planner).parts == found
+    assert build_plan(planner).parts == found
 
 
 def test_no_parts_are_told_where_all_together_have_as_much(opt_estimator):
@@ -49,7 +49,7 @@ def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
     bound_s = 1.02 * min_s(two)
     assert bound_s < min_s(planner)
     with pytest.raises(ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2") as told:
-        answer(planner, bound_s)
+        build_plan(planner, bound_s)
     words = two.best(bound_s).row.words
     assert re.search(re.escape(words), str(told.value))
 
@@ -57,7 +57,7 @@ def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
 def test_what_no_part_meets_is_refused_as_it_is(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     with pytest.raises(ScheduleError) as told:
-        answer(planner, 0.1)
+        build_plan(planner, 0.1)
     assert "Fewer GPUs" not in str(told.value)
     assert "lower quantile" in str(told.value)
 

@@ -22,7 +22,7 @@ from lengthwise.report.schedule_text import (
     sure_cells,
     watched_said,
 )
-from lengthwise.schedule import Terms
+from lengthwise.schedule import ReplanOptions
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import SchedulePlan, Watched
 from lengthwise.usecases import schedule_launch
@@ -137,7 +137,7 @@ def live_of(records: Path | None, workload: str | None, form: str | None, seed: 
     return Live.of_records(measured)
 
 
-def terms(storage: str, horizon: str, margin: float | None) -> Terms:
+def terms(storage: str, horizon: str, margin: float | None) -> ReplanOptions:
     """When a change is worth it, as the options say.
 
     Raises:
@@ -150,7 +150,7 @@ def terms(storage: str, horizon: str, margin: float | None) -> Terms:
             horizon_s = seconds(horizon)
         except ValueError as error:
             raise InputError(f"--horizon {error}; it is {horizon!r}") from None
-    return Terms(storage, horizon_s, margin)
+    return ReplanOptions(storage, horizon_s, margin)
 
 
 def show_adaptation(report: Watched) -> None:

@@ -271,7 +271,7 @@ def _lengths(scenario: Scenario) -> tuple[schedule.TaskLengths, schedule.Sample 
 def _planned(scenario: Scenario, *, exhaustive: bool, progress: schedule.Progress) -> SchedulePlan:
     asked = question_of(scenario)
     section = asked.section
-    plan = schedule.answer(
+    plan = schedule.build_plan(
         asked.planner,
         section.latency_bound,
         name=scenario.name,

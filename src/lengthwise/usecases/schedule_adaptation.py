@@ -15,7 +15,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.replanning import News
 from lengthwise.report.schedule_text import adapted_said
-from lengthwise.schedule.length_drift import left_alone
+from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
@@ -75,7 +75,7 @@ class Live:
 def adapter_of(
     scenario: Scenario,
     monitor: schedule.Monitor | None = None,
-    terms: schedule.Terms | None = None,
+    terms: schedule.ReplanOptions | None = None,
     *,
     deployed: ScheduleRow | None = None,
     bound_s: float | None = None,
@@ -103,12 +103,12 @@ def adapter_of(
         error.add_note(f"in {scenario.source}")
         raise
     requests = None if asked.sample is None else asked.sample.requests
-    return schedule.Adapter(asked.planner, row, bound, requests=requests, monitor=monitor, terms=terms)
+    return schedule.Adapter(asked.planner, row, bound, requests=requests, monitor=monitor, options=terms)
 
 
 def _fitting(requested: Question, row: ScheduleRow) -> ScheduleRow:
     """The schedule, where the scenario's GPUs can run it."""
-    if not math.isfinite(left_alone(requested.planner.estimator, row, worst_case=requested.planner.worst_case)[1]):
+    if not math.isfinite(evaluate_deployed(requested.planner.estimator, row, worst_case=requested.planner.worst_case)[1]):
         raise InputError(f"{row.words} must fit the GPUs and lengths of the scenario; it does not")
     return row
 
@@ -181,7 +181,7 @@ class Follow:
     """
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
-    terms: schedule.Terms = field(default_factory=schedule.Terms)
+    terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
     max_num_seqs: float = math.inf
 
 
@@ -262,7 +262,7 @@ def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow
     Raises:
         InputError: Something of it does not work out; a note says where.
     """
-    terms = replace(follow.terms, may_load=False, max_num_seqs=follow.max_num_seqs)
+    terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
     adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)
 

@@ -338,7 +338,7 @@ def _step_tokens(tokens: float) -> int:
     return min(MOST_STEP_TOKENS, max(LEAST_STEP_TOKENS, 1024 * math.ceil(tokens / 1024)))
 
 
-def _deployed(scenario: Scenario, cut: schedule.Cut, seqs: int, step_tokens: int, longest_tokens: int) -> Deployment:
+def _deployed(scenario: Scenario, cut: schedule.EngineShape, seqs: int, step_tokens: int, longest_tokens: int) -> Deployment:
     model, gpu = hardware(scenario)
     setting = scenario.engine
     limits = EngineLimits(
