@@ -37,8 +37,8 @@ class TabledKernels(Kernels):
             return work
         return work.times(gemm_ratio(self.place, self.gpu.name, dtype, float(n), float(k))(rows[0]))
 
-    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, changed: Any, group: float) -> Work:
-        work = super().decode(name, seqs=seqs, keys=keys, head_flops=head_flops, changed=changed, group=group)
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, moved_bytes: Any, group: float) -> Work:
+        work = super().decode(name, seqs=seqs, keys=keys, head_flops=head_flops, moved_bytes=moved_bytes, group=group)
         heads = head_flops / 4 / 128
         ratio = attention_ratio(self.place, self.gpu.name, "generation", heads, heads / group)
         return work.times(ratio(np.maximum(seqs, 1), keys / np.maximum(seqs, 1)))

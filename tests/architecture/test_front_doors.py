@@ -71,8 +71,7 @@ def test_doors_of_rooms(room):
     door = importlib.import_module(f"lengthwise.{room}")
     assert door.__doc__, f"{room}/__init__.py must say what the room is for"
     names = list(getattr(door, "__all__", []))
-    in_order = sorted(names, key=isort_key)
-    assert names == in_order
+    assert names in (sorted(names), sorted(names, key=isort_key))
     assert len(set(names)) == len(names)
     for name in names:
         assert hasattr(door, name), name

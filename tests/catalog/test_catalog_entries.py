@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from lengthwise import catalog
-from lengthwise.catalog import store as _store
+from lengthwise.catalog.store import normalized
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GIB
 
-MODELS, GPUS, NODES, LINKS = catalog.models(), catalog.gpus(), catalog.nodes(), _store.load_links()
+MODELS, GPUS, NODES, LINKS = catalog.models(), catalog.gpus(), catalog.nodes(), catalog.links()
 
 ASKED_FOR_MODELS = (
     *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b"),
@@ -39,8 +39,8 @@ def test_entries_are_sorted_and_know_their_names(entries):
 @pytest.mark.parametrize("entries", [MODELS, GPUS, NODES], ids=["models", "gpus", "nodes"])
 def test_no_two_entries_answer_to_one_name(entries):
     def spellings(entry):
-        names = (entry.name, *_store._aliases(entry))
-        return {_store._folded(name) for name in names}
+        aliases = entry.metadata.aliases if entry.name in MODELS else entry.aliases
+        return {normalized(name) for name in (entry.name, *aliases)}
 
     spelt = Counter(spelling for entry in entries.values() for spelling in spellings(entry))
     assert [spelling for spelling, times in spelt.items() if times > 1] == []

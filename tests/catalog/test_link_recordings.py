@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from lengthwise.catalog import store as _store
+from lengthwise import catalog
 
-LINKS = _store.load_links()
+LINKS = catalog.links()
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ prompt = "Write of {{{{ topic }}}}"
 max_tokens = 24
 [calls.verdict]
 model = "judge"
-prompt = "{verdict}"
+prompt = "{decision}"
 max_tokens = 24
 {cluster}
 [run]
-seats = 4
+max_num_seqs = 4
 linger = 0.02
 command = '''{python} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}} \
 --fixed-s {step_s}'''

@@ -124,7 +124,7 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_planned(cli,
     assert ended.code == 2
     assert "does not exist" in ended.err
     ended = cli("app", "plan", tmp_path / "judged.toml", "--json", tmp_path / "judged.toml")
-    assert "the scenario is read from it" in ended.err
+    assert "it is also an input" in ended.err
 
 
 @pytest.mark.parametrize("arguments", [("app",), ("app", "--help"), ("app", "-h")])

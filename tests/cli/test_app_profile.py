@@ -38,7 +38,7 @@ max_tokens = 24
 nodes = ["2xA100-80GB"]
 [run]
 sleeps = true
-seats = 4
+max_num_seqs = 4
 command = """{python} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}} \\
 --fixed-s 0.002"""
 '''

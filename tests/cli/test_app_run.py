@@ -121,7 +121,7 @@ def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
     assert "--resume" in ended.err
     again = run(cli, path, out, *SIMULATED, "--resume")
     assert again.code == 0
-    assert "note: it goes on with what is there: draft: 8 of 8 answers kept; verdict: 8 of 8" in again.err
+    assert "note: resumed: draft: 8 of 8 answers kept; verdict: 8 of 8" in again.err
     assert (out / "outputs.jsonl").read_bytes() == first
 
 
@@ -143,7 +143,7 @@ def test_what_a_changed_application_keeps_is_told(cli, tmp_path):
     told = "draft: 8 of 8 answers kept; verdict: 0 of 8 answers kept"
     assert ended.out.splitlines()[0] == told
     lines = ended.err.splitlines()
-    assert lines[0] == f"note: it goes on with what is there: {told}", "at the start too, before any progress"
+    assert lines[0] == f"note: resumed: {told}", "at the start too, before any progress"
     assert [one["text"] for one in outputs(out) if one["call"] == "draft"] == drafts
 
 
@@ -181,16 +181,16 @@ def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_pat
     (dead,) = [json.loads(line) for line in (tmp_path / "run" / "dead.jsonl").read_text("utf-8").splitlines()]
     assert (dead["id"], dead["call"], dead["state"]) == ("r3", "decision", "dead")
     assert "list object has no element 9" in dead["error"]
-    assert f"1 tasks are dead or behind dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
+    assert f"1 tasks are dead or blocked by dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
 
 
 def test_status_and_cancel_of_a_run_that_is_over(cli, tmp_path):
     out = tmp_path / "run"
     run(cli, write_app(tmp_path), out, *SIMULATED, "-q")
-    assert cli("app", "status", out).out.splitlines()[0] == "16 of 16 tasks have ended: 16 done"
+    assert cli("app", "status", out).out.splitlines()[0] == "16 of 16 tasks have finished: 16 done"
     told = json.loads(cli("app", "status", out, "--json").out)
     assert (told["tasks"], told["runs_now"], told["cancelled"]) == ({"done": 16}, [], False)
-    assert cli("app", "cancel", out).out == "nobody runs it now; there is nothing to end\n"
+    assert cli("app", "cancel", out).out == "not running; there is nothing to cancel\n"
 
 
 @pytest.mark.parametrize("command", ["status", "cancel"])
@@ -258,7 +258,7 @@ def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli
     process = Process(cli, path, out)
     process.has(some_are_done)
     if how == "cancelled":
-        assert cli("app", "cancel", out).out == "it has been told to end\n"
+        assert cli("app", "cancel", out).out == "the run is cancelled\n"
     else:
         os.kill(process.process.pid, signal.SIGINT if how == "interrupted" else signal.SIGKILL)
     code, printed, told = process.completed()
@@ -268,7 +268,7 @@ def test_a_run_that_was_ended_is_gone_on_with_and_ends_as_if_it_had_not_been(cli
         assert code == 130, told
         assert ("stopped after" if how == "interrupted" else "cancelled after") in printed
     status = cli("app", "status", out)
-    assert "nobody runs it now; go on with app run --resume" in status.out
+    assert "not running; continue with app run --resume" in status.out
     again = run(cli, path, out, "--resume")
     assert again.code == 0, again.err
     assert (out / "outputs.jsonl").read_bytes() == (tmp_path / "complete" / "outputs.jsonl").read_bytes()

@@ -32,7 +32,7 @@ LOAD = ("--isl", 40, "--osl", 8, "--num-requests", 30)
 def test_the_table_of_simulate_is_printed_with_the_engine_and_the_client(cli, server):
     ended = cli("bench", server.url, *LOAD, "--request-rate", 60, "--slo", "ttft=5s")
     assert ended.code == 0, ended.err
-    for words in ("TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests left"):
+    for words in ("TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests were sent"):
         assert words in ended.out
     assert "Nothing is known" not in ended.out
 
@@ -128,8 +128,8 @@ def test_bad_input_ends_in_two_and_one_message(cli, arguments, words):
 @pytest.mark.parametrize(
     ("more", "todo"),
     [
-        ((), "look at what the server streams, in which no token is, and into its log"),
-        (("--no-exact",), "ask for exact lengths (without --no-exact)"),
+        ((), "check the server's stream, which contains no token, and its log"),
+        (("--no-exact",), "request exact lengths (without --no-exact)"),
     ],
 )
 def test_answers_without_a_token_ask_for_exact_lengths_only_where_they_were_not(cli, more, todo):
@@ -147,9 +147,9 @@ def test_a_run_in_which_nothing_finished_is_an_error_with_its_reason(cli, tmp_pa
     failed = kept.errors["http 503"]
     assert failed >= 10
     assert re.search(rf"^http 503 +{failed} +as scripted *$", ended.out, re.MULTILINE)
-    assert re.search(rf"cut off, or never due, at the run's end +{30 - failed}", ended.out)
+    assert re.search(rf"cut off at the end of the run, or never due +{30 - failed}", ended.out)
     assert f'no request finished: http 503: {failed} ("as scripted"). To do: lower the load' in ended.err
-    assert f"kept in {tmp_path / 'r.parquet'}, marked as partial" in ended.err
+    assert f"The results so far are in {tmp_path / 'r.parquet'}, marked as partial" in ended.err
     assert any("a partial run" in doubt for doubt in kept.warnings)
 
 
@@ -170,7 +170,7 @@ def test_a_server_that_dies_near_the_end_ends_it_so_too(cli, tmp_path):
     with ScriptedServer(Script(faults={31: "dies"})) as server:
         ended = cli("bench", server.url, *LOAD, "--concurrency", 2, "--warmup", 0, "--records", records)
     assert ended.code == 3, ended.err
-    assert f"nobody listened to the last requests; {records} holds their failures" in ended.err
+    assert f"the last requests were refused; {records} has their failures" in ended.err
     kept = measure.read_records(records)
     assert 0 < kept.errors["refused"] < 10
     assert (kept.records.requests.status == Status.FINISHED).sum() > 15
@@ -244,7 +244,7 @@ def test_a_model_that_nobody_knows_is_told_and_the_run_goes_on(cli, server, scen
         "deployment.model=nobodys", "--records", tmp_path / "r.parquet",
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    assert "records will not hold the scenario's deployment" in ended.err
+    assert "records will not contain the scenario's deployment" in ended.err
     assert "deployment" not in measure.read_records(tmp_path / "r.parquet").metadata
 
 

@@ -115,7 +115,7 @@ def test_one_variant_of_several_is_calibrated_by_name(cli, files):
     )
     words = ("calibrate", path, run, "--out", out, "--fit", "work")
     for more, told in (
-        ((), "small, as it ran). Name the one"),
+        ((), "small, as it ran). Name the measured one"),
         (("--variant", "large"), "has no variant 'large'"),
         (("--variant", "small"), "max_model_len"),
     ):

@@ -31,7 +31,7 @@ max_model_len = 1024
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
+def requested(tmp_path_factory):
     """The words of a calibration: tables of slow attention, and runs whose masks cost what a prompt's own pairs do."""
     folder = tmp_path_factory.mktemp("masks")
     path, slow = folder / "mine.toml", folder / "slow.npz"

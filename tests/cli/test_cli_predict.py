@@ -61,9 +61,9 @@ def test_the_lexical_one_orders_and_says_when_a_test_is_not_fair(log, tmp_path, 
     scores = json.loads(data.read_text())["evaluations"][0]["scores"]
     assert scores["tau"]["value"] > 0.6
     assert run("show", out, "--prompt", "Write an essay about place 3", "--model", "m") == 0
-    assert "expected" in capsys.readouterr().out
+    assert "90 % interval" in capsys.readouterr().out
     assert run("show", out, "--prompt", "Write an essay about place 3", "--tokens-so-far", "200") == 0
-    assert "given that 200 have come" in capsys.readouterr().out
+    assert "given 200 generated" in capsys.readouterr().out
 
 
 def test_two_files_are_scored_together_and_each(log, tmp_path, capsys) -> None:
@@ -81,7 +81,7 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("prompt_tokens,output_tokens\n" + "\n".join(f"{i},{i * 2}" for i in range(1, 50)))
     assert run("train", path, "--out", tmp_path / "x.lwp", "--kind", "ecdf") == 0
-    assert "no prompts" in capsys.readouterr().out
+    assert "without prompts" in capsys.readouterr().out
     assert run("eval", tmp_path / "x.lwp", path) == 0
 
 
@@ -91,7 +91,7 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
         (["train", "LOG", "--out", "x.lwp", "--kind", "lexikal"], "Did you mean: lexical?"),
         (["train", "none.jsonl", "--out", "x.lwp"], "there is no file"),
         (["train", "LOG", "--out", "nowhere/x.lwp"], "does not exist"),
-        (["train", "LOG", "--out", "LOG"], "read from it"),
+        (["train", "LOG", "--out", "LOG"], "also an input"),
         (["eval", "none.lwp", "LOG"], "there is no predictor file"),
         (["eval", "LOG", "LOG"], "must be a whole file"),
         (["show", "LOG"], "must be a whole file"),
@@ -112,7 +112,7 @@ def test_the_shipped_predictor_has_a_card_and_answers(capsys) -> None:
     assert "Apache-2.0" in shown
     assert "weaknesses" in shown
     assert run("show", "default", "--prompt", "Write a long essay about rivers.", "--model", "gpt-x") == 0
-    assert "not one it knows" in capsys.readouterr().out
+    assert "unknown to the predictor" in capsys.readouterr().out
 
 
 def test_what_may_be_meant_otherwise_is_told_before_the_scores(cli, tmp_path):
@@ -123,7 +123,7 @@ def test_what_may_be_meant_otherwise_is_told_before_the_scores(cli, tmp_path):
     for said in (
         "2 of 2 rows have no prompt",
         "pormpt (did you mean prompt?)",
-        "taken for an end by itself: because (1)",
+        "treated as regular stops: because (1)",
         "1 of 2 rows were estimated",
         "2 samples are few",
     ):

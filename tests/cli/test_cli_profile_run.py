@@ -2,11 +2,11 @@
 
 import pytest
 
-from lengthwise.cli.profile_run import keeping
 from lengthwise.measure.operators.bench import Outcome
 from lengthwise.measure.operators.campaign import Journal
 from lengthwise.measure.operators.points import ROWS, Operator, Point
 from lengthwise.schema.errors import InputError, ProfileError
+from lengthwise.usecases.profile_run import keeping
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def journal(tmp_path):
 
 
 def ended_early(journal, error):
-    with keeping(journal.path):
+    with keeping(journal.path, print):
         raise error
 
 
@@ -41,12 +41,12 @@ def test_an_interrupt_says_where_the_points_are(journal, capsys):
     add_a_point(journal)
     with pytest.raises(KeyboardInterrupt):
         ended_early(journal, KeyboardInterrupt())
-    assert "give --resume" in capsys.readouterr().err
+    assert "give --resume" in capsys.readouterr().out
 
 
 def test_points_of_another_measurement_are_told_once(journal):
     add_a_point(journal)
-    with pytest.raises(ProfileError) as caught, keeping(journal.path):
+    with pytest.raises(ProfileError) as caught, keeping(journal.path, print):
         Journal(journal.path, {"model": "another"}, [])
     assert "--resume" not in str(caught.value)
     assert journal.path.exists()

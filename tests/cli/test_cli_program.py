@@ -131,6 +131,6 @@ def test_a_place_that_another_user_closed_is_no_bug(cli, monkeypatch, tmp_path):
     monkeypatch.setattr(Path, "exists", closed)
     ended = cli("app", "run", ROOT / "examples" / "apps" / "critique.toml", "--out", locked, "--launcher", "simulated")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"error: {locked}")
-    assert "must be open to this user; it is not (Permission denied)" in ended.err
+    assert ended.err.startswith(f"error: this user has no access to {locked}")
+    assert "(Permission denied)" in ended.err
     assert "Traceback" not in ended.err

@@ -134,7 +134,7 @@ def _retained(folder):
     [
         (["--deploy", "small.toml"], "it is a file"),
         (["--report", "nowhere/plan.html"], "does not exist"),
-        (["--json", "small.toml"], "read from it"),
+        (["--json", "small.toml"], "also an input"),
         (["--set", "search.objective=cheapest"], "must be"),
         (["--set", "search.objective=fewest_gpus"], "needs a rate"),
         (["--ray", "127.0.0.1:1"], "no Ray cluster"),

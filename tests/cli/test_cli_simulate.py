@@ -14,9 +14,10 @@ import pytest
 
 from lengthwise import config, engine
 from lengthwise.cli import outputs
-from lengthwise.cli import results as _results
+from lengthwise.cli.simulate import variant_files
 from lengthwise.schema.errors import OutputError
 from lengthwise.usecases import explain, simulate
+from lengthwise.usecases.simulation_notes import ineffective_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -163,14 +164,14 @@ def test_seeds_change_nothing_where_there_is_no_chance(cli, tmp_path, changes, s
     summary = json.loads((tmp_path / "out.json").read_text("utf-8"))["results"][0]["summary"]
     assert ended.code == 0
     assert summary["seeds"] == list(range(seeds))
-    assert ended.err.count("a replay has no chance in it; seeds change nothing") == (seeds == 1)
+    assert ended.err.count("a replay is deterministic: further seeds change nothing") == (seeds == 1)
 
 
 @pytest.mark.parametrize(("requested", "report"), [(300, 0), (301, 1)])
 def test_a_replay_of_more_than_there_is_says_so(cli, requested, report):
     ended = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={requested}")
     assert ended.code == 0
-    assert ended.err.count("num_requests is 301, and the replayed trace has 300") == report
+    assert ended.err.count("num_requests is 301, but the replayed trace has 300") == report
 
 
 def test_json_on_standard_output_is_alone_there(cli, scenario_file, tmp_path):
@@ -214,8 +215,8 @@ def test_explain_agrees_with_what_the_engine_lets_in():
 def test_explain_says_where_predictions_decide(cli, scenario_file):
     plain = cli("explain", scenario_file)
     predicted = cli("explain", scenario_file, "--set", "scheduler.memory=predicted_peak")
-    assert "looks at predictions" not in plain.out
-    assert "looks at predictions" in predicted.out
+    assert "uses predictions" not in plain.out
+    assert "uses predictions" in predicted.out
 
 
 def test_explain_agrees_with_the_deployment(scenario_file):
@@ -241,11 +242,11 @@ def test_one_page_for_variants_that_differ_in_more_than_the_scheduler(cli, scena
 
 
 def test_names_of_timelines_do_not_meet(tmp_path):
-    found = _results.timelines(tmp_path / "t.json", ["a b", "C/D", "e"])
+    found = variant_files(tmp_path / "t.json", ["a b", "C/D", "e"])
     assert [path.name for path in found.values()] == ["t.json", "t-c-d.json", "t-e.json"]
-    assert _results.timelines(None, ["a"]) == {}
-    twice = _results.timelines(tmp_path / "t.json", ["a", "b!", "b?"])
-    with pytest.raises(OutputError, match="a file of its own"):
+    assert variant_files(None, ["a"]) == {}
+    twice = variant_files(tmp_path / "t.json", ["a", "b!", "b?"])
+    with pytest.raises(OutputError, match="its own file"):
         outputs.require_writable(twice.values())
 
 
@@ -262,21 +263,17 @@ def test_the_program_as_installed(scenario_file):
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "expected"),
     [
-        (["scheduler.policy=multi_bin"], 'multi_bin has one bin; give scheduler.binning = "learned(k=8)"'),
+        (["scheduler.policy=multi_bin"], 'multi_bin has one bin; set scheduler.binning = "learned(k=8)"'),
         (["scheduler.policy=multi_bin", "scheduler.binning=bins(boundaries=[100])"], ""),
         (["scheduler.policy=vtc"], "vtc without tenants is first come, first served"),
         (["scheduler.policy=vtc", "workload.tenants=2"], ""),
         (["scheduler.policy=sjf"], ""),
     ],
 )
-def test_schedulers_with_nothing_to_go_by_are_hinted_at(settings, says, capsys):
-    from lengthwise import config
-    from lengthwise.cli import results as _results
-
+def test_schedulers_without_their_input_are_noted(settings, expected):
     base = ["variants=[]", "predictor.kind=oracle", "workload.num_requests=20"]
-    asked = config.load("examples/lab-chat.toml", [*base, *settings])
-    _results.hint(config.build(asked))
-    told = capsys.readouterr().err
-    assert told.startswith(says) if says else told == ""
+    scenario = config.load("examples/lab-chat.toml", [*base, *settings])
+    found = ineffective_options(config.build(scenario), seeds=1)
+    assert [note[: len(expected)] for note in found] == [expected] * bool(expected)

@@ -55,7 +55,7 @@ def test_configurations_are_told_as_they_are_played(brief, monkeypatch, cli):
     def shown(*, quiet):
         yield lambda *at: None if quiet else told.append(at)
 
-    monkeypatch.setattr(progress, "shown", shown)
+    monkeypatch.setattr(progress, "simulating", shown)
     assert asked(cli, brief)["others"] == []
     assert told == [], "nothing is played"
     (one,) = asked(cli, brief, "--baselines", "fastertransformer")["others"]

@@ -30,7 +30,7 @@ strategies = ["rra"]
 
 
 @pytest.fixture
-def asked(tmp_path):
+def requested(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(TEXT)
     return path
@@ -66,7 +66,7 @@ def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, req
     assert "admin page at http://127.0.0.1:" in flat
     assert "outputs moved, about from request 2" in flat
     assert "Changed to RRA, B_E =" in flat
-    assert "Lengths of 700 requests were watched. Below is what came of RRA, B_E =" in flat
+    assert "Lengths of 700 requests were monitored. Below is the outcome of RRA, B_E =" in flat
     assert "outputs moved" in ended.err, "the gateway's log tells it when it happens"
     told = json.loads((tmp_path / "run" / "outcome.json").read_text())
     first, *again = told["news"]

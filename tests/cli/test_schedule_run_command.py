@@ -23,7 +23,7 @@ def row_of(strategy="rra", encode_batch=3, decode_steps=5, decode_batch=9.0, **m
 
 
 @pytest.fixture
-def asked(tmp_path):
+def requested(tmp_path):
     path = tmp_path / "short.toml"
     path.write_text(
         """
@@ -72,7 +72,7 @@ def test_a_schedule_is_kept_and_what_came_stands_beside_it(cli, requested, plan,
     out = tmp_path / "run"
     ended = cli("schedule", "run", requested, "--engine", url, "--schedule", plan(), "--out", out)
     assert ended.code == 0, ended.err
-    assert "Keeping RRA, B_E = 3, N_D = 5" in ended.out
+    assert "Serving RRA, B_E = 3, N_D = 5" in ended.out
     assert "The bound of 5 s held" in ended.out
     told = json.loads((out / "outcome.json").read_text())
     seen = {one["name"]: one for one in told["outcome"]["seen"]}
@@ -158,18 +158,18 @@ def test_the_same_from_python_and_too_few_phases_are_a_doubt(requested, plan, ur
     played = schedule_run.run_schedule(here, [url], schedule_plan.planned_run(here, plan()))
     assert {row.outcome for row in played.rows} == {"finished"}
     assert (len(played.rows), played.engines) == (6, 1)
-    assert any("where there is no interval, too few phases count" in one for one in warnings(played.planned, played))
+    assert any("numbers without an interval: too few phases count" in one for one in warnings(played.planned, played))
 
 
 @pytest.mark.slow
 def test_a_lack_of_requests_is_told_as_a_doubt(cli, requested, plan, url):
     """One at a time: every phase goes on until the next request has come."""
     ended = cli(
-        "schedule", "run", requested, "--engine", url, "--schedule", plan(encode_batch=1, decode_batch=2.0, decode_steps=2),
-        "--requests", 30, "--request-rate", 3,
+        "schedule", "run", requested, "--engine", url, "--requests", 30, "--request-rate", 3,
+        "--schedule", plan(encode_batch=1, decode_batch=2.0, decode_steps=2),
     )  # fmt: skip
     assert ended.code == 0, ended.err
-    assert "requests were lacking" in ended.out.replace("\n", " ")
+    assert "too few requests arrived" in ended.out.replace("\n", " ")
 
 
 def test_an_engine_that_is_not_there_is_exit_2(cli, requested, plan):

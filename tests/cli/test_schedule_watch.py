@@ -33,7 +33,7 @@ strategies = ["rra"]
 
 
 @pytest.fixture
-def asked(tmp_path):
+def requested(tmp_path):
     path = tmp_path / "summaries.toml"
     path.write_text(TEXT)
     return path
@@ -53,7 +53,7 @@ def trace(path, parts, rate=20.0):
 
 def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(400, SUMMARIES.output_pmf), (1200, LONGER)])
-    ended = cli("schedule", "monitor", requested, "--workload", live, "--json", tmp_path / "out.json")
+    ended = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
     assert ended.code == 0, ended.err
     for words in (
         "Planned for prompts 256", "at most 1 %", "outputs moved, about from request 4", "over;",
@@ -73,7 +73,7 @@ def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
 
 def test_lengths_that_stay_change_nothing(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(1000, SUMMARIES.output_pmf)])
-    ended = cli("schedule", "monitor", requested, "--workload", live, "--json", tmp_path / "out.json")
+    ended = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")
     assert ended.code == 0, ended.err
     assert "Lengths did not move as far as can be told" in ended.out
     told = json.loads((tmp_path / "out.json").read_text("utf-8"))
@@ -84,7 +84,7 @@ def test_lengths_that_stay_change_nothing(cli, requested, tmp_path):
 def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(600, LONGER)])
     words = ("--margin", "0.2", "--false-alarms", "0.001", "--least-requests", 250, "--storage", "ssd")
-    told = json.loads(cli("schedule", "monitor", requested, "--workload", live, *words, "--json", "-").out)
+    told = json.loads(cli("schedule", "watch", requested, "--workload", live, *words, "--json", "-").out)
     (one,) = told["adaptations"]
     assert (told["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
     assert one["change"]["new_held_s"] <= 0.8 * 6
@@ -109,7 +109,7 @@ def test_a_run_is_told_in_the_order_of_arrival_once_all_before_have_ended(ran):
 
 def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
     measure.write_records(ran, tmp_path / "run.parquet")
-    ended = cli("schedule", "monitor", requested, "--records", tmp_path / "run.parquet")
+    ended = cli("schedule", "watch", requested, "--records", tmp_path / "run.parquet")
     assert ended.code == 0, ended.err
     assert "Watched 300 requests" in ended.out
 
@@ -130,7 +130,7 @@ def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
     ],
 )
 def test_bad_input_ends_with_2_and_one_sentence(cli, requested, words, says):
-    ended = cli("schedule", "monitor", requested, *words)
+    ended = cli("schedule", "watch", requested, *words)
     assert ended.code == 2, (ended.out, ended.err)
     assert says in ended.err
 

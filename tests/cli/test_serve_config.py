@@ -90,14 +90,14 @@ def test_defaults_and_names_are_those_of_the_gateway():
     for name in ("order", "admission", "dispatch", "prediction", "limits", "resilience", "listen", "discovery"):
         section = GatewayFile.model_fields[name].annotation
         assert set(section.model_fields) == {
-            field.name for field in dataclasses.fields(getattr(told, name.capitalize()))
+            field.name for field in dataclasses.fields(getattr(told, str(parts[name])))
         }
 
 
 @pytest.mark.parametrize("name", ["kind", "mode", "fairness", "statistic"])
 def test_choices_are_those_of_the_gateway(name):
     words = {"kind": told.KINDS, "mode": told.MODES, "fairness": told.FAIRNESS, "statistic": told.STATISTICS}
-    section = {"kind": '[discovery.engine]\nkind="{}"', "statistic": '[forecasting]\nstatistic="{}"'}
+    section = {"kind": '[discovery.engine]\nkind="{}"', "statistic": '[prediction]\nstatistic="{}"'}
     text = section.get(name, f'[order]\n{name}="{{}}"')
     phases = "\n[dispatch.phases]\nencode_batch = 1\ndecode_steps = 1"
     for word in words[name]:
@@ -166,12 +166,12 @@ def test_overrides_are_the_last_word(tmp_path):
             "threshold must have decode_batch and mean_prompt_tokens",
         ),
         (
-            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nmost_in_flight = 3\n",
-            "most_in_flight must be a whole number of at least 4",
+            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nmax_in_flight = 3\n",
+            "max_in_flight must be a whole number of at least 4",
         ),
         ('[discovery]\nendpoint_slices = "engines:8000"\n', "must be namespace/service:port"),
         ('[discovery]\ndns = "engines"\n', "must be host:port"),
-        ('[forecasting]\npredictor = "mine.lwp"\n', "forecasting.predictor: there is no file mine.lwp"),
+        ('[prediction]\npredictor = "mine.lwp"\n', "prediction.predictor: there is no file mine.lwp"),
         ('[listen]\ntls = { cert = "c.pem" }\n', "cert and key belong together"),
         ("[listen]\nadmin_port = 8000\n", "must differ from port"),
         (

@@ -43,7 +43,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(tables, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.npz"]
 
 
-def test_ours_and_vidurs_are_told_apart(tables, tmp_path):
+def test_saved_tables_and_vidurs_are_distinguished(tables, tmp_path):
     save(tables, tmp_path / "ours.npz")
     np.savez(tmp_path / "theirs.npz", **vidur_arrays())
     assert from_tables(tmp_path / "ours.npz", MODEL, 2).source == tables.source
@@ -102,7 +102,7 @@ def test_a_later_version_is_refused(tables, tmp_path, monkeypatch):
         load(tmp_path / "new.npz")
 
 
-def test_a_front_is_kept_and_a_file_without_one_has_none(tables, tmp_path):
+def test_a_front_is_saved_and_a_file_without_one_has_none(tables, tmp_path):
     save(tables, tmp_path / "old.npz")
     assert "front" not in np.load(tmp_path / "old.npz").files
     assert load(tmp_path / "old.npz").front == Front(0.0, 0.0)
@@ -114,7 +114,7 @@ def test_a_front_is_kept_and_a_file_without_one_has_none(tables, tmp_path):
         load(tmp_path / "bad.npz")
 
 
-def test_an_error_that_leans_to_the_slow_side_is_kept_and_a_file_without_one_is_as_before(tables, tmp_path):
+def test_an_error_that_leans_to_the_slow_side_is_saved(tables, tmp_path):
     even = (PartError("host", 0.5), PartError("step", 0.1))
     save(replace(tables, errors=even), tmp_path / "even.npz")
     assert "error_slow_log_sd" not in np.load(tmp_path / "even.npz").files
@@ -145,7 +145,7 @@ def test_bad_seconds_are_refused_and_nothing_is_written(tables, tmp_path, name, 
         ({"prefill_s": np.zeros(5)}, "prefill_s must have 2 axes"),
         ({"head_s": np.zeros(1), "host_s": np.zeros(1)}, "head_s must have 1 axes of 2 entries"),
         ({"stage_layers": np.array([0])}, "a layer or more a stage"),
-        ({"rule": AttentionRule(7)}, "the attention rule must be one of ours"),
+        ({"rule": AttentionRule(7)}, "the attention rule must be PER_REQUEST or MERGED"),
         ({"front": Front(queue_s=-1e-3)}, "front must be finite seconds from 0"),
         ({"front": Front(request_s=np.nan)}, "front must be finite seconds from 0"),
     ],

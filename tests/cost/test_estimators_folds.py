@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 from made_profiles import planted
 
-from lengthwise.cost.estimators.cross_validation import Validation, held_out, interior, judge, nested_choice
-from lengthwise.cost.estimators.learners import LEARNERS
+from lengthwise.cost.estimators.cross_validation import (
+    Validation,
+    cross_validate,
+    fit_validated,
+    interior,
+    nested_choice,
+)
+from lengthwise.cost.estimators.fitters import FITTERS
 from lengthwise.schema.errors import ProfileError
 
 
@@ -27,14 +33,14 @@ class Spy:
 
 
 @pytest.mark.parametrize("operator", ["mlp up", "prefill attention", "decode attention"])
-def test_no_held_out_point_is_ever_shown(operator):
+def test_no_held_out_point_is_fitted(operator):
     points, spy = planted(operator), Spy()
-    held = held_out("spy", spy, points)
+    held = cross_validate("spy", spy, points)
     assert spy.requested >= interior(points).sum()
     assert len(held.inside) == interior(points).sum()
 
 
-def test_the_outermost_points_are_only_told_as_beyond():
+def test_the_outermost_points_are_not_interior():
     points = planted("decode attention")
     inner = points.take(interior(points))
     assert inner.axes.max(axis=0).tolist() == [64, 4096]
@@ -45,19 +51,21 @@ def test_the_outermost_points_are_only_told_as_beyond():
 def test_errors_beyond_the_points_are_larger_than_between_them(name):
     points = planted("mlp up", noise=0.01)
     bent = type(points)(**{**vars(points), "seconds": points.seconds * (1 + (points.axes[:, 0] / 500) ** 2)})
-    held = held_out(name, LEARNERS[name], bent)
+    held = cross_validate(name, FITTERS[name], bent)
     assert np.median(np.abs(held.out_of_range)) > 2 * np.median(np.abs(held.inside))
 
 
 def test_auto_takes_the_smallest_error_on_unseen_points():
     points = planted("mlp up", noise=0.02)
-    judged = judge(points, "auto", out_of_range=False)
-    sds = {n: np.sqrt(np.mean(held_out(n, LEARNERS[n], points).inside ** 2)) for n in ("physics", "tables", "linear")}
+    judged = fit_validated(points, "auto", out_of_range=False)
+    sds = {
+        n: np.sqrt(np.mean(cross_validate(n, FITTERS[n], points).inside ** 2)) for n in ("physics", "tables", "linear")
+    }
     assert judged.estimator == min(sds, key=sds.get) == "physics"
     assert min(sds.values()) <= judged.log_sd <= max(sds.values())
 
 
-def test_the_best_of_many_guesses_is_not_told_as_better_than_a_guess():
+def test_the_best_of_many_guesses_is_reported_as_a_guess():
     """Of 40 estimators that guess, one is lucky; told on what did not choose it, it is a guess again."""
     lucky, honest = [], []
     for seed in range(50):
@@ -72,24 +80,24 @@ def test_the_best_of_many_guesses_is_not_told_as_better_than_a_guess():
 
 def test_both_halves_of_a_place_agree_among_estimators():
     points = planted("prefill attention", noise=0.02)
-    halves = [held_out(name, LEARNERS[name], points).half for name in ("physics", "tables", "linear")]
+    halves = [cross_validate(name, FITTERS[name], points).half for name in ("physics", "tables", "linear")]
     assert all(np.array_equal(halves[0], other) for other in halves[1:])
     assert 0 < halves[0].mean() < 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_too_few_points_tell_no_error(n):
-    judged = judge(planted("mlp up", tokens=2 ** np.arange(n)), "auto", out_of_range=True)
+def test_too_few_points_have_no_error(n):
+    judged = fit_validated(planted("mlp up", tokens=2 ** np.arange(n)), "auto", out_of_range=True)
     assert judged.log_sd is None
     assert judged.summary() is None
 
 
 @pytest.mark.parametrize(("carried", "factor"), [(["tp"], 1.6), (["gpu"], 2.3), (["tp", "model"], 2.4)])
-def test_only_physics_speaks_of_other_shapes_and_with_more_than_its_error(carried, factor):
+def test_only_physics_predicts_other_shapes_and_with_a_larger_error(carried, factor):
     points = planted("mlp up", noise=0.02)
-    here, far = (judge(points, "physics", out_of_range=True, carried=what) for what in ((), carried))
+    here, far = (fit_validated(points, "physics", out_of_range=True, transfers=what) for what in ((), carried))
     assert far.log_sd == pytest.approx(factor * here.log_sd)
     assert here.summary() is not None
     assert far.summary() is None
     with pytest.raises(ProfileError, match="only the estimator physics"):
-        judge(points, "monotone", out_of_range=False, carried=carried)
+        fit_validated(points, "monotone", out_of_range=False, transfers=carried)

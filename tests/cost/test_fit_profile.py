@@ -50,7 +50,7 @@ def test_tables_are_the_sum_of_the_planted_operators(one):
     assert tables.prefill_s[40, 50] == pytest.approx(combined(place.parts, FACTORS)[0], rel=0.05)
 
 
-def test_what_the_profile_lacks_comes_from_the_roofline_and_is_said(one):
+def test_the_roofline_supplies_what_the_profile_lacks_and_is_named(one):
     tables, report = one
     plain = roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
     assert np.array_equal(tables.host_s, plain.host_s)
@@ -58,7 +58,7 @@ def test_what_the_profile_lacks_comes_from_the_roofline_and_is_said(one):
     assert "host: host" in report.filled
 
 
-def test_without_an_operator_its_roofline_time_stands_in(one):
+def test_without_an_operator_its_roofline_time_is_used(one):
     rows = profile(operators=tuple(o for o in OPERATORS if o != "mlp up"), noise=0.01)
     tables, report = fitted(rows)
     assert "layer: mlp up" in report.filled
@@ -74,7 +74,7 @@ def test_an_error_of_a_part_is_the_spread_of_its_held_out_points(one):
     assert errors["host"] == 0.5
 
 
-def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_path, one):
+def test_an_unknown_error_is_left_out_and_the_rooflines_counts(tmp_path, one):
     few = profile(operators=("mlp up",))
     few = few.where(np.arange(len(few)) < 2)
     tables, report = fitted(few)
@@ -82,18 +82,18 @@ def test_an_error_that_cannot_be_told_is_left_out_and_the_rooflines_counts(tmp_p
     assert (tables.fit, report.operators) == ((), ())
     assert all(error.log_sd == pytest.approx(plain[error.part]) for error in tables.errors)
     assert {"layer", "decode"} < {error.part for error in tables.errors}
-    assert "too few points to tell an error of mlp up" in tables.source
+    assert "too few points to estimate an error of mlp up" in tables.source
     write_profile(few, tmp_path / "few.parquet")
     place = (f"{tmp_path / 'few.parquet'}", MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)
     assert [profile_tables(*place, cache=tmp_path)[1] for _ in range(2)] == [report, report]
 
 
-def test_errors_of_where_it_was_measured_are_not_told_elsewhere(measured):
+def test_errors_are_not_reported_for_another_deployment(measured):
     assert fitted(measured)[0].fit
     assert fitted(measured, tp=4)[0].fit == ()
     tables, report = fitted(measured, gpu=catalog.gpu("A100-80GB"))
     assert (tables.fit, report.operators) == ((), ())
-    assert "no errors are told of" in tables.source
+    assert "no errors are reported for" in tables.source
 
 
 def test_reach_is_what_was_measured(one):
@@ -110,7 +110,7 @@ def test_reach_is_what_was_measured(one):
         ((), {"context": None, "chunk": None, "prefix": None}),
     ],
 )
-def test_prompts_measured_whole_bound_no_request_but_what_is_before_a_chunk(left, report):
+def test_prompts_measured_without_prefix_bound_the_prefix_alone(left, report):
     parts = [f"{part} attention" for part in left]
     rows = profile(operators=(*LAYER, *parts))
     whole = rows.where((rows["operator"] != "prefill attention") | (rows["context"] == 0))
@@ -118,7 +118,7 @@ def test_prompts_measured_whole_bound_no_request_but_what_is_before_a_chunk(left
     assert {name: getattr(reach, name) for name in report} == report
 
 
-def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
+def test_another_degree_is_predicted_by_physics_with_a_larger_error(measured, one):
     tables, report = fitted(measured, tp=4)
     assert tables.layer_s[1:] == pytest.approx(truth(4), rel=0.06)
     assert {estimator for _, estimator in report.picked} == {"physics"}
@@ -128,14 +128,14 @@ def test_another_degree_is_told_by_physics_with_more_doubt(measured, one):
         fitted(measured, tp=4, estimator="monotone")
 
 
-def test_another_gpu_or_model_is_said(measured):
+def test_another_gpu_or_model_is_named(measured):
     tables, _ = fitted(measured, gpu=catalog.gpu("H200"))
     assert "measured on H100, carried to H200" in tables.source
     other = catalog.model("qwen3-32b")
     assert "measured for llama-3.1-8b, carried to qwen3-32b" in fitted(measured, model=other)[0].source
 
 
-def test_profiles_that_cannot_speak_of_a_deployment_are_refused(measured):
+def test_profiles_that_do_not_apply_to_a_deployment_are_refused(measured):
     with pytest.raises(ProfileError, match=r"has fp8 weights, and .* measured with bfloat16"):
         fitted(measured, limits=replace(LIMITS, weight_dtype="fp8"))
     with pytest.raises(ProfileError, match="is of Abacus 9"):
@@ -161,7 +161,7 @@ def test_kernels_of_no_model_give_tables_of_any_model():
     assert slower == pytest.approx(0.8 / 0.5, rel=0.12)
 
 
-def test_decodes_beside_prompts_take_what_they_were_measured_at():
+def test_decodes_next_to_prompts_take_their_measured_time():
     rows = []
     for chunk in (64, 256, 1024):
         for seqs in (4, 16, 64):
@@ -184,7 +184,7 @@ def _alone(operator, columns):
     return float(combined(place.parts, FACTORS)[0])
 
 
-def test_both_engines_read_decodes_beside_prompts_alike():
+def test_both_engines_read_decodes_next_to_prompts_alike():
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512)
     made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=200)
     factor = np.full(made.cost.decode_s.shape, 1.5)
@@ -230,8 +230,8 @@ def test_files_from_before_prefixes_are_read(tmp_path, one, saved, reach):
     assert load(tmp_path / "t.npz").reach == reach
 
 
-def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+def test_deployments_take_a_profile_and_cache_its_tables(tmp_path, measured, one, monkeypatch):
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
     path = tmp_path / "h100.parquet"
     write_profile(measured, path)
     limits = replace(LIMITS, max_model_len=LONGEST)
@@ -251,7 +251,7 @@ def test_deployments_take_a_profile_and_keep_its_tables(tmp_path, measured, one,
 
 
 @pytest.mark.slow
-def test_kernels_of_vllm_on_a_real_gpu_are_told_within_two_percent(shared):
+def test_kernels_of_vllm_on_a_real_gpu_are_predicted_within_two_percent(shared):
     root = shared("data/profiles/llmservingsim/v1/RTXPRO6000/meta-llama/Llama-3.1-8B/bf16")
     gpu = catalog.gpu("RTX-PRO-6000")
     place = (MODEL, gpu, catalog.default_node(gpu, 2), Parallelism(1), LIMITS, LONGEST)
@@ -262,7 +262,7 @@ def test_kernels_of_vllm_on_a_real_gpu_are_told_within_two_percent(shared):
     assert 1.2 < np.median(tables.beside_prompts[20:, 100:]) < 2.5
 
 
-def test_made_up_rows_tell_no_error_and_are_named_wherever_the_tables_go(tmp_path, measured, one):
+def test_made_up_rows_have_no_error_and_are_named_wherever_the_tables_go(tmp_path, measured, one):
     """Errors of made-up points against each other would say that nobody can be more exact."""
     names = ["prefill attention", "decode attention"]
     invented = replace(measured, metadata=replace(measured.metadata, machine={MADE_UP: {name: [1] for name in names}}))

@@ -34,11 +34,11 @@ def several():
     ("requested", "taken", "slower"),
     [
         ("", "cutlass taken (the most rows", 1),
-        ("flash_infer", "Flash_Infer taken (as asked", 2),
+        ("flash_infer", "Flash_Infer taken (as requested", 2),
         ("TRI", "triton taken (as", 3),
     ],
 )
-def test_of_several_backends_one_speaks_and_the_others_are_named(several, requested, taken, slower):
+def test_of_several_backends_one_is_used_and_the_others_are_named(several, requested, taken, slower):
     tables, report = fit_profile(
         several, MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST, estimator="tables", backend=requested
     )
@@ -52,7 +52,7 @@ def test_of_several_backends_one_speaks_and_the_others_are_named(several, reques
 
 
 def test_a_backend_that_was_not_measured_is_refused_with_those_that_were(several, tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.cost.tables._cache_folder", lambda _: tmp_path / "cache")
+    monkeypatch.setattr("lengthwise.cost.tables.cache_folder", lambda _: tmp_path / "cache")
     write_profile(several, tmp_path / "p.parquet")
     with pytest.raises(
         ProfileError, match="no rows of the backend fa3; its backends are: Flash_Infer, cutlass, triton"
@@ -88,7 +88,7 @@ def test_windows_that_the_deployment_has_not_need_not_be_of_its_backend():
 @pytest.mark.parametrize(
     ("requested", "end"), [("", ": right if the deployment's is the same"), ("cutlass", ", not with cutlass")]
 )
-def test_whose_attention_was_measured_is_told_where_the_deployment_does_not_say_its_own(requested, end):
+def test_the_measured_attention_backend_is_noted_if_the_deployment_names_none(requested, end):
     found = rows_for(attention("FA3", "FLASHINFER", mlp="cutlass"), target(), requested)
     assert found.notes == (f"measured prefill attention with FA3; decode attention with FLASHINFER{end}",)
     assert rows_for(attention("", ""), target()).notes == ()
@@ -125,7 +125,7 @@ def test_a_device_that_no_catalog_knows_is_refused_by_its_name(device):
     assert f'aliases = ["{device}"]' in str(told.value)
 
 
-def test_a_gpus_own_file_that_says_so_takes_a_profile_of_its_driver(tmp_path):
+def test_a_gpu_file_with_an_alias_takes_a_profile_of_that_name(tmp_path):
     own = (Path(__file__).parents[2] / "examples" / "gpus" / "cpu.toml").read_text("utf-8")
     rows = profile(operators=("norms",), gpu="AMD EPYC")
     for name, text in (

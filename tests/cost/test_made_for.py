@@ -20,7 +20,7 @@ def own(**changed):
     return cost.MadeFor.of_deployment(deploy(**{"model": MODEL, "gpu": GPU, **changed}))
 
 
-def test_what_is_kept_comes_back_and_leaves_the_tables_as_they_are(tmp_path):
+def test_provenance_is_read_back_and_leaves_the_tables_unchanged(tmp_path):
     tables = deploy(MODEL, GPU).cost
     cost.save(tables, tmp_path / "told.npz", own())
     cost.save(tables, tmp_path / "again.npz", own())
@@ -63,7 +63,7 @@ def test_seconds_hold_for_one_model_gpu_degree_and_data_type(changed, words, tmp
     assert "lengthwise calibrate" in str(told.value)
 
 
-def test_the_node_counts_where_gpus_talk_to_each_other():
+def test_the_node_counts_for_several_gpus():
     one, two = own(tp=2), own(tp=2)
     assert one.differences(two) == []
     assert one.differences(replace(two, node="another")) == [f"the node {one.node}, not another"]
@@ -80,10 +80,10 @@ def test_a_deployment_of_another_model_takes_no_such_tables(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["not json", "[1]", "{}", json.dumps({"model": "of no shape"})])
-def test_facts_that_are_not_ours_are_told(text, tmp_path):
+def test_malformed_provenance_is_refused(text, tmp_path):
     path = tmp_path / "c.npz"
     cost.save(deploy(MODEL, GPU).cost, path)
     with np.load(path) as kept:
         np.savez(path, **{**kept, "made_for": text})
-    with pytest.raises(ProfileError, match="must tell what its tables are of"):
+    with pytest.raises(ProfileError, match="must name the deployment of its tables"):
         cost.made_for(path)

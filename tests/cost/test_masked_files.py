@@ -17,7 +17,7 @@ def tables():
     return deploy("llama-2-7b", "A100-80GB").cost
 
 
-def test_masks_are_kept_and_a_file_without_them_has_none(tables, tmp_path):
+def test_masks_are_saved_and_a_file_without_them_has_none(tables, tmp_path):
     save(tables, tmp_path / "old.npz")
     assert "masked_s" not in np.load(tmp_path / "old.npz").files
     assert load(tmp_path / "old.npz").masked_s == 0.0

@@ -97,7 +97,7 @@ def test_override_is_taken_as_it_is():
 
 
 @pytest.mark.parametrize("planner", ["lengthwise", "vidur"])
-def test_too_large_a_model_says_by_how_much_and_which_tp_fits(planner):
+def test_the_error_of_too_large_a_model_gives_the_shortfall_and_a_tp_that_fits(planner):
     with pytest.raises(DoesNotFitError, match=r"GiB too little\. The smallest tp that fits is 2\."):
         plan_memory(LLAMA_70B, A100, Parallelism(), LIMITS, 4096, planner)
 

@@ -53,7 +53,7 @@ def attention(kind, x, y):
     return Profile(METADATA, {"operator": [f"{kind} attention"] * n, "tp": [1] * n, "seconds": [1e-5] * n} | axes)
 
 
-def test_attention_over_its_whole_plane_has_no_gaps():
+def test_attention_over_its_complete_plane_has_no_gaps():
     grid = 2 ** np.arange(14)
     assert gaps_of(attention("prefill", grid, np.array([0, *grid]))) == []
     assert gaps_of(attention("decode", grid[:9], grid)) == []
@@ -87,7 +87,7 @@ def test_the_share_of_the_data_sheet_is_that_of_flops_or_of_bytes():
         assert share.roofline == pytest.approx(0.5, rel=1e-6)
 
 
-def test_of_an_unknown_device_no_share_is_said():
+def test_rows_of_an_unknown_device_have_no_share():
     view = describe_profile(replace(shard(), metadata=replace(METADATA, gpu="an abacus")))
     assert view.work is None
     assert view.operators[0].median is None
@@ -136,7 +136,7 @@ def test_what_the_spreads_explain_did_not_move():
     assert check_profiles(replace(new, columns=new.columns | {"spread_s": sure["spread_s"]}), sure).changed
 
 
-def test_points_between_two_old_ones_are_compared_with_what_lies_there():
+def test_points_between_two_old_ones_are_compared_with_their_interpolation():
     between = np.array([3, 6, 12, 24, 48, 96])
     found = check_profiles(shard(tokens=between), shard(tokens=TOKENS))
     assert sum(row.points for row in found.rows) == 6

@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(tmp_path):
         read_profile(tmp_path / "none.parquet")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(OutputError, match="create it first"):
         write_profile(one(), tmp_path / "no" / "p.parquet")
 
@@ -92,7 +92,7 @@ def test_a_cut_off_file_is_refused(tmp_path):
 
 
 def rewritten(tmp_path, version=1, **columns):
-    about = {"version": version, "metadata": {"name": "n", "source": "s", "gpu": "g"}}
+    about = {"version": version, "facts": {"name": "n", "source": "s", "gpu": "g"}}
     frame = pl.DataFrame({"operator": ["host"], "seconds": [1.0]} | columns)
     frame.write_parquet(tmp_path / "a.parquet", metadata={"lengthwise.profile": json.dumps(about)})
     return tmp_path / "a.parquet"
@@ -117,12 +117,12 @@ def test_rows_with_holes_are_refused(tmp_path):
         read_profile(rewritten(tmp_path, seconds=pl.Series([None], dtype=pl.Float64)))
 
 
-def test_an_operator_that_nobody_knows_is_refused_with_the_file_s_name(tmp_path):
+def test_an_unknown_operator_is_refused_with_the_file_s_name(tmp_path):
     with pytest.raises(ProfileError, match=r"a\.parquet.*turbo encabulator"):
         read_profile(rewritten(tmp_path, operator=["turbo encabulator"]))
 
 
-def test_a_writing_that_fails_leaves_what_was_there(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "p.parquet"
     write_profile(one(), path)
     before = path.read_bytes()

@@ -78,7 +78,7 @@ def test_vidur_s_notes_say_what_is_made_up_and_what_is_left_out(tmp_path):
     assert "1 send_recv rows between nodes are left out" in notes
 
 
-def test_vidur_s_made_up_rows_are_left_out_unless_they_are_asked_for(tmp_path):
+def test_vidur_s_made_up_rows_are_left_out_unless_requested(tmp_path):
     measured = import_vidur(vidur(tmp_path), LLAMA, "a100")
     assert rows(measured, "prefill attention", "tp") == []
     assert rows(measured, "decode attention", "tp") == [(2,)]
@@ -89,7 +89,7 @@ def test_vidur_s_made_up_rows_are_left_out_unless_they_are_asked_for(tmp_path):
     assert "and kept" in " ".join(kept.metadata.notes)
 
 
-def test_vidur_without_attention_or_network_is_imported_and_says_so(tmp_path):
+def test_vidur_without_attention_or_network_is_imported_with_a_note(tmp_path):
     vidur(tmp_path)
     (tmp_path / "compute/a100/meta-llama/Llama-2-7b-hf/attention.csv").unlink()
     (tmp_path / "network").rename(tmp_path / "elsewhere")
@@ -99,7 +99,7 @@ def test_vidur_without_attention_or_network_is_imported_and_says_so(tmp_path):
     assert "no all-reduce and no send" in " ".join(profile.metadata.notes)
 
 
-def test_vidur_lists_what_is_there(tmp_path):
+def test_vidur_errors_list_what_is_present(tmp_path):
     vidur(tmp_path)
     with pytest.raises(ProfileError, match="it holds a100"):
         import_vidur(tmp_path, LLAMA, "h100")
@@ -137,7 +137,7 @@ def test_llmservingsim_v0_adds_up_projections_and_reads_nanoseconds(tmp_path):
     assert profile.metadata.source == "llmservingsim v0"
 
 
-def test_llmservingsim_v0_s_keys_are_of_the_whole_batch_and_hold_the_chunk(tmp_path):
+def test_llmservingsim_v0_s_keys_count_the_batch_and_include_the_chunk(tmp_path):
     root = tmp_path / "A6000" / "meta-llama" / "Llama-3.1-8B"
     stats = ",".join(f"time_stats.attn_{k}.{s}" for k in ("prefill", "decode") for s in ("median", "std"))
     csv(
@@ -229,7 +229,7 @@ def test_skewed_times_are_scaled_as_the_even_ones_show(tmp_path, uniform_us, cal
         assert decode["seconds"][1] == pytest.approx(27e-6 / calls)
 
 
-def test_llmservingsim_without_its_parts_says_what_is_there(tmp_path):
+def test_llmservingsim_errors_list_what_is_present(tmp_path):
     root = v1(tmp_path / "bf16")
     with pytest.raises(ProfileError, match="it holds bf16"):
         import_llmservingsim(tmp_path)

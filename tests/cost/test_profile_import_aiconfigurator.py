@@ -81,7 +81,7 @@ def test_aiconfigurator_s_notes_say_what_is_of_another_version_or_left_out(tmp_p
     assert "1 fused moe rows with experts spread over GPUs" in notes
 
 
-def test_aiconfigurator_names_what_is_there(tmp_path):
+def test_aiconfigurator_errors_list_what_is_present(tmp_path):
     tables(tmp_path)
     with pytest.raises(UnknownNameError, match="h200_sxm"):
         import_aiconfigurator(tmp_path, "h200", "vllm", "0.24.0")

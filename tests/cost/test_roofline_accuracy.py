@@ -106,7 +106,7 @@ def test_decode_attention_of_vllm(shared, gpu, version, median):
         seqs=seqs,
         keys=keys,
         head_flops=4 * heads * 128,
-        changed=512 * kv * keys + 512 * heads * seqs,
+        moved_bytes=512 * kv * keys + 512 * heads * seqs,
         group=heads / kv,
     )
     assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
@@ -131,7 +131,7 @@ def test_prefill_attention_of_vllm(shared, gpu, version, median):
         mean_keys=(chunk + 1) / 2,
         keys=chunk,
         head_flops=4 * heads * 128,
-        changed=512 * kv * chunk + 512 * heads * chunk,
+        moved_bytes=512 * kv * chunk + 512 * heads * chunk,
     )
     assert np.median(relative_errors(work.seconds * 1e3, ms)) <= median
 
@@ -230,7 +230,7 @@ def time_per_token_ms(row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "bounds"), [("H100", (0.08, 0.22)), ("H200", (0.065, 0.14)), ("B200", (0.09, 0.21))])
-def test_what_ships_tells_the_time_per_token_of_vllm(shared, gpu, bounds):
+def test_the_roofline_predicts_the_time_per_token_of_vllm(shared, gpu, bounds):
     """``deploy`` with the engine's host by name and the engine in a closed loop, nothing else."""
     rows = pl.read_csv(shared(f"{AIC}/silicon_sample.csv.gz"), infer_schema_length=None).filter(
         pl.col("mode") == "agg",

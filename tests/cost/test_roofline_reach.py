@@ -10,8 +10,8 @@ import pytest
 
 from lengthwise import catalog, engine
 from lengthwise.cost import roofline_note
-from lengthwise.cost.estimators.cross_validation import FAR_FACTORS
-from lengthwise.cost.roofline_tables import MAX_REACH, UNKNOWN_STEP_LOG_SD, roofline_errors
+from lengthwise.cost.estimators.cross_validation import TRANSFER_FACTORS
+from lengthwise.cost.roofline_tables import TRANSFER_FACTOR, UNKNOWN_STEP_LOG_SD, roofline_errors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = catalog.model("llama-3.1-8b")
@@ -33,15 +33,15 @@ def test_each_step_away_from_what_was_measured_widens_every_kernel():
 
 
 def test_the_factor_of_another_gpu_is_the_one_that_was_measured():
-    assert FAR_FACTORS["gpu"] == MAX_REACH
+    assert TRANSFER_FACTORS["gpu"] == TRANSFER_FACTOR
 
 
-def test_hardware_of_a_known_name_that_a_user_describes_anew_keeps_its_errors():
+def test_hardware_of_a_known_name_that_a_user_describes_has_the_known_errors():
     gpu = catalog.gpu("H100")
     assert errors(replace(gpu, price_per_hour_usd=1.0)) == errors(gpu)
 
 
-def test_the_note_says_what_is_not_known_and_what_to_do():
+def test_the_note_names_what_is_unknown_and_a_remedy():
     assert roofline_note(catalog.gpu("H100")) == ""
     assert "carried over from other GPUs" in roofline_note(catalog.gpu("L4"))
     told = roofline_note(catalog.gpu(EXAMPLES / "gpus/cpu.toml"))

@@ -30,7 +30,7 @@ def measured_s(rows, part=("qkv projection", "output projection", "mlp up", "mlp
 
 
 @pytest.mark.parametrize("estimator", ["auto", "physics", "linear", "monotone", "tables"])
-def test_one_token_is_told_as_measured_and_more_as_without_it(estimator):
+def test_one_token_takes_its_measured_time_and_more_tokens_the_fit(estimator):
     plain, quick = quick_vectors()
     (told, _), (usual, _) = tables(quick, estimator=estimator), tables(plain, estimator=estimator)
     less = measured_s(plain) - measured_s(quick)
@@ -55,7 +55,7 @@ def test_errors_are_of_what_is_learnt():
     assert report.operators == usual.operators
 
 
-def test_another_degree_is_told_by_the_physics_of_all_tokens():
+def test_another_degree_is_predicted_by_the_physics_of_all_tokens():
     plain, quick = quick_vectors()
     (told, _), (usual, _) = tables(quick, tp=2), tables(plain, tp=2)
     assert told.layer_s[1] == pytest.approx(usual.layer_s[1], rel=0.1)

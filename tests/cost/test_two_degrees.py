@@ -34,13 +34,13 @@ def run(tables, engine):
     return simulate(workload, Deployment(MODEL, GPU, NODE, parallel, limits, scheduler, tables, kv, 400), engine=engine)
 
 
-def test_a_file_keeps_both_degrees(tmp_path):
+def test_a_file_holds_both_degrees(tmp_path):
     tables = of_two_degrees(cost_tables([2, 1, 1], additional=True), [0, 1, 1])
     save(tables, tmp_path / "two.npz")
     assert_same(load(tmp_path / "two.npz"), tables)
 
 
-def test_each_stage_takes_what_its_degree_says():
+def test_each_stage_takes_the_time_of_its_degree():
     tables = of_two_degrees(cost_tables([2, 1, 3]), [0, 1, 1])
     plain = dataclasses.replace(tables, other=None, stage_other=None)
     other = dataclasses.replace(tables.other, stage_layers=tables.stage_layers)
@@ -52,7 +52,7 @@ def test_each_stage_takes_what_its_degree_says():
 
 
 @ENGINES
-def test_a_pipeline_of_one_degree_is_the_same_told_either_way(engine):
+def test_a_pipeline_of_one_degree_is_the_same_in_either_form(engine):
     plain = cost_tables([1, 1, 1])
     marked = of_two_degrees(plain, [0, 0, 0])
     turned = dataclasses.replace(marked.other, other=plain, stage_other=np.ones(3, np.int64))
@@ -73,7 +73,7 @@ def test_a_pipeline_of_one_degree_is_the_same_told_either_way(engine):
         ({"other": dataclasses.replace(cost_tables([1]), head_s=np.array([0, -1.0]))}, "other"),
     ],
 )
-def test_tables_that_do_not_go_together_are_told(change, says):
+def test_tables_that_do_not_go_together_are_refused(change, says):
     tables = of_two_degrees(cost_tables([2, 2]), [0, 1])
     with pytest.raises(ProfileError, match=says):
         check(dataclasses.replace(tables, **change), "these tables")

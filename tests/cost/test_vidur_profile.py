@@ -131,7 +131,7 @@ def test_second_call_reads_the_store_and_new_content_does_not(folder, tmp_path, 
     store = tmp_path / "store"
     first = build(folder, cache=store)
     with monkeypatch.context() as patch:
-        patch.setattr("lengthwise.cost.vidur._build", lambda *_: pytest.fail("built again"))
+        patch.setattr("lengthwise.cost.vidur.read_samples", lambda *_: pytest.fail("built again"))
         second = build(folder, cache=store)
     assert second[1] == first[1]
     for name in ("layer_s", "prefill_s", "decode_s"):
@@ -210,7 +210,7 @@ def test_operator_of_a_parallel_block_is_not_needed(folder):
         (lambda f: (f / "compute/a100/org/Tiny-hf/mlp.csv").write_bytes(b""), r"mlp\.csv must be a readable CSV"),
     ],
 )
-def test_what_is_missing_is_named_with_what_is_there(folder, damage, message):
+def test_missing_parts_are_named_with_the_present_ones(folder, damage, message):
     damage(folder)
     with pytest.raises(ProfileError, match=message):
         build(folder, parallel=Parallelism(2, 2))

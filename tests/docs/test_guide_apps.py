@@ -50,11 +50,11 @@ def test_the_line_of_progress_has_the_form_that_is_quoted(quoted):
 
 def test_costs_that_are_named_are_those_that_are_assumed_and_known():
     from lengthwise.apps.plan.space import SwitchRates
-    from lengthwise.cost.estimators.learners import LEARNERS
+    from lengthwise.cost.estimators.fitters import FITTERS
 
     text, rates = GUIDE.read_text("utf-8"), SwitchRates()
     assert "`profile:FILE#linear`" in text
-    assert "linear" in LEARNERS
+    assert "linear" in FITTERS
     assert f"{rates.engine_start_s:g} s for the engine" in text
     assert f"{rates.disk_bytes_per_s / 1e9:g} GB/s from disk and {rates.pcie_bytes_per_s / 1e9:g} GB/s to each" in text
 

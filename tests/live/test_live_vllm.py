@@ -18,7 +18,7 @@ from judging import METRICS, MIN_COUNT, arriving, drift, judged, lasting, of_med
 from lengthwise import Status
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.measure import load as bench
+from lengthwise.measure.load import bench
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import read_iterations
 from lengthwise.measure.calibration.iteration_log import fitted_steps

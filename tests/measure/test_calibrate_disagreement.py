@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from lengthwise import deploy
-from lengthwise.cli.calibrate import require_help
 from lengthwise.measure import read_records
 from lengthwise.measure.calibration import Calibration, Parameter, Score, calibrate, read_iterations
 from lengthwise.measure.calibration.measured_runs import origin_notes, run_of
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GpuSpec
+from lengthwise.usecases.calibrate import require_improvement
 
 RETAINED = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
 """A tiny model on a thread of a slow CPU, whose records tell neither: too slow to pass for a large one on a GPU."""
@@ -40,15 +40,14 @@ def found(*, value: float, low: float, high: float) -> Calibration:
 def test_a_sure_disagreement_with_nothing_moved_is_an_error_unless_one_insists():
     lost = found(value=1.0, low=1.2, high=2.2)
     with pytest.raises(InputError, match=r"TPOT by \+170% on half.*--iterations"):
-        require_help(lost, force=False, shown=False)
-    require_help(lost, force=True, shown=False)
+        require_improvement(lost)
 
 
 @pytest.mark.parametrize(
     ("value", "low", "high"), [(1.0, -0.3, 0.6), (1.0, 0.02, 0.05), (0.5, 1.2, 2.2)], ids=["unsure", "small", "changed"]
 )
 def test_what_noise_explains_and_what_was_moved_is_written(value, low, high):
-    require_help(found(value=value, low=low, high=high), force=False, shown=False)
+    require_improvement(found(value=value, low=low, high=high))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_runs_are_of_the_code_whose_content_is_the_same_whatever_its_history(his
         ("benchmarks/_device.py", True),
         ("benchmarks/engines/continuous_batching.py", True),
         ("src/lengthwise/_jit.py", True),
-        ("src/lengthwise/backend/_openai_pieces.py", True),
+        ("src/lengthwise/backend/openai_protocol.py", True),
         ("src/lengthwise/catalog/data/gpus.toml", True),
         ("src/lengthwise/measure/load/bench.py", True),
         ("src/lengthwise/workload/readers.py", True),

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
-from lengthwise.measure import load as bench
+from lengthwise.measure.load import bench
 from lengthwise.measure.calibration.measured_runs import split_of
 from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_doubts
 from lengthwise.schema.errors import InputError

@@ -256,11 +256,11 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
     (variant,) = config.build(asked())
     variant = replace(variant, deployment=replace(variant.deployment, cost=cost))
     (told,) = simulate.run(asked(), variants=[variant])
-    from lengthwise.cli import results as _results
+    from lengthwise.cli.simulate import result_of, show, write
 
-    results = _results.results_of([told])
-    _results.show(asked(), results)
-    _results.write(results, tmp_path / "a.json", tmp_path / "a.html", {})
+    results = [result_of(told)]
+    show(asked(), results)
+    write(results, tmp_path / "a.json", tmp_path / "a.html", {})
     printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "a.html").read_text("utf-8")
     made = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"][0]
     (note,) = told.notes

@@ -277,5 +277,5 @@ def test_every_room_that_search_stands_on_decides():
     lines = [[name.strip().removeprefix("lengthwise.") for name in line.split("|")] for line in layers]
     at = next(at for at, line in enumerate(lines) if "search" in line)
     below = {name for line in lines[at + 1 :] for name in line} | {"search"}
-    assert below - {"backend"} | {"scenario"} == {name.removesuffix(".py") for name in DECIDING}
+    assert below - {"backend"} | {"config", "usecases"} == {name.removesuffix(".py") for name in DECIDING}
     assert all((PACKAGE / name).exists() for name in DECIDING)

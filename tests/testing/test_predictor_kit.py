@@ -250,7 +250,7 @@ def test_the_package_does_not_need_the_kit():
     import subprocess
     import sys
 
-    code = "import lengthwise.cli, lengthwise.scenario, sys; print('lengthwise.testing' in sys.modules)"
+    code = "import lengthwise.cli, lengthwise.config, lengthwise.usecases, sys; print('lengthwise.testing' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
 

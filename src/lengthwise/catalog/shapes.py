@@ -1,4 +1,4 @@
-"""What follows from a model's shapes: parameters, bytes, and the cut into pipeline stages."""
+"""Quantities that follow from a model's shapes: parameters, bytes, and the split into pipeline stages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import FfnSpec, ModelSpec, dtype_bytes, dtype_name
 
 _SCALE_BYTES = {"int4": 2.5 / 128, "fp4": 1 / 16}
-"""Scales a weight: GPTQ and AWQ keep an fp16 scale and a 4-bit zero for 128, NVFP4 an fp8 scale for 16."""
+"""Bytes of scales per weight: GPTQ and AWQ have a 16-bit scale and a 4-bit zero per 128, NVFP4 an fp8 scale per 16."""
 
 
 def parameters(spec: ModelSpec) -> int:
-    """All weights of the model, a tied head counted once."""
+    """Return all weights of the model; a tied head counts once."""
     decoder = sum(layer_parameters(spec, index) for index in range(spec.layers))
     encoder = spec.encoder_layers * encoder_layer_parameters(spec)
     stacks = 2 if spec.encoder_layers else 1
@@ -18,7 +18,7 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def active_parameters(spec: ModelSpec) -> int:
-    """Weights that one token visits: of the experts, only those it is routed to.
+    """Return the weights that one token visits: of the experts, only those that it is routed to.
 
     Embedding and head count in full, as in the published "A3B" and "37B activated" figures.
     """
@@ -28,7 +28,7 @@ def active_parameters(spec: ModelSpec) -> int:
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> int:
-    """Weights of decoder layer ``index``, counted from 0; all experts of it.
+    """Return the weights of decoder layer ``index``, counted from 0, with all experts.
 
     Raises:
         InputError: There is no such layer.
@@ -41,27 +41,27 @@ def layer_parameters(spec: ModelSpec, index: int) -> int:
 
 
 def encoder_layer_parameters(spec: ModelSpec) -> int:
-    """Weights of one encoder layer; 0 for a model that has no encoder."""
+    """Return the weights of one encoder layer; 0 for a model without an encoder."""
     if not spec.encoder_layers:
         return 0
     return _attention(spec) + _ffn(spec, dense=True) + 2 * _norm(spec)
 
 
 def embedding_parameters(spec: ModelSpec) -> int:
-    """Rows of the token table and of learned positions, times the hidden size."""
+    """Return the weights of the token table and of learned positions."""
     return (spec.vocab + spec.metadata.learned_positions) * spec.hidden
 
 
 def head_parameters(spec: ModelSpec) -> int:
-    """Weights of the LM head; 0 when it shares the token table."""
+    """Return the weights of the LM head; 0 if it shares the token table."""
     return 0 if spec.tied_embeddings else spec.vocab * spec.hidden
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Bytes of all weights, stored as ``dtype`` (None: as published).
+    """Return bytes of all weights, stored as ``dtype`` (None: as published).
 
-    A format under 16 bits covers the layers alone, with its scales; embedding and head stay at
-    16 bits, as in published FP8, AWQ and GPTQ checkpoints.
+    A format under 16 bits covers the layers alone, with its scales; embedding and head stay at 16 bits, as in published
+    FP8, AWQ and GPTQ checkpoints.
 
     Raises:
         UnknownNameError: There is no such dtype.
@@ -72,7 +72,7 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
-    """Bytes of decoder layer ``index`` stored as ``dtype`` (None: as published), scales included.
+    """Return bytes of decoder layer ``index`` stored as ``dtype`` (None: as published), scales included.
 
     Raises:
         InputError: There is no such layer.
@@ -82,11 +82,10 @@ def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) ->
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Bytes that one token adds to the KV cache over all (decoder) layers.
+    """Return bytes that one token adds to the KV cache over all (decoder) layers.
 
-    Keys and values of every KV head, or one latent a layer for MLA. Layers with a sliding
-    window count too: it is what a token inside the window holds. ``dtype`` None takes the
-    weights' dtype, or 16 bits where the weights are narrower.
+    Keys and values of every KV head, or one latent per layer for MLA. Layers with a sliding window count too: a token
+    inside the window is in their cache. ``dtype`` None takes the weights' dtype, but at least 16 bits.
 
     Raises:
         UnknownNameError: There is no such dtype.
@@ -100,7 +99,7 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
 
 
 def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Bytes that one encoder token holds for cross-attention in all decoder layers; 0 without encoder.
+    """Return bytes that one encoder token caches for cross-attention in all decoder layers; 0 without encoder.
 
     Raises:
         UnknownNameError: There is no such dtype.
@@ -109,11 +108,10 @@ def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float
 
 
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
-    """Layers of each of ``pp`` pipeline stages, as vLLM cuts them.
+    """Return the layers of each of ``pp`` pipeline stages, split as in vLLM.
 
-    An even cut; what remains goes one layer each to the stages before the last one, backwards:
-    the last stage also holds the head, and the first, which holds the embedding, is served last.
-    ``encoder`` cuts the encoder's layers instead of the decoder's.
+    The split is even; remaining layers go one each to the stages before the last one, backwards, since the last stage
+    also holds the head and the first one the embedding. ``encoder`` splits the encoder's layers instead.
 
     Raises:
         InputError: ``pp`` is below 1 or above the number of layers.
@@ -121,34 +119,25 @@ def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int
     layers = spec.encoder_layers if encoder else spec.layers
     if not 1 <= pp <= layers:
         raise InputError(f"pipeline stages (pp) of {spec.name} must be in 1..{layers}; it is {pp}")
-    even, rest = divmod(layers, pp)
-    return [even + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp)]
+    per_stage, rest = divmod(layers, pp)
+    return [per_stage + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp)]
 
 
 def _attention(spec: ModelSpec) -> int:
-    attention, hidden = spec.attention, spec.hidden
-    if attention.is_mla:
-        return _latent_attention(spec)
-    query = attention.heads * attention.head_dim
-    key = attention.kv_heads * attention.head_dim
-    value = attention.kv_heads * _v_head_dim(spec)
-    output = attention.heads * _v_head_dim(spec)
+    attention, hidden, v_head_dim = spec.attention, spec.hidden, _v_head_dim(spec)
+    if attention.is_mla:  # DeepSeek-V2 (arXiv:2405.04434, section 2.1), with the norms of both latents
+        query_width = attention.heads * (attention.head_dim + attention.rope_head_dim)
+        rank, latent = attention.q_lora_rank, attention.kv_lora_rank
+        query = hidden * rank + rank + rank * query_width if rank else hidden * query_width
+        down = hidden * (latent + attention.rope_head_dim) + latent
+        up = latent * attention.heads * (attention.head_dim + v_head_dim)
+        return query + down + up + attention.heads * v_head_dim * hidden
+    query, key = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    value, output = attention.kv_heads * v_head_dim, attention.heads * v_head_dim
     bias = query + key + value if attention.bias else 0
-    # Where only the projections into attention have a bias (Qwen2), the MLP has none either.
+    # If only the projections into attention have a bias (Qwen2), the MLP has none either.
     bias += hidden if attention.bias and spec.ffn.bias else 0
     return hidden * (query + key + value + output) + bias
-
-
-def _latent_attention(spec: ModelSpec) -> int:
-    """MLA as in DeepSeek-V2 (arXiv:2405.04434, section 2.1), with the norms of both latents."""
-    attention, hidden = spec.attention, spec.hidden
-    query_width = attention.heads * (attention.head_dim + attention.rope_head_dim)
-    rank = attention.q_lora_rank
-    query = hidden * rank + rank + rank * query_width if rank else hidden * query_width
-    latent = attention.kv_lora_rank
-    down = hidden * (latent + attention.rope_head_dim) + latent
-    up = latent * attention.heads * (attention.head_dim + _v_head_dim(spec))
-    return query + down + up + attention.heads * _v_head_dim(spec) * hidden
 
 
 def _ffn(spec: ModelSpec, *, dense: bool) -> int:

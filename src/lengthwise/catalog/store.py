@@ -1,14 +1,16 @@
-"""The one loader of the catalog's data files, and the lookup by name or alias."""
+"""Lookup of models, GPUs, nodes and links by name, and the loader of their data files."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, replace
-from functools import lru_cache
+from dataclasses import MISSING, fields, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
+from lengthwise.catalog import huggingface
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import (
     AttentionSpec,
@@ -21,11 +23,167 @@ from lengthwise.schema.specs import (
     dtype_name,
 )
 
+_DATA = Path(__file__).parent / "data"
+_PCIE_NODES = ("pcie4-4", "pcie4-8")
+
 Record = TypeVar("Record")
+Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
+
+
+def model(name_or_path: str | Path) -> ModelSpec:
+    """Return a model by name or alias, or from a Hugging Face ``config.json`` or the folder that holds one.
+
+    A name of the catalog wins over a folder of that name; write ``./name`` for the folder.
+
+    Raises:
+        UnknownNameError: It is neither a known name nor a file.
+        InputError: The file cannot be read or lacks keys; the message names them.
+    """
+    try:
+        return _find("model", str(name_or_path), models())
+    except UnknownNameError:
+        path = Path(name_or_path).expanduser()
+        if not path.is_dir() and path.suffix != ".json":
+            raise
+    file = path / "config.json" if path.is_dir() else path
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{file} must be JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file} must hold a JSON object; it holds a {type(config).__name__}")
+    return huggingface.parse(config, name, where=str(file))
+
+
+def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """Return the shapes of a parsed Hugging Face config, under ``name``.
+
+    Raises:
+        InputError: Required keys are missing; the message names the accepted alternatives.
+    """
+    return huggingface.parse(config, name, where=f"the config of {name}")
+
+
+def served_model(name: str) -> ModelSpec | None:
+    """Return the model that a server reports by a name, an alias, or a path that ends with one; None if unknown."""
+    for candidate in (name, PurePosixPath(name).name):
+        try:
+            return _find("model", candidate, models())
+        except UnknownNameError:
+            continue
+    return None
+
+
+def gpu(name: str | Path) -> GpuSpec:
+    """Return a GPU by name or alias, or the one entry of a TOML file (``gpu("mine.toml")``).
+
+    Raises:
+        UnknownNameError: There is no such GPU.
+        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
+    """
+    return _gpu(*_file_entry(Path(name), "GPU")) if str(name).endswith(".toml") else _find("GPU", str(name), gpus())
+
+
+def find_gpu(name: str) -> GpuSpec | None:
+    """Return the GPU of a name or alias; None if the catalog has none."""
+    try:
+        return _find("GPU", name, gpus())
+    except UnknownNameError:
+        return None
+
+
+def node(name: str | Path) -> NodeSpec:
+    """Return a node by name or alias, or the one entry of a TOML file (``node("mine.toml")``).
+
+    The links of a file's entry are names of the catalog or tables of their own.
+
+    Raises:
+        UnknownNameError: There is no such node.
+        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
+    """
+    return _node(*_file_entry(Path(name), "node")) if str(name).endswith(".toml") else _find("node", str(name), nodes())
+
+
+def default_node(gpu: GpuSpec, gpus: int) -> NodeSpec:
+    """Return the usual node of a GPU: the smallest with enough GPUs, else the largest.
+
+    A GPU outside of the catalog is assumed to be in a PCIe 4 server.
+
+    Raises:
+        InputError: ``gpus`` is below 1.
+    """
+    if gpus < 1:
+        raise InputError(f"a node must hold at least 1 GPU; it should hold {gpus}")
+    names = _tables("gpus").get(gpu.name, {}).get("usual_nodes", _PCIE_NODES)
+    usual = [node(name) for name in names]  # the smallest first
+    return next((one for one in usual if one.gpus >= gpus), usual[-1])
+
+
+@cache
+def _tables(name: str) -> dict[str, dict[str, Any]]:
+    return dict(sorted(read_toml(_DATA / f"{name}.toml").items()))
+
+
+@cache
+def _models() -> dict[str, ModelSpec]:
+    return {name: _model(name, table, f"model {name}") for name, table in _tables("models").items()}
+
+
+@cache
+def _gpus() -> dict[str, GpuSpec]:
+    return {name: _gpu(name, table, f"GPU {name}") for name, table in _tables("gpus").items()}
+
+
+@cache
+def _links() -> dict[str, LinkSpec]:
+    return {name: _link(name, table, f"link {name}") for name, table in _tables("links").items()}
+
+
+@cache
+def _nodes() -> dict[str, NodeSpec]:
+    return {name: _node(name, table, f"node {name}") for name, table in _tables("nodes").items()}
+
+
+def models() -> dict[str, ModelSpec]:
+    """Return all models of the catalog by name, sorted."""
+    return dict(_models())
+
+
+def gpus() -> dict[str, GpuSpec]:
+    """Return all GPUs of the catalog by name, sorted."""
+    return dict(_gpus())
+
+
+def links() -> dict[str, LinkSpec]:
+    """Return all links of the catalog by name, sorted."""
+    return dict(_links())
+
+
+def nodes() -> dict[str, NodeSpec]:
+    """Return all nodes of the catalog by name, sorted."""
+    return dict(_nodes())
+
+
+def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
+    """Return the entry of a name or alias."""
+    wanted = normalized(name)
+    for key, spec in known.items():
+        aliases = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
+        if wanted in map(normalized, (key, *aliases)):
+            return spec
+    raise UnknownNameError(kind, name, known)
+
+
+def normalized(name: str) -> str:
+    """Return a name as lookups compare it: in lower case, with "-" for "_" and spaces."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Return the tables of a TOML file.
 
     Raises:
         InputError: The file is absent, unreadable or not TOML.
@@ -38,14 +196,28 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} must be TOML: {error}") from error
 
 
+def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
+    """Return (name, table, label for errors) of the one entry of a user's file."""
+    path = file.expanduser()
+    entries = read_toml(path)
+    if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
+        raise InputError(
+            f"{path} must hold one {kind} as one table, [name] and its keys under it; "
+            f"it holds {', '.join(entries) or 'nothing'}"
+        )
+    name, table = next(iter(entries.items()))
+    return name, table, f"{path}: {kind} {name}"
+
+
 def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
-    """A ``record`` from a table whose keys are its fields; ``where`` names it in errors.
+    """Return a ``record`` from a table whose keys are its fields; ``where`` names it in errors.
 
     Raises:
         InputError: A key is missing, unknown, or holds a value of the wrong type.
     """
     known = {field.name: field for field in fields(record)}  # type: ignore[arg-type]
-    if missing := [name for name, field in known.items() if name not in table and _is_required(field)]:
+    required = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in required if name not in table]:
         raise InputError(f"{where} must give {', '.join(missing)}; it gives {', '.join(table) or 'nothing'}")
     if unknown := [name for name in table if name not in known]:
         raise InputError(f"{where} has no key {', '.join(unknown)}; its keys are {', '.join(known)}")
@@ -53,161 +225,41 @@ def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
     return record(**{name: _value(value, hints[name], f"{where}: {name}") for name, value in table.items()})
 
 
-def field_names(record: type[Any]) -> tuple[str, ...]:
-    """The names of a record's fields."""
-    return tuple(field.name for field in fields(record))
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
 def _value(value: Any, hint: Any, where: str) -> Any:
-    if hint in (float, float | None):
-        return _number(value, where)
-    if hint in (int, int | None):
-        return _complete(value, where)
-    if hint in (str, bool):
-        return _of_type(value, hint, where)
+    if hint in (float, float | None, int, int | None):
+        is_whole = hint in (int, int | None)
+        allowed = int if is_whole else int | float
+        if isinstance(value, bool) or not isinstance(value, allowed) or not 0 <= value < float("inf"):
+            raise InputError(f"{where} must be a {'whole ' * is_whole}number that is not negative; it is {value!r}")
+        return value if is_whole else float(value)
     if hint == tuple[str, ...]:
         return tuple(_of_type(item, str, where) for item in _of_type(value, list, where))
     if hint == dict[str, float]:
-        table = _of_type(value, dict, where)
-        return {name: _number(number, f"{where}.{name}") for name, number in table.items()}
+        return {name: _value(n, float, f"{where}.{name}") for name, n in _of_type(value, dict, where).items()}
     return _of_type(value, hint, where)
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InputError(f"{where} must be a number that is not negative; it is {value!r}")
-    return float(value)
-
-
-def _complete(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{where} must be a whole number that is not negative; it is {value!r}")
-    return value
 
 
 def _of_type(value: Any, kind: type[Any], where: str) -> Any:
     if not isinstance(value, kind):
-        raise InputError(f"{where} must be a {_WORDS.get(kind, kind.__name__)}; it is {value!r}")
+        words = {str: "string", bool: "true or false", list: "list of strings", dict: "table"}
+        raise InputError(f"{where} must be a {words.get(kind, kind.__name__)}; it is {value!r}")
     return value
 
 
-_WORDS = {str: "string", bool: "true or false", list: "list of strings", dict: "table"}
-
-
-_DATA = Path(__file__).parent / "data"
-
-
-Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
-
-
-@lru_cache(maxsize=1)
-def load_models() -> dict[str, ModelSpec]:
-    """Every model of the catalog by name, sorted."""
-    tables = read_toml(_DATA / "models.toml")
-    return {name: _model(name, table, f"model {name}") for name, table in sorted(tables.items())}
-
-
-@lru_cache(maxsize=1)
-def load_gpus() -> dict[str, GpuSpec]:
-    """Every GPU of the catalog by name, sorted."""
-    return {name: _gpu(name, table, f"GPU {name}") for name, table in _gpu_tables().items()}
-
-
-@lru_cache(maxsize=1)
-def load_links() -> dict[str, LinkSpec]:
-    """Every link of the catalog by name, sorted."""
-    tables = read_toml(_DATA / "links.toml")
-    return {name: _link(name, table, f"link {name}") for name, table in sorted(tables.items())}
-
-
-@lru_cache(maxsize=1)
-def load_nodes() -> dict[str, NodeSpec]:
-    """Every node of the catalog by name, sorted."""
-    tables = read_toml(_DATA / "nodes.toml")
-    return {name: _node(name, table, f"node {name}") for name, table in sorted(tables.items())}
-
-
-@lru_cache(maxsize=1)
-def load_nodes_of_gpus() -> dict[str, tuple[str, ...]]:
-    """The usual nodes of each GPU by its name, the smallest node first."""
-    return {name: tuple(table["usual_nodes"]) for name, table in _gpu_tables().items()}
-
-
-def find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
-    """The entry of that name or alias, whatever its case; "_" and " " stand for "-".
-
-    Raises:
-        UnknownNameError: There is none; the message lists the nearest names.
-    """
-    wanted = _folded(name)
-    for key, spec in known.items():
-        if wanted == _folded(key) or wanted in map(_folded, _aliases(spec)):
-            return spec
-    raise UnknownNameError(kind, name, known)
-
-
-def gpu_from_file(path: Path) -> GpuSpec:
-    """The one GPU of a TOML file of the shape of ``data/gpus.toml``.
-
-    Raises:
-        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
-    """
-    name, table = _one_entry(path, "GPU")
-    return _gpu(name, table, f"{path}: GPU {name}")
-
-
-def node_from_file(path: Path) -> NodeSpec:
-    """The one node of a TOML file of the shape of ``data/nodes.toml``.
-
-    Its links are names of the catalog or tables of their own.
-
-    Raises:
-        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
-    """
-    name, table = _one_entry(path, "node")
-    return _node(name, table, f"{path}: node {name}")
-
-
-def _aliases(spec: ModelSpec | GpuSpec | NodeSpec) -> tuple[str, ...]:
-    return spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
-
-
-def _folded(name: str) -> str:
-    return name.strip().lower().replace("_", "-").replace(" ", "-")
-
-
-def _gpu_tables() -> dict[str, dict[str, Any]]:
-    return dict(sorted(read_toml(_DATA / "gpus.toml").items()))
-
-
-def _one_entry(path: Path, kind: str) -> tuple[str, dict[str, Any]]:
-    entries = read_toml(path)
-    if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
-        raise InputError(
-            f"{path} must hold one {kind} as one table, [name] and its keys under it; "
-            f"it holds {', '.join(entries) or 'nothing'}"
-        )
-    return next(iter(entries.items()))
-
-
 def _model(name: str, table: Mapping[str, Any], where: str) -> ModelSpec:
-    metadata = {key: value for key, value in table.items() if key in field_names(ModelFacts)}
-    shapes = {key: value for key, value in table.items() if key not in metadata}
-    nested: dict[str, Any] = {"metadata": build(ModelFacts, metadata, where)}
-    if "attention" in shapes:
-        nested["attention"] = build(AttentionSpec, shapes["attention"], f"{where}: attention")
-    if "ffn" in shapes:
-        nested["ffn"] = build(FfnSpec, shapes["ffn"], f"{where}: ffn")
-    return build(ModelSpec, {"name": name, **shapes, **nested}, where)
+    names = {field.name for field in fields(ModelFacts)}
+    metadata = {key: value for key, value in table.items() if key in names}
+    values = {key: value for key, value in table.items() if key not in names}
+    values["metadata"] = build(ModelFacts, metadata, where)
+    for key, spec in (("attention", AttentionSpec), ("ffn", FfnSpec)):
+        if key in values:
+            values[key] = build(spec, values[key], f"{where}: {key}")
+    return build(ModelSpec, {"name": name, **values}, where)
 
 
 def _gpu(name: str, table: Mapping[str, Any], where: str) -> GpuSpec:
-    shapes = {key: value for key, value in table.items() if key != "usual_nodes"}
-    spec = build(GpuSpec, {"name": name, **shapes}, where)
+    values = {key: value for key, value in table.items() if key != "usual_nodes"}
+    spec = build(GpuSpec, {"name": name, **values}, where)
     peaks = {dtype_name(dtype): flops for dtype, flops in spec.peak_flops.items()}
     if not peaks.keys() & {"bfloat16", "float16", "float32"}:
         raise InputError(f"{where}: peak_flops must hold bfloat16, float16 or float32; it holds {[*peaks]}")
@@ -219,41 +271,18 @@ def _link(name: str, table: Mapping[str, Any], where: str) -> LinkSpec:
 
 
 def _node(name: str, table: Mapping[str, Any], where: str) -> NodeSpec:
-    links = {
-        key: _link_of(value, f"{where}: {key}")
-        for key, value in table.items()
-        if key in ("link", "fallback_link", "network")
-    }
-    spec = build(NodeSpec, {"name": name, **table, **links}, where)
+    values = {"name": name, **table}
+    for key in [key for key in ("link", "fallback_link", "network") if key in table]:
+        value, label = table[key], f"{where}: {key}"
+        if isinstance(value, dict):
+            values[key] = build(LinkSpec, {"name": label, **value}, label)
+        elif not isinstance(value, str):
+            raise InputError(f"{label} must be the name of a link or a table; it is {value!r}")
+        elif value not in _links():
+            raise UnknownNameError("link", value, _links())
+        else:
+            values[key] = _links()[value]
+    spec = build(NodeSpec, values, where)
     if not 1 <= spec.link_group <= spec.gpus:
         raise InputError(f"{where}: link_group must be in 1..{spec.gpus} (its gpus); it is {spec.link_group}")
     return spec
-
-
-def _link_of(value: Any, where: str) -> LinkSpec:
-    if isinstance(value, dict):
-        return _link(str(value.get("name", where)), {k: v for k, v in value.items() if k != "name"}, where)
-    if not isinstance(value, str):
-        raise InputError(f"{where} must be the name of a link or a table; it is {value!r}")
-    links = load_links()
-    if value not in links:
-        raise UnknownNameError("link", value, links)
-    return links[value]
-
-
-def served_model(name: str) -> ModelSpec | None:
-    """The model that a server calls so: by name, alias, or the last part of a path; None where nobody knows."""
-    for wanted in (name, PurePosixPath(name).name):
-        try:
-            return find("model", wanted, load_models())
-        except UnknownNameError:
-            continue
-    return None
-
-
-def told_gpu(name: str) -> GpuSpec | None:
-    """The GPU of that name or alias; None where nobody knows it, as one of a user's own file."""
-    try:
-        return find("GPU", name, load_gpus())
-    except UnknownNameError:
-        return None

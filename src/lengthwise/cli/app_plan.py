@@ -1,28 +1,18 @@
-"""``lengthwise app plan``: which models run when, on how many GPUs each, so that all is done soonest."""
+"""``lengthwise app plan``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
-from lengthwise.cli.tables import console, print_table
-from lengthwise.report import percent
-from lengthwise.report.apps_text import (
-    WHY,
-    difference,
-    gpus_had,
-    idle_shares,
-    shape,
-    supposed,
-    switched,
-    took,
-    took_about,
-)
-from lengthwise.schema.app import AppPlan, AppStage
+from lengthwise.cli import options, outputs
+from lengthwise.cli.options import AppFile, HtmlReport, JsonFile, Nodes, Quiet
+
+if TYPE_CHECKING:
+    from lengthwise.report.apps_text import AppFacts
+    from lengthwise.schema.app import AppPlan
 
 EXAMPLES = """\b
 Examples:
@@ -30,121 +20,111 @@ Examples:
   lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs --report plan.html
   lengthwise app plan examples/apps/chain-summary.toml --node 8xA100-80GB --json plan.json
 """
+_MAX_STAGES = 24
 
 
 def run(
-    app: Annotated[Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")],
+    app_file: AppFile,
     *,
-    node: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
-    ] = None,
+    node: Nodes = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="lengthwise, samullm, max, min, or one of these with _no_preemption.")
+        str, Option(metavar="NAME", help="lengthwise, samullm, max or min; with suffix _no_preemption.")
     ] = "lengthwise",
-    draws: Annotated[int, typer.Option(min=1, help="Draws of lengths to plan with.")] = 3,
-    true_draws: Annotated[int, typer.Option(min=2, help="Draws of lengths that tell the makespan.")] = 12,
-    quantile: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Plan against this quantile of the makespan; default: its mean."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
-    profile: Annotated[Path | None, typer.Option(metavar="DIR", help="What app profile measured.")] = None,
+    draws: Annotated[int, Option(min=1, help="Length samples to plan with.")] = 3,
+    true_draws: Annotated[int, Option(min=2, help="Length samples to evaluate the makespan on.")] = 12,
+    quantile: Annotated[float | None, Option(metavar="SHARE", help="Minimize this quantile, not the mean.")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of all samples.")] = 0,
+    profile: Annotated[Path | None, Option(metavar="DIR", help="Output folder of app profile.")] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if/--no-what-if", help="Try other numbers of GPUs, and a faster disk.")
+        bool, Option("--what-if/--no-what-if", help="Try other numbers of GPUs and a faster disk.")
     ] = True,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."),
-    ] = None,
+    set_: Annotated[list[str] | None, options.setting("calls.answer.max_tokens=256")] = None,
     report: HtmlReport = None,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Plan an application of several models on a cluster: stages, makespan with its interval, idle GPUs and why.
+    """Plan an application on a cluster: stages, makespan with its interval, idle GPUs.
 
-    Lengths are drawn, the engine is simulated, and the plan is played over draws that it was not planned with. Other
-    ways of planning stand beside it, and what one island of GPUs more or less or a disk twice as fast would bring.
+    Output lengths are sampled, the engines are simulated, and the plan is evaluated on samples that it was not planned
+    with. The report compares it with other planning methods, with one island of GPUs more or less, and with a disk
+    twice as fast.
     """
-    from lengthwise.apps.plan import write_plan
-    from lengthwise.cli import app_report, outputs
-    from lengthwise.report.apps import write_app_html
-    from lengthwise.usecases.app_plan import Planning
     from lengthwise.usecases.app_setup import asked_app
 
-    asked = asked_app(app, set_ or (), node or (), profile)
-    outputs.require_answers(json, report, inputs=asked.file.files)
-    how = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
-    made = asked.planned(how)
-    plan = made.plan
+    requested = asked_app(app_file, set_ or (), node or (), profile)
+    outputs.require_answers(json, report, requested.file.files)
+
+    from lengthwise.apps.plan import write_plan
+    from lengthwise.cli.app_report import facts_of
+    from lengthwise.report.apps import write_app_html
+    from lengthwise.usecases.app_plan import Planning
+
+    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
+    planned = requested.planned(planning)
+    plan = planned.plan
     assert plan is not None
-    metadata = app_report.facts_of(asked, made, app.stem)
+    facts = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
-        show(plan, metadata.name, len(metadata.gpus), is_mixed=metadata.is_mixed)
+        show(plan, facts)
     written = outputs.write_answers(
-        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, metadata)
+        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
     )
     if not quiet:
-        outputs.tell(written)
+        outputs.print_written(written)
 
 
-_MOST_STAGES = 24
-_STAGES = ("stage", "from", "to", "model", "replicas", "GPUs", "made ready", "")
-_METHODS = ("method", "makespan", "search", "stages", "times as long")
-_WHAT_IFS = ("with", "makespan", "difference")
+def show(plan: AppPlan, facts: AppFacts) -> None:
+    """Print makespan, stages, idle GPUs, other methods, hypothetical clusters, and notes."""
+    from lengthwise.cli.tables import console, plural, print_table
+    from lengthwise.report import apps_text as text
+    from lengthwise.report import percent
 
-
-def show(plan: AppPlan, title: str, gpus: int, *, is_mixed: bool = False) -> None:
-    """Prints stages, makespan, idle GPUs, other methods, what something else would bring, and notes.
-
-    Where GPUs are of several kinds (mixed), stages tell which each model has.
-    """
     out = console()
-    many = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
-    out.print(f"{title}: {took_about(plan.makespan)} on {gpus} GPU{'s' if gpus != 1 else ''}, {many}")
+    stages, gpus = plural(len(plan.stages), "stage"), plural(len(facts.gpus), "GPU")
+    out.print(f"{facts.name}: {text.took_about(plan.makespan)} on {gpus}, {stages}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        out.print(f"90 % of the draws lie within {took(low)} to {took(high)}")
+        out.print(f"90 % of the samples lie within {text.took(low)} to {text.took(high)}")
     out.print()
-    _stages(plan, is_mixed=is_mixed)
-    out.print(_idle(plan, gpus))
+    rows: list[tuple[str, ...]] = []
+    for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):
+        ready = text.switched(stage)
+        stage_cells = (str(number), text.took(stage.start_s), text.took(stage.end_s))
+        for model in stage.plans:
+            rows.append(
+                (
+                    *stage_cells,
+                    plan.models[model.model],
+                    text.shape(model),
+                    text.gpus_had(model, is_mixed=facts.is_mixed),
+                    text.took(ready[model.model][1]) if model.model in ready else "",
+                    "finishes" if stage.ends_by == model.model else "",
+                )
+            )
+            stage_cells = ("", "", "")  # only in the first row of a stage
+    drops = ("ready after", "from") if facts.is_mixed else ("ready after", "GPUs", "from")
+    print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)
+    if (more := len(plan.stages) - _MAX_STAGES) > 0:
+        out.print(f"... and {more} more: --json or --report has all", style="dim")
+    idle = [f"{percent(share)} {text.WHY.get(cause, cause)}" for cause, share in text.idle_shares(plan, len(facts.gpus))
+            if share >= text.MIN_SHARE]  # fmt: skip
+    out.print(f"GPU time without work: {', '.join(idle)}" if idle else "GPUs are busy all the time")
     if plan.methods:
         out.print()
         rows = [
-            (one.name, took_about(one.makespan), took(one.search_s), str(one.stages), f"{one.gain:.2f}")
+            (one.name, text.took_about(one.makespan), text.took(one.search_s), str(one.stages), f"{one.gain:.2f}")
             for one in plan.methods
         ]
-        print_table(_METHODS, rows, wraps=(), drops=("stages", "search"))
-        out.print("times as long: end to end, the search too", style="dim")
+        heads = ("method", "makespan", "search", "stages", "relative time")
+        print_table(heads, rows, wraps=(), drops=("stages", "search"))
+        out.print("relative time: of makespan and search, to the chosen plan", style="dim")
     if plan.what_ifs:
         out.print()
-        of_s = plan.makespan.value
-        changes = [(supposed(w), took_about(w.makespan), difference(w.difference, of_s)) for w in plan.what_ifs]
-        print_table(_WHAT_IFS, changes, wraps=("with",))
+        makespan_s = plan.makespan.value
+        rows = [
+            (text.supposed(one), text.took_about(one.makespan), text.difference(one.difference, makespan_s))
+            for one in plan.what_ifs
+        ]
+        print_table(("with", "makespan", "difference"), rows, wraps=("with",))
     for note in plan.notes:
         out.print(f"note: {note}", style="dim")
-
-
-def _stages(plan: AppPlan, *, is_mixed: bool) -> None:
-    """A row for each model of each stage; the stage's own columns are filled in its first row."""
-    shown = plan.stages[:_MOST_STAGES]
-    rows = [row for number, stage in enumerate(shown, 1) for row in _rows(number, stage, plan, is_mixed=is_mixed)]
-    drops = [name for name in ("made ready", "GPUs", "from") if not (is_mixed and name == "GPUs")]
-    print_table(_STAGES, rows, wraps=(), drops=drops)
-    if len(plan.stages) > len(shown):
-        console().print(f"... and {len(plan.stages) - len(shown)} more: --json or --report has all", style="dim")
-
-
-def _rows(number: int, stage: AppStage, plan: AppPlan, *, is_mixed: bool) -> Iterator[tuple[str, ...]]:
-    made = switched(stage)
-    for k, one in enumerate(stage.plans):
-        own = (str(number), took(stage.start_s), took(stage.end_s)) if k == 0 else ("", "", "")
-        ready = took(made[one.model][1]) if one.model in made else ""
-        ends = "finishes" if stage.ends_by == one.model else ""
-        yield (*own, plan.models[one.model], shape(one), gpus_had(one, is_mixed=is_mixed), ready, ends)
-
-
-def _idle(plan: AppPlan, gpus: int) -> str:
-    shares = [(why, share) for why, share in idle_shares(plan, gpus) if share >= 0.005]
-    if not shares:
-        return "GPUs work all the time"
-    return f"GPU time without work: {', '.join(f'{percent(share)} {WHY.get(why, why)}' for why, share in shares)}"

@@ -1,4 +1,4 @@
-"""``lengthwise app run``: an application run by its plan, every answer kept."""
+"""``lengthwise app run``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from lengthwise.apps.ledger import FINISHED, State
-from lengthwise.apps.run import RESUME, ModelProgress, Progress, Reused
-from lengthwise.cli.options import HtmlReport, Quiet
-from lengthwise.report.apps_text import took
-from lengthwise.usecases.app_run import RanApp
+from lengthwise.cli import options, outputs
+from lengthwise.cli.options import AppFile, HtmlReport, Nodes, Quiet
+
+if TYPE_CHECKING:
+    from lengthwise.apps.run import ModelProgress, Progress
+    from lengthwise.usecases.app_run import RanApp
 
 EXAMPLES = """\b
 Examples:
@@ -26,96 +28,126 @@ Examples:
 
 
 def run(
-    app: Annotated[Path, typer.Argument(metavar="APP", help="A .toml or .yaml file of an application.")],
+    app_file: AppFile,
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where answers, their ledger and logs go.")],
-    launcher: Annotated[
-        str | None, typer.Option(metavar="NAME", help="local, ray, static or simulated; default: as the file says.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN.json", help="What app plan --json wrote; default: it is planned now.")
-    ] = None,
-    node: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
-    ] = None,
-    profile: Annotated[Path | None, typer.Option(metavar="DIR", help="What app profile measured.")] = None,
-    ray: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="With --launcher ray: of the cluster; local starts one here.")
-    ] = "auto",
+    out: Annotated[Path, Option(metavar="DIR", help="Folder of answers, their ledger and logs.")],
+    launcher: Annotated[str | None, Option(metavar="NAME", help="local, ray, static or simulated.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in the folder.")] = False,
+    plan: Annotated[Path | None, Option(metavar="PLAN.json", help="Output of app plan; default: plan now.")] = None,
+    node: Nodes = None,
+    profile: Annotated[Path | None, Option(metavar="DIR", help="Output folder of app profile.")] = None,
+    ray: Annotated[str, Option(metavar="ADDRESS", help="With --launcher ray: its address; local: start one.")] = "auto",
     store: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where its ledger is, if not in the folder: postgresql://... for several coordinators, a folder each.",
-        ),
+        Option(metavar="URL", help="Ledger outside of the folder: postgresql://..., for several coordinators."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws to plan with.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: calls.answer.max_tokens=256; repeatable."),
-    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the samples to plan with.")] = 0,
+    set_: Annotated[list[str] | None, options.setting("calls.answer.max_tokens=256")] = None,
     report: HtmlReport = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an application on engines: models come and go as planned, and every answer is recorded once.
+    """Run an application on engines by its plan; every answer is recorded once.
 
-    Exit codes: 0 all is answered, 1 some tasks are dead (dead.jsonl says why), 2 an input, an engine or the disk cannot
-    be used (what was recorded stays), 130 it was stopped: go on with --resume.
+    Exit codes: 0 every task is answered, 1 some tasks are dead (dead.jsonl has the reasons), 2 an input, an engine or
+    the disk cannot be used (recorded answers stay), 130 interrupted: continue with --resume.
     """
-    from lengthwise.apps.plan import read_plan
     from lengthwise.apps.run import RunFolder
-    from lengthwise.cli import app_report, outputs
-    from lengthwise.report.apps import write_app_html
-    from lengthwise.usecases.app_plan import Planning
-    from lengthwise.usecases.app_run import Watching, run_app
     from lengthwise.usecases.app_setup import asked_app
 
-    asked = asked_app(app, set_ or (), node or (), profile)
-    outputs.require_answers(None, report, inputs=asked.file.files)
-    run_of = asked.file.run
-    store = store or run_of.store
-    RunFolder(out, store).require_free(resume=resume)
-    engines = asked.engines(launcher, ray)
-    how = Planning(additional=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
+    requested = asked_app(app_file, set_ or (), node or (), profile)
+    outputs.require_answers(None, report, requested.file.files)
+    store = store or requested.file.run.store
+    folder = RunFolder(out, store)
+    folder.require_free(resume=resume)
+
+    from lengthwise.apps.plan import read_plan
+    from lengthwise.usecases.app_plan import Planning
+    from lengthwise.usecases.app_run import Watching, run_app
+
+    engines = requested.engines(launcher, ray)
+    planning = Planning(additional=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
-        made = asked.drawn(how)
+        planned = requested.drawn(planning)
     else:
         given = None if plan is None else read_plan(plan)
-        # In virtual time nothing can start while a plan is looked for by the clock.
-        made = asked.planned(how, given, begins=engines.launcher != "simulated")
-    notes = made.plan.notes if made.plan is not None else ()
-    if resume and not RunFolder(out, store).is_begun:
-        notes = (f"{out} holds no run to go on with: a new one begins", *notes)
-    with shown(notes, quiet=quiet) as watch:
-        watching = Watching(watch, stopping=stopping(quiet=quiet), started=begun(quiet=quiet))
-        ran = run_app(
-            made, asked.file.rows, engines, out, settings=run_of.settings, store=store, resume=resume,
-            watching=watching,
+        # In virtual time no engine can start during a search for a plan that is limited by the wall clock.
+        planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
+    notes = planned.plan.notes if planned.plan is not None else ()
+    if resume and not folder.is_begun:
+        notes = (f"{out} has no run to resume: a new one starts", *notes)
+
+    def print_error(message: str) -> None:
+        if not quiet:
+            typer.echo(message, err=True)
+
+    interrupts = ("stopping: running requests are recorded; Ctrl-C again kills the engines", "killing engines")
+    with progress_display(notes, quiet=quiet) as progress:
+        watching = Watching(
+            progress,
+            stopping=lambda times: print_error(interrupts[0 if times == 1 else 1]),
+            started=lambda reused: print_error(f"note: resumed: {reused.words()}"),
+        )
+        done = run_app(
+            planned, requested.file.rows, engines, out, settings=requested.file.run.settings, store=store,
+            resume=resume, watching=watching,
         )  # fmt: skip
     if report is not None:
-        metadata = app_report.facts_of_run(asked, made, app.stem, ran)
-        write_app_html(report, ran.plan, metadata, [model.name for model in asked.app.models])
-    end(ran, report, quiet=quiet)
+        from lengthwise.cli.app_report import facts_of_run
+        from lengthwise.report.apps import write_app_html
+
+        facts = facts_of_run(requested, planned, app_file.stem, done)
+        write_app_html(report, done.plan, facts, [model.name for model in requested.app.models])
+    if not quiet:
+        _print_end(done, report)
+    if done.completed.exit_code:
+        raise typer.Exit(done.completed.exit_code)
 
 
-_LINE_S, _MOST_LINE_S, _LINE_SHARE = 10.0, 600.0, 0.02
-_HEADS = ("model", "", "done", "of", "under way", "tokens/s", "GPUs", "stage", "left", "dead")
-_ALWAYS, _WIDE, _LESS = 4, 100, ("under way", "stage")
+def _print_end(done: RanApp, report: Path | None) -> None:
+    from lengthwise.apps.ledger import FINISHED
+    from lengthwise.apps.run import RESUME
+    from lengthwise.report.apps_text import took
+
+    completed = done.completed
+    if completed.reused is not None:
+        typer.echo(completed.reused.words())
+    counts = {state.name.lower(): completed.of(state) for state in FINISHED}
+    tasks = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    typer.echo(f"{completed.how} after {took(completed.seconds)}: {tasks or 'nothing yet'}")
+    typer.echo(f"outputs, manifest and logs are in {done.folder}")
+    notes = [f"note: at the end {silent['words']}" for silent in done.metadata["silent"]]
+    notes += [f"note: after {took(e.at_s)}: {e.description}" for e in completed.events if e.what == "replan"]
+    notes += [] if report is None else [f"wrote {report}"]
+    if done.exported.dead:
+        notes.append(f"{done.exported.dead} tasks are dead or blocked by dead ones: {done.folder / 'dead.jsonl'}")
+    notes += [RESUME] if completed.how == "stopped" else []
+    for note in notes:
+        typer.echo(note, err=True)
 
 
 @contextmanager
-def shown(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """What is told how far a run is: a table on a terminal, else a line now and then; on standard error.
+def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """Yield a function that shows progress on standard error: a table on a terminal, otherwise lines.
 
-    Notes stand before it once the run is under way: what cannot be run is told without them.
+    A line is printed each 10 s of the run's clock at first, later after each fiftieth of the elapsed time. Notes are
+    printed before the first progress, so that a run that cannot start prints its error alone.
     """
     if quiet:
         yield None
         return
-    notes = [f"note: {note}" for note in notes]
+    pending = [f"note: {note}" for note in notes]
+    next_s = 0.0
+
+    def print_line(progress: Progress) -> None:
+        nonlocal next_s
+        while pending:
+            typer.echo(pending.pop(0), err=True)
+        if progress.at_s >= next_s:
+            next_s = progress.at_s + min(600.0, max(10.0, progress.at_s * 0.02))
+            typer.echo(line(progress), err=True)
+
     if not sys.stderr.isatty():
-        yield _Lines(notes)
+        yield print_line
         return
     from rich.console import Console
     from rich.live import Live
@@ -123,149 +155,83 @@ def shown(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress],
     console = Console(stderr=True, markup=False, highlight=False)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
-        def tell(progress: Progress) -> None:
-            while notes:
-                console.print(notes.pop(0))
+        def update(progress: Progress) -> None:
+            while pending:
+                console.print(pending.pop(0))
             live.update(table(progress, console.width))
 
-        yield tell
-
-
-class _Lines:
-    """A line each 10 s of the run's clock at first, later one for each fiftieth of the time that has passed."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self._notes, self._next_s = notes, 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        while self._notes:
-            typer.echo(self._notes.pop(0), err=True)
-        if progress.at_s >= self._next_s:
-            self._next_s = progress.at_s + min(_MOST_LINE_S, max(_LINE_S, progress.at_s * _LINE_SHARE))
-            typer.echo(line(progress), err=True)
+        yield update
 
 
 def line(progress: Progress) -> str:
-    """Where a run is, in a line: as a whole, then who runs and who starts."""
-    busy = [_busy(one) for one in progress.models if one.state in ("runs", "starts")]
-    told = [f"{whole(progress)}; {', '.join(busy) or 'no engine is there yet'}", *unheard(progress)]
-    return "; ".join(told)
+    """Return the progress in a line: the complete run, its running and starting models, and silent engines."""
+    models = []
+    for model in progress.models:
+        starting = "" if model.starts_s is None else f" ({_short(model.starts_s)} so far)"
+        if model.state == "starts":
+            models.append(f"{model.name} starts{starting}")
+        elif model.state == "runs":
+            rate = f"{model.name} {model.completed:,}/{model.total:,} at {model.tokens_per_s:,.0f} tokens/s"
+            models.append(rate + (f", another starts{starting}" if starting else ""))
+    return "; ".join([_summary(progress), ", ".join(models) or "no engine yet", *silent_engines(progress)])
 
 
-def unheard(progress: Progress) -> list[str]:
-    """Engines that should answer and do not, in words."""
-    return [one.words(progress.models[one.model].name) for one in progress.silent]
+def silent_engines(progress: Progress) -> list[str]:
+    """Return a sentence for each engine that should respond and does not."""
+    return [silent.words(progress.models[silent.model].name) for silent in progress.silent]
 
 
-def _busy(one: ModelProgress) -> str:
-    if one.state == "starts":
-        return f"{one.name} starts{_for(one)}"
-    more = f", another starts{_for(one)}" if one.starts_s is not None else ""
-    return f"{one.name} {one.completed:,}/{one.total:,} at {one.tokens_per_s:,.0f} tokens/s{more}"
+def _short(seconds: float) -> str:
+    """Return a time with few decimals, since it is printed again and again."""
+    from lengthwise.report.apps_text import took
 
-
-def _for(one: ModelProgress) -> str:
-    return "" if one.starts_s is None else f" ({_complete(one.starts_s)} so far)"
-
-
-def _complete(seconds: float) -> str:
-    """With few decimals, as it is told anew each time."""
     return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
 
 
-def whole(progress: Progress) -> str:
-    """The run as a whole: since when, tasks, stage, time left."""
-    ended, total = sum(one.completed for one in progress.models), sum(one.total for one in progress.models)
+def _summary(progress: Progress) -> str:
+    completed, total = (sum(getattr(model, name) for model in progress.models) for name in ("completed", "total"))
     stage = f"stage {max(0, progress.stage) + 1} of {progress.stages}, " if progress.stages > 1 else ""
-    return f"{_complete(progress.at_s)}: {ended:,} of {total:,} tasks, {stage}{left(progress)}"
+    left = "time left unknown"
+    if progress.left_s is not None:
+        value, low, high = map(_short, progress.left_s)
+        left = f"{value} left ({low} to {high})"
+    return f"{_short(progress.at_s)}: {completed:,} of {total:,} tasks, {stage}{left}"
 
 
-def left(progress: Progress) -> str:
-    """The time that is left, in words."""
-    if progress.left_s is None:
-        return "time left not known yet"
-    value, low, high = map(_complete, progress.left_s)
-    return f"{value} left ({low} to {high})"
+def table(progress: Progress, width: int = 100) -> Any:
+    """Return the summary, a table of the models, and silent engines; empty columns are left out.
 
-
-def table(progress: Progress, width: int = _WIDE) -> Any:
-    """Model by model; columns without anything are left out, on a narrow terminal two more."""
+    On a terminal of fewer than 100 columns two more are left out.
+    """
     from rich import box
     from rich.console import Group
     from rich.table import Table
 
-    rows = [_cells(one) for one in progress.models]
-    kept = [k for k in range(len(_HEADS)) if k < _ALWAYS or any(row[k] for row in rows)]
-    kept = [k for k in kept if width >= _WIDE or _HEADS[k] not in _LESS]
-    padding = (0, 1 if width >= _WIDE else 0)
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=padding)
-    for k in kept:
-        made.add_column(_HEADS[k], justify="left" if _HEADS[k] in ("model", "", "GPUs") else "right")
+    narrow, rows = width < 100, [_cells(model) for model in progress.models]
+    heads = list(rows[0])
+    shown = [head for head in heads[:4] if rows] + [head for head in heads[4:] if any(row[head] for row in rows)]
+    shown = [head for head in shown if not (narrow and head in ("under way", "stage"))]
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0 if narrow else 1))
+    for head in shown:
+        made.add_column(head, justify="left" if head in ("model", "", "GPUs") else "right")
     for row in rows:
-        made.add_row(*(row[k] for k in kept))
-    return Group(whole(progress), made, *unheard(progress))
+        made.add_row(*(row[head] for head in shown))
+    return Group(_summary(progress), made, *silent_engines(progress))
 
 
-def _cells(one: ModelProgress) -> tuple[str, ...]:
-    state = f"starts {_complete(one.starts_s)}" if one.state == "starts" and one.starts_s is not None else one.state
-    dead = one.states.get(State.DEAD, 0) + one.states.get(State.BLOCKED, 0)
-    return (
-        one.name,
-        state,
-        f"{one.completed:,}",
-        f"{one.total:,}",
-        str(one.active or ""),
-        f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
-        " ".join(",".join(map(str, replica)) for replica in one.gpus),
-        "" if one.stage is None else str(one.stage + 1),
-        "" if one.left_s is None else _complete(one.left_s),
-        str(dead or ""),
-    )
+def _cells(model: ModelProgress) -> dict[str, str]:
+    from lengthwise.apps.ledger import State
 
-
-def end(ran: RanApp, report: Path | None, *, quiet: bool) -> None:
-    """Says how a run ended, and ends the command with its exit code."""
-    ended = ran.completed
-    if not quiet:
-        if ended.reused is not None:
-            typer.echo(ended.reused.words())
-        counts = {state: ended.of(state) for state in FINISHED}
-        told = ", ".join(f"{count} {state.name.lower()}" for state, count in counts.items() if count)
-        typer.echo(f"{ended.how} after {took(ended.seconds)}: {told or 'nothing yet'}")
-        typer.echo(f"outputs, manifest and logs are in {ran.folder}")
-        for one in ran.metadata["silent"]:
-            typer.echo(f"note: at its end {one['words']}", err=True)
-        for event in ended.events:
-            if event.what == "replan":
-                typer.echo(f"note: after {took(event.at_s)}: {event.description}", err=True)
-        if report is not None:
-            typer.echo(f"wrote {report}", err=True)
-        if ran.exported.dead:
-            typer.echo(f"{ran.exported.dead} tasks are dead or behind dead ones: {ran.folder / 'dead.jsonl'}", err=True)
-        if ended.how == "stopped":
-            typer.echo(RESUME, err=True)
-    if ended.exit_code:
-        raise typer.Exit(ended.exit_code)
-
-
-def begun(*, quiet: bool) -> Callable[[Reused], None]:
-    """Says what is kept of a run before."""
-
-    def told(retained: Reused) -> None:
-        if not quiet:
-            typer.echo(f"note: it goes on with what is there: {retained.words()}", err=True)
-
-    return told
-
-
-def stopping(*, quiet: bool) -> Callable[[int], None]:
-    """Says what Ctrl-C does."""
-
-    def told(times: int) -> None:
-        if not quiet:
-            words = (
-                "ending: what is under way is kept; Ctrl-C again kills the engines" if times == 1 else "killing engines"
-            )
-            typer.echo(words, err=True)
-
-    return told
+    starting = model.state == "starts" and model.starts_s is not None
+    return {
+        "model": model.name,
+        "": f"starts {_short(model.starts_s)}" if starting and model.starts_s is not None else model.state,
+        "done": f"{model.completed:,}",
+        "of": f"{model.total:,}",
+        "under way": str(model.active or ""),
+        "tokens/s": f"{model.tokens_per_s:,.0f}" if model.tokens_per_s else "",
+        "GPUs": " ".join(",".join(map(str, replica)) for replica in model.gpus),
+        "stage": "" if model.stage is None else str(model.stage + 1),
+        "left": "" if model.left_s is None else _short(model.left_s),
+        "dead": str(model.states.get(State.DEAD, 0) + model.states.get(State.BLOCKED, 0) or ""),
+    }

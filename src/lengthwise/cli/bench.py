@@ -1,14 +1,25 @@
-"""``lengthwise bench``: a real server under the same load that is simulated."""
+"""``lengthwise bench``."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from lengthwise.cli.options import HtmlReport, JsonFile, Quiet
+from lengthwise.cli import options, outputs
+from lengthwise.cli.options import ApiKey, Goodput, HtmlReport, JsonFile, Quiet
+from lengthwise.cli.progress import bar
+from lengthwise.schema.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from lengthwise.config import Scenario
+    from lengthwise.report import Result
+    from lengthwise.schema.records import Measured
 
 EXAMPLES = """\b
 Examples:
@@ -16,103 +27,86 @@ Examples:
   lengthwise bench http://localhost:8000 --isl 512 --osl 128 --concurrency 16 --num-requests 100
   lengthwise bench http://localhost:8000 examples/chat-70b.toml --records run.parquet
 """
+SERVER_FAILED = 3
+"""Exit code of a run that failures of the server stopped after some requests had finished."""
 
 
 def run(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://localhost:8000.")
-    ],
-    scenario: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, and what is behind URL."),
+    url: Annotated[str, Argument(metavar="URL", help="An OpenAI-compatible server, such as http://localhost:8000.")],
+    scenario_file: Annotated[
+        Path | None, Argument(metavar="[SCENARIO]", help="A .toml or .yaml file: workload, limits, deployment.")
     ] = None,
     *,
-    workload: Annotated[
-        str | None, typer.Option(metavar="FILE|PRESET", help="A trace, or the name of a preset.")
-    ] = None,
-    isl: Annotated[int | None, typer.Option(min=1, help="Prompt tokens of every request.")] = None,
-    osl: Annotated[int | None, typer.Option(min=1, help="Output tokens of every request.")] = None,
+    workload: Annotated[str | None, Option(metavar="FILE|PRESET", help="A trace, or the name of a preset.")] = None,
+    isl: Annotated[int | None, Option(min=1, help="Prompt tokens of every request.")] = None,
+    osl: Annotated[int | None, Option(min=1, help="Output tokens of every request.")] = None,
     request_rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests a second, Poisson; default: the workload's arrivals.")
+        float | None, Option(help="Open loop: requests a second, Poisson; default: as in the workload.")
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: so many requests at a time.")] = None,
-    num_requests: Annotated[int | None, typer.Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
-    variant: Annotated[str | None, typer.Option(help="The scenario's variant whose workload it is.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: workload.cut=redraw; repeatable."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of requests and prompts; default: the scenario's.")] = None,
+    concurrency: Annotated[int | None, Option(min=1, help="Closed loop: number of concurrent requests.")] = None,
+    num_requests: Annotated[int | None, Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
+    variant: Annotated[str | None, Option(help="The scenario's variant whose workload it is.")] = None,
+    set_: Annotated[list[str] | None, options.setting("workload.cut=redraw")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of requests and prompts; default: the scenario's.")] = None,
     salt: Annotated[
-        int | None,
-        typer.Option(min=0, help="Of prompts' tokens; default: a new one each run, so that no cache knows them."),
+        int | None, Option(min=0, help="Salt of the prompts; default: a new one, so that no cache hits.")
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=BOUND", help="A limit for goodput: ttft=2s, tpot=50ms, jct=30s; repeatable."),
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="So many requests before, which nobody counts.")] = 3,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds; keep what there is. Default: none.")
-    ] = None,
-    stall: Annotated[float, typer.Option(help="A request fails after so many seconds without a byte.")] = 120.0,
-    timeout: Annotated[float, typer.Option(help="A request fails after so many seconds in all.")] = 900.0,
-    shared_prefix: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of each prompt that all have in common.")
-    ] = 0.0,
-    exact: Annotated[
-        bool, typer.Option(help="Ask for outputs of exactly the workload's lengths; otherwise at most so long.")
-    ] = True,
+    slo: Goodput = None,
+    warmup: Annotated[int, Option(min=0, help="Number of earlier requests that do not count.")] = 3,
+    time_limit: Annotated[float | None, Option(help="Stop after so many seconds; default: no limit.")] = None,
+    stall: Annotated[float, Option(help="Seconds without a byte after which a request fails.")] = 120.0,
+    timeout: Annotated[float, Option(help="Seconds after which a request fails.")] = 900.0,
+    shared_prefix: Annotated[float, Option(min=0, max=1, help="Share of each prompt that all have in common.")] = 0.0,
+    exact: Annotated[bool, Option(help="Exact output lengths; otherwise they are limits.")] = True,
     priorities: Annotated[
-        bool, typer.Option("--priorities", help="Send the workload's priorities (vLLM: --scheduling-policy priority).")
+        bool, Option("--priorities", help="Send priorities (vLLM: --scheduling-policy priority).")
     ] = False,
-    scrape: Annotated[
-        bool, typer.Option("--scrape", help="Keep the server's /metrics of every second with the records.")
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="The model's name there; default: the first it lists.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
-    ] = None,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE.parquet", help="Write requests and what happened to them.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file of --records that is there already.")] = False,
+    scrape: Annotated[bool, Option("--scrape", help="Record the server's /metrics of every second.")] = False,
+    model: Annotated[str | None, Option(help="Model name at the server; default: its first.")] = None,
+    api_key: ApiKey = None,
+    records: Annotated[Path | None, Option(metavar="FILE.parquet", help="Write the requests and their times.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace an existing file of --records.")] = False,
     json: JsonFile = None,
     report: HtmlReport = None,
     quiet: Quiet = False,
 ) -> None:
-    """Put a real server under load: the numbers of simulate, measured, and what the client says of itself.
+    """Load a running server and record its latencies.
 
-    What the server can do (token ids as prompts, outputs of exact lengths, numbers of tokens) is found by
-    asking it. Latencies count from when a request was due. Ctrl-C keeps what there is. Exit codes: 2 no
-    request finished; 3 some did, but failures of the server ended the run early; 130 Ctrl-C. Records keep the
-    scenario's deployment, so that compare and calibrate know what was measured whatever name it is served under.
+    The report has the metrics of simulate, and how late and busy the client was. The server's capabilities (token ids
+    as prompts, outputs of exact lengths, token counts) are probed. Latencies count from when a request was due. Ctrl-C
+    stops the run and writes the results so far. Exit codes: 2 no request finished; 3 some did, but failures of the
+    server stopped the run; 130 Ctrl-C. Records contain the scenario's deployment, so that compare and calibrate know
+    the hardware whatever name the model is served under.
     """
     from lengthwise import measure
     from lengthwise.backend.openai_protocol import Server
-    from lengthwise.cli import bench_results, options, outputs, results
-    from lengthwise.cli import results as _results
-    from lengthwise.schema.errors import InputError
+    from lengthwise.cli import simulate
     from lengthwise.usecases import bench
 
     if time_limit is not None and not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
-    given = bench_results.settings(isl, osl, request_rate, concurrency, num_requests, slo)
-    overrides = [*(set_ or ()), *given]
-    bench_results.require_arrivals(scenario, workload, overrides)
-    asked = bench.asked_of_server(scenario, workload, variant, overrides)
-    outputs.require_answers(json, report, asked.files, [] if records is None else [records])
-    results.require_new(records, force=force)
-    deployment = bench_results.deployment_of(scenario, workload, variant, overrides)
-    options.tell(asked.notes, quiet=quiet)
-    chosen = asked.run.seed if seed is None else seed
-    requests = bench.requests(asked, chosen)
-    server = Server(url, model, api_key, stall_s=stall, timeout_s=timeout)
-    with bench_results.progress(quiet=quiet) as told:
+    overrides = [*(set_ or ()), *settings(isl, osl, request_rate, concurrency, num_requests, slo)]
+    _require_arrivals(scenario_file, workload, overrides)
+    scenario = bench.asked_of_server(scenario_file, workload, variant, overrides)
+    outputs.require_answers(json, report, scenario.files, [] if records is None else [records])
+    if records is not None and records.is_file() and not force:  # is_file: a device or a pipe loses nothing
+        raise OutputError(
+            f"{records} exists already, and a measurement cannot be repeated: name another file, or give --force to "
+            "replace it"
+        )
+    try:
+        deployment = bench.deployment_of_server(scenario_file, workload, variant, overrides)
+    except InputError as error:
+        deployment = None
+        typer.echo(f"records will not contain the scenario's deployment: {error}", err=True)
+    options.print_notes(scenario.notes, quiet=quiet)
+    if seed is None:
+        seed = scenario.run.seed
+    with measuring(quiet=quiet) as progress:
         measured = measure.bench(
-            server,
-            requests,
-            seed=chosen,
+            Server(url, model, api_key, stall_s=stall, timeout_s=timeout),
+            bench.requests(scenario, seed),
+            seed=seed,
             salt=salt,
             warmup_requests=warmup,
             time_limit_s=math.inf if time_limit is None else time_limit,
@@ -121,14 +115,215 @@ def run(
             priorities=priorities,
             scrape=scrape,
             deployment=deployment,
-            report=told,
+            report=progress,
         )
     if records is not None:
         measure.write_records(measured, records)
-    result = bench_results.result_of(measured, asked)
+    result = result_of(measured, scenario)
     if not quiet and json != outputs.STDOUT:
-        bench_results.show(result, measured)
-    written = _results.write([result], json, report, {}) + ([records] if records is not None else [])
+        show(result, measured)
+    written = simulate.write([result], json, report, {}) + ([records] if records is not None else [])
     if not quiet:
-        outputs.tell(written)
-    bench_results.end(measured, records)
+        outputs.print_written(written)
+    exit_as_measured(measured, records)
+
+
+def measuring(*, quiet: bool) -> AbstractContextManager[Callable[[int, int], None]]:
+    """Return a progress bar of requests that redraws rarely, so that it does not disturb the load generator."""
+    return bar("measuring", quiet=quiet, refresh_per_second=2)
+
+
+def settings(
+    isl: int | None,
+    osl: int | None,
+    rate: float | None,
+    concurrency: int | None,
+    num_requests: int | None,
+    slo: Sequence[str] | None,
+) -> list[str]:
+    """Return the short options as settings of a scenario.
+
+    Raises:
+        InputError: Both a rate and a concurrency are given.
+    """
+    if rate is not None and concurrency is not None:
+        raise InputError("--request-rate (open loop) excludes --concurrency (closed loop); give one of them")
+    numbers = {
+        "prompt": isl,
+        "output": osl,
+        "request_rate": rate,
+        "concurrency": concurrency,
+        "num_requests": num_requests,
+    }
+    given = [f"workload.{name}={value}" for name, value in numbers.items() if value is not None]
+    return given + [f"slo.{text}" for text in slo or ()]
+
+
+def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Sequence[str]) -> None:
+    """Raise InputError if lengths are given, but no arrivals for them."""
+    given = {override.partition("=")[0] for override in overrides}
+    sources = ("request_rate", "concurrency", "arrivals", "trace", "preset", "rate")
+    arrivals = (
+        scenario or workload or any(key.startswith(tuple(f"workload.{name}" for name in sources)) for key in given)
+    )
+    if {"workload.prompt", "workload.output"} <= given and not arrivals:
+        raise InputError(
+            "a load must say how its requests arrive: give --request-rate (open loop), --concurrency (closed loop), "
+            "or a SCENARIO with arrivals"
+        )
+
+
+def result_of(measured: Measured, scenario: Scenario) -> Result:
+    """Return the run as reports take it.
+
+    Raises:
+        InputError: The scenario's warm-up leaves no request to count.
+    """
+    from lengthwise import metrics
+    from lengthwise.report import Result
+    from lengthwise.usecases.simulate import slo_of
+
+    metadata, client = measured.metadata, measured.metadata["client"]
+    engine = {
+        "Model": metadata["model"],
+        "Engine": f"{metadata['engine']} {metadata['version']}".strip() or metadata["url"],
+        "Address": metadata["url"],
+        "Started": metadata["start"],
+        "Prompts": f"{metadata['prompts']}",
+        "Sent late": _lateness(client),
+        "Client's share of a core": f"{100 * client['cpu_share']:.0f} %",
+    }
+    if metadata["failures"]:
+        engine["Failures"] = "; ".join(_failure_text(failure) for failure in metadata["failures"])
+    return Result(
+        name="measured",
+        summary=metrics.summarize(measured.records, slo=slo_of(scenario), warmup_s=scenario.run.warmup_s),
+        records=measured.records,
+        deployment=None,
+        notes=measured.warnings,
+        engine=engine,
+    )
+
+
+def show(result: Result, measured: Measured) -> None:
+    """Print the engine, the table with its warnings, failures, and how late and busy the client was."""
+    from lengthwise import report
+    from lengthwise.cli.tables import console, duration, print_table
+
+    out, metadata = console(), measured.metadata
+    fields = [name for name in ("ignore_eos", "min_tokens") if metadata["capabilities"][name] is not False]
+    exact = metadata["arguments"]["exact"] and fields
+    lengths = f"outputs of exact lengths by {' and '.join(fields)}" if exact else "outputs of the model's lengths"
+    out.print(
+        f"{result.engine['Engine']}, model {metadata['model']}; prompts of {metadata['prompts']}, {lengths}",
+        style="dim",
+    )
+    out.print(report.table([result]))
+    if rows := _outcome_rows(measured):
+        print_table(("outcome", "requests", "message of the server"), rows)
+    client = metadata["client"]
+    lag, loop = client["loop_lag_s"], client["loop_lag"]
+    wakeups = f"at most {duration(lag['max'])}" if lag["p99"] is None else f"{duration(lag['p99'])} (p99)"
+    out.print(
+        f"client: requests were sent {_lateness(client)}; delay of its event loop {wakeups} in {loop['of']:,} samples, "
+        f"{100 * client['cpu_share']:.0f} % of a core busy",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _lateness(client: dict[str, Any]) -> str:
+    """Return how long after they were due requests were sent; a 99th percentile only of enough requests."""
+    from lengthwise.cli.tables import duration
+
+    late, above = client["late_s"], client["late"]
+    tail = f"at most {duration(late['max'])}" if late["p99"] is None else f"p99 {duration(late['p99'])}"
+    if above["count"]:
+        tail += f", {above['count']:,} of {above['of']:,} by more than {duration(above['limit_s'])}"
+    return f"{duration(late['p50'])} after they were due ({tail})"
+
+
+_FINISHED_FAILURE = "lied usage"
+"""A failure of requests that finished: the server's token counts contradict its stream."""
+
+
+def _outcome_rows(measured: Measured) -> list[list[str]]:
+    from lengthwise.schema.records import Status
+
+    status, failures = measured.records.requests.status, measured.metadata["failures"]
+    finished = int((status == Status.FINISHED).sum())
+    if not measured.errors and finished == len(status):
+        return []
+    rows = [["finished", f"{finished:,}", ""]]
+    unfinished = len(status) - finished
+    for failure in failures:
+        counted_twice = failure["reason"] == _FINISHED_FAILURE
+        unfinished -= 0 if counted_twice else failure["count"]
+        prefix = "of these: " if counted_twice else ""
+        rows.append([prefix + failure["reason"], f"{failure['count']:,}", failure["message"]])
+    if unfinished:
+        rows.append(["cut off at the end of the run, or never due", f"{unfinished:,}", ""])
+    return rows
+
+
+def _failure_text(failure: dict[str, Any]) -> str:
+    message = f' ("{failure["message"]}")' if failure["message"] else ""
+    return f"{failure['reason']}: {failure['count']:,}{message}"
+
+
+_ADVICE = {
+    "http 401": "give the right --api-key",
+    "http 403": "give the right --api-key",
+    "http 404": "check the address and --model",
+    "http 408": "lower the load (--request-rate, --concurrency)",
+    "http 429": "lower the load (--request-rate, --concurrency)",
+    "http 503": "lower the load (--request-rate, --concurrency), or wait until the server is ready",
+    "http 4": "send what it accepts: lengths (--isl, --osl) within its limits, or no exact lengths (--no-exact)",
+    "http 5": "check the server's log",
+    "server error": "check the server's log",
+    "malformed": "check that the address is that of an OpenAI-compatible server",
+    "stalled": "lower the load, or wait longer for a byte (--stall)",
+    "timed out": "lower the load, or wait longer for an answer (--timeout)",
+    "empty answer": "check the server's stream, which contains no token, and its log",
+}
+
+
+def exit_as_measured(measured: Measured, records: Path | None) -> None:
+    """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed.
+
+    Raises:
+        InputError: No request finished; the message has the failures, what to do, and where the records are.
+    """
+    from lengthwise.measure import INTERRUPTED
+    from lengthwise.schema.records import Status
+
+    requests, failures = measured.records.requests, measured.metadata["failures"]
+    finished = requests.status == Status.FINISHED
+    if any(f"ended by {INTERRUPTED}" in warning for warning in measured.warnings):
+        raise typer.Exit(130)
+    if not finished.any():
+        exact = measured.metadata["arguments"]["exact"]
+        reason = "; ".join(map(_failure_text, failures[:3])) or "; ".join(measured.warnings) or "the run was too short"
+        advice = "; ".join(dict.fromkeys(_advice(failure["reason"], exact=exact) for failure in failures[:3]))
+        raise InputError(
+            f"no request finished: {reason}. To do: {advice or 'let it run longer (--time-limit)'}"
+            + (f". The results so far are in {records}, marked as partial" if records else "")
+        )
+    if any("failures in a row" in warning for warning in measured.warnings):
+        note = f"; {records} is marked as partial" if records else ""
+        typer.echo(f"the run was stopped early, since the server failed{note}: check whether it still runs", err=True)
+        raise typer.Exit(SERVER_FAILED)
+    if refused := measured.errors.get("refused", 0):
+        # The server is gone if its refusals are the last requests, though too few in a row to stop the run.
+        last = finished[requests.arrival_s.argsort(kind="stable")[-refused:]]
+        if not last.any():
+            note = f"; {records} has their failures" if records else ""
+            typer.echo(f"the last requests were refused{note}: check whether the server still runs", err=True)
+            raise typer.Exit(SERVER_FAILED)
+
+
+def _advice(reason: str, *, exact: bool) -> str:
+    if reason == "empty answer" and not exact:
+        return "request exact lengths (without --no-exact)"  # the model may stop at once
+    default = "check whether the server still runs, and its log"
+    return _ADVICE.get(reason) or _ADVICE.get(reason[:6]) or default

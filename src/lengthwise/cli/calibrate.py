@@ -1,24 +1,24 @@
-"""``lengthwise calibrate``: cost tables that agree with measured runs."""
+"""``lengthwise calibrate``."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
+import json as json_module
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from lengthwise.cli import options
+from lengthwise.cli import options, outputs
+from lengthwise.cli.progress import simulating
 from lengthwise.cli.tables import console, print_table, two_digits
-from lengthwise.measure.calibration import Calibration, Parameter, Score
-from lengthwise.report.calibrate import CalibrationPage, CdfPair, write_calibration_html
-from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.files import write_whole
+
+if TYPE_CHECKING:
+    from lengthwise.measure.calibration import Calibration, Parameter, Score
 
 EXAMPLES = """\b
 Examples:
@@ -27,210 +27,135 @@ Examples:
   lengthwise calibrate mine.toml low.parquet high.parquet --holdout mid.parquet --out cost.npz
   lengthwise simulate mine.toml --cost tables:cost.npz
 """
+FORMAT, VERSION = "lengthwise.calibration", 1
 
 
 def run(
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="A .toml or .yaml file that gives the deployment as it ran; its [workload] is not used.",
-        ),
+    scenario_file: Annotated[
+        Path, Argument(metavar="SCENARIO", help="A file with the measured deployment; its [workload] is not used.")
     ],
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Records of the engine, from bench --records.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Records of the engine, from bench --records.")],
     *,
-    out: Annotated[Path, typer.Option(metavar="FILE.npz", help="Where the cost tables go.")],
+    out: Annotated[Path, Option(metavar="FILE.npz", help="File of the cost tables.")],
     holdout: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable."),
+        list[Path] | None, Option(metavar="RUN", help="Report errors on this run, which is not fitted to; repeatable.")
     ] = None,
-    share: Annotated[
-        float, typer.Option(min=0.01, max=0.95, help="Without --holdout: how much of the runs is held out.")
-    ] = 0.3,
+    share: Annotated[float, Option(min=0.01, max=0.95, help="Without --holdout: share that is held out.")] = 0.3,
     iterations: Annotated[
-        Path | None,
-        typer.Option(metavar="LOG", help="Also fit to vLLM's log of steps (--enable-logging-iteration-details)."),
+        Path | None, Option(metavar="LOG", help="Fit to vLLM's log (--enable-logging-iteration-details).")
     ] = None,
     fit: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
-            help="Move this alone: work, prefill, decode, comm, host_step, host_sequence, client, masked; repeatable. "
-            "Dense masks are then not looked for, unless named.",
+            help="Fit only this: work, prefill, decode, comm, host_step, host_sequence, client, masked; repeatable. "
+            "Dense masks are then only fitted if named.",
         ),
     ] = None,
     masks: Annotated[
         str,
-        typer.Option(
-            metavar="auto|no",
-            help="Whether dense masks (attention over the whole batch) are looked for: without --fit, or never.",
-        ),
+        Option(metavar="auto|no", help="Fit dense masks (attention over all of the batch): unless --fit, or never."),
     ] = "auto",
     scrape: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|no",
-            help="Whether the counters that runs keep (bench --scrape, of a vLLM) are fitted to: without "
-            "--iterations, or never.",
-        ),
+        str, Option(metavar="auto|no", help="Fit to vLLM's counters (bench --scrape): unless --iterations, or never.")
     ] = "auto",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: engine.max_num_seqs=64; repeatable."),
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which variant of the scenario was measured.")
-    ] = None,
-    cost: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="The tables to start from, such as roofline.")
-    ] = None,
-    allow_doubts: Annotated[
-        bool, typer.Option("--allow-doubts", help="Take runs that are partial, of another model or otherwise doubtful.")
-    ] = False,
+    set_: Annotated[list[str] | None, options.setting("engine.max_num_seqs=64")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="The measured variant of the scenario.")] = None,
+    cost: Annotated[str | None, Option(metavar="SOURCE", help="The tables to start from, such as roofline.")] = None,
+    allow_doubts: Annotated[bool, Option("--allow-doubts", help="Accept partial or unreliable runs.")] = False,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Take simulated runs, too, and write tables even if they are worse than those given."
-        ),
+        bool, Option("--force", help="Accept simulated runs, and write tables that are worse than before.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search's draws and of the intervals.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the search and of the intervals.")] = 0,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a self-contained HTML page to this file, with distributions before and after; "
-            "named .md: what is printed, as Markdown."
-        ),
+        Path | None, Option(help="Write an HTML page to this file; named .md: the printed output as Markdown.")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the tables.")
+        Path | None, Option(help="Write all numbers to this file; -: to standard output, without the tables.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """Calibrate a deployment's cost tables to measured runs, and report errors on what was held out.
+    """Fit the cost model to a measured run.
 
-    Tables that only make held-out requests worse are not written. What a server told of itself (bench --scrape) is
-    used: the steps, tokens and seconds that a vLLM counted while it was busy are fitted to beside the requests; how
-    many run and wait is checked against the simulation.
+    Errors are reported on held-out requests; tables that only make these worse are not written. A server's counters
+    (bench --scrape) are used, too: the steps, tokens and seconds that a vLLM counted while it was busy are fitted to
+    with the requests; the numbers of running and waiting requests are checked against the simulation.
     """
+    from lengthwise import config
     from lengthwise import cost as costs
-    from lengthwise.cli import outputs, progress, results
+    from lengthwise.cli.records import read_named
     from lengthwise.measure.calibration import calibrate, read_iterations
+    from lengthwise.usecases.calibrate import measured_deployment, require_improvement
 
-    require_npz(out)
+    if out.suffix.lower() != ".npz":
+        raise InputError(
+            f"--out must be a file named .npz, for cost tables; it is {out}. Give {out.with_suffix('.npz')}"
+        )
     files = [path for path in (out, json if json != outputs.STDOUT else None, report) if path is not None]
-    outputs.require_writable(files, inputs=[scenario, *runs, *(holdout or [])])
-    if report is not None and is_html(report):
+    outputs.require_writable(files, inputs=[scenario_file, *runs, *(holdout or [])])
+    as_html = report is not None and report.suffix.lower() in (".html", ".htm")
+    if as_html:
         outputs.require_plotly()
-    deployment = deployment_of(scenario, set_, cost, variant, quiet=quiet)
-    allow = [name for name, on in (("warnings", allow_doubts), ("simulated", force)) if on]
-    named = results.read_named([*runs, *(holdout or [])])
-    with progress.shown(quiet=quiet):
+    scenario = config.load(scenario_file, options.overrides(set_, cost))
+    options.print_notes(scenario.notes, quiet=quiet)
+    deployment = measured_deployment(scenario, variant)
+    measured = read_named([*runs, *(holdout or [])])
+    with simulating(quiet=quiet):
         found = calibrate(
-            named[: len(runs)],
+            measured[: len(runs)],
             deployment,
             fit=fit,
-            holdout=named[len(runs) :] if holdout else share,
+            holdout=measured[len(runs) :] if holdout else share,
             iterations=None if iterations is None else read_iterations(iterations),
-            allow=allow,
+            allow=[name for name, allowed in (("warnings", allow_doubts), ("simulated", force)) if allowed],
             seed=seed,
             masks=masks,
             scrape=scrape,
         )
-    if shown := not quiet and str(json) != "-":
+    if printed := not quiet and json != outputs.STDOUT:
         show(found)
-    require_help(found, force=force, shown=shown)
+    if not force:
+        require_improvement(found, printed=printed)
     costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
-    write(found, json, report)
+    if json is not None:
+        outputs.write_text(json, json_module.dumps(numbers(found), indent=1, allow_nan=False) + "\n")
+    if report is not None and as_html:
+        _write_html(report, found)
+    elif report is not None:
+        outputs.write_text(report, markdown(found))
     if not quiet:
-        for path in files:
-            typer.echo(f"wrote {path}", err=True)
-        again = "".join(f" --set {word}" for word in set_ or []) + (
+        outputs.print_written(files)
+        same = "".join(f" --set {text}" for text in set_ or []) + (
             f" --variant {shlex.quote(variant)}" if variant else ""
         )
-        typer.echo(f"simulate with it: lengthwise simulate {scenario}{again} --cost tables:{out}", err=True)
+        typer.echo(f"simulate with it: lengthwise simulate {scenario_file}{same} --cost tables:{out}", err=True)
 
 
-FORMAT, VERSION = "lengthwise.calibration", 1
-_ERRORS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
-_PARAMETERS = ("parameter", "before", "after", "95 % interval", "report")
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}
+_ERROR_HEADS = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
+_PARAMETER_HEADS = ("parameter", "before", "after", "95 % interval", "identified")
 
 
-def deployment_of(
-    path: Path, settings: list[str] | None, cost: str | None, variant: str | None = None, *, quiet: bool = False
-) -> Deployment:
-    """The one deployment of a scenario, or that of its variant of this name.
-
-    Raises:
-        InputError: It has variants, of which each is another deployment, and none is named, or none of that name.
-    """
-    from lengthwise import config
-
-    asked = config.load(path, options.overrides(settings, cost))
-    options.tell(asked.notes, quiet=quiet)
-    if variant is not None:
-        return config.deployment(asked.only(variant))
-    if asked.variants:
-        names = ", ".join(one.name for one in asked.variants)
-        raise InputError(
-            f"a calibration is of one deployment; {path} has variants ({names}). Name the one that was measured: "
-            "--variant NAME"
-        )
-    return config.deployment(asked)
-
-
-def require_npz(out: Path) -> None:
-    """Nothing, if a file of tables has the name of one.
-
-    Raises:
-        InputError: It ends otherwise.
-    """
-    if out.suffix.lower() != ".npz":
-        raise InputError(
-            f"--out must be a file named .npz, as cost tables are; it is {out}. Give {out.with_suffix('.npz')}"
-        )
-
-
-def require_help(found: Calibration, *, force: bool, shown: bool) -> None:
-    """Nothing, if the calibrated tables are better than those given in something, or at least not worse.
-
-    ``shown``: what is worse stands above already, and is not said again.
-
-    Raises:
-        InputError: They only made held-out requests worse, or nothing was moved although the runs surely disagree
-            with the tables; and nobody insists.
-    """
-    if not found.changed and found.disagreement and not force:
-        raise InputError(
-            "runs and tables must agree, or the runs tell which part of a step is off; they disagree "
-            f"({found.disagreement}), and their noise hides the part, so nothing was written. Measure at several loads "
-            "with nothing else on the machine, give the engine's log of steps (--iterations), name what may move "
-            "(--fit work), or write the tables all the same (--force)"
-        )
-    said = " (see above)" if shown else f": {'; '.join(found.warnings)}"
-    if not found.helps and not force:
-        raise InputError(
-            f"calibrated tables must not only be worse than those given, so none were written{said}. Measure longer or "
-            "at several loads, name what may move (--fit), or write them all the same (--force)"
-        )
+def _urgent(found: Calibration) -> tuple[str, ...]:
+    """Return what must be read before the numbers: what became worse, warnings, and runs of unknown origin."""
+    return (*found.warnings, *found.origin)
 
 
 def show(found: Calibration) -> None:
-    """Prints errors, parameters, and how far both may be trusted."""
+    """Print errors, parameters, and how reliable both are."""
     out = console()
-    for warning in _first(found):
+    for warning in _urgent(found):
         out.print(warning, highlight=False)
     out.print(f"errors on {found.held_out} held-out requests ({found.split}):", highlight=False)
-    print_table(_ERRORS, [_error(score) for score in found.scores], drops=["measured"])
+    print_table(_ERROR_HEADS, [_error(score) for score in found.scores], drops=["measured"])
     out.print()
-    print_table(_PARAMETERS, [_parameter(p) for p in found.parameters])
+    print_table(_PARAMETER_HEADS, [_parameter(parameter) for parameter in found.parameters])
     out.print()
-    for line in trust(found):
+    for line in reliability(found):
         out.print(line, highlight=False)
 
 
-def trust(found: Calibration) -> list[str]:
-    """How far the tables may be trusted, a sentence each."""
+def reliability(found: Calibration) -> list[str]:
+    """Return how reliable the tables are, in sentences."""
     reach = found.tables.reach
     return [
         (
@@ -250,118 +175,90 @@ def trust(found: Calibration) -> list[str]:
     ]
 
 
-def _first(found: Calibration) -> tuple[str, ...]:
-    """What is bad, to be read before all numbers: what became worse, doubts, and an origin that nobody tells."""
-    return (*found.warnings, *found.origin)
+def _write_html(path: Path, found: Calibration) -> None:
+    from lengthwise.report.calibrate import CalibrationPage, CdfPair, write_calibration_html
 
-
-def write(found: Calibration, json_file: Path | None, report: Path | None) -> None:
-    """Writes the numbers and the page that were asked for; ``-`` is standard output."""
-    text = json.dumps(numbers(found), indent=1, allow_nan=False) + "\n"
-    if json_file is not None and str(json_file) == "-":
-        typer.echo(text, nl=False)
-    elif json_file is not None:
-        write_whole(json_file, text.encode())
-    if report is not None and is_html(report):
-        write_calibration_html(report, _html_page(found))
-    elif report is not None:
-        write_whole(report, page(found).encode())
-
-
-def is_html(path: Path) -> bool:
-    """Whether a report goes there as a page of HTML; else it is Markdown."""
-    return path.suffix.lower() in (".html", ".htm")
-
-
-def _html_page(found: Calibration) -> CalibrationPage:
-    moved = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
-    return CalibrationPage(
+    fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
+    page = CalibrationPage(
         heading=found.tables.source,
-        metadata=[f"{found.fit_result:,} requests fitted to", f"{found.held_out:,} held out", f"moved: {moved}"],
-        warnings=_first(found),
-        errors=[_ERRORS, *(_error(score) for score in found.scores)],
-        factors=[_PARAMETERS, *(_parameter(p) for p in found.parameters)],
-        trust=[*trust(found), f"Held out: {found.split}."],
+        metadata=[f"{found.fit_result:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
+        warnings=_urgent(found),
+        errors=[_ERROR_HEADS, *map(_error, found.scores)],
+        factors=[_PARAMETER_HEADS, *map(_parameter, found.parameters)],
+        trust=[*reliability(found), f"Held out: {found.split}."],
         cdfs=[CdfPair(**dataclasses.asdict(curve)) for curve in found.curves],
     )
+    write_calibration_html(path, page)
 
 
 def numbers(found: Calibration) -> dict[str, Any]:
-    """All that was found but the tables, as JSON takes it; keys are only ever added within a version."""
+    """Return all results but the tables, as JSON values; keys are only ever added within a version."""
+    tables = found.tables
+    names = [field.name for field in dataclasses.fields(found) if field.name != "tables"]
     lists = {
-        name: [dataclasses.asdict(x) for x in getattr(found, name)]
+        name: [dataclasses.asdict(record) for record in getattr(found, name)]
         for name in ("parameters", "scores", "changes", "loads", "curves")
     }
-    whole: dict[str, Any] = {"warnings": found.warnings} | {
-        field.name: getattr(found, field.name)
-        for field in dataclasses.fields(found)
-        if field.name not in {"tables", *lists}
+    results = {name: getattr(found, name) for name in names} | {
+        "tables": {
+            "source": tables.source,
+            "errors": [dataclasses.asdict(error) for error in tables.errors],
+            "reach": dataclasses.asdict(tables.reach),
+        }
     }
-    tables = found.tables
-    whole["tables"] = {
-        "source": tables.source,
-        "errors": [dataclasses.asdict(e) for e in tables.errors],
-        "reach": dataclasses.asdict(tables.reach),
-    }
-    head = {"format": FORMAT, "version": VERSION}
-    return head | {name: _plain(value) for name, value in (whole | lists).items()}
+    complete: dict[str, Any] = outputs.finite(
+        {"format": FORMAT, "version": VERSION, "warnings": found.warnings} | results | lists
+    )
+    return complete
 
 
-def page(found: Calibration) -> str:
-    """The same as is printed, in Markdown."""
+def markdown(found: Calibration) -> str:
+    """Return the printed output in Markdown."""
+
+    def table(*rows: Sequence[str]) -> str:
+        heads, *cells = rows
+        return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
+
     return "\n".join(
         [
             f"# {found.tables.source}",
-            *(f"\n**{warning}**" for warning in _first(found)),
+            *(f"\n**{warning}**" for warning in _urgent(found)),
             f"\nErrors on {found.held_out} held-out requests ({found.split}):\n",
-            _markdown(_ERRORS, [_error(score) for score in found.scores]),
+            table(_ERROR_HEADS, *map(_error, found.scores)),
             "",
-            _markdown(_PARAMETERS, [_parameter(p) for p in found.parameters]),
+            table(_PARAMETER_HEADS, *map(_parameter, found.parameters)),
             "",
-            *(f"- {line}" for line in trust(found)),
+            *(f"- {line}" for line in reliability(found)),
             "",
         ]
     )
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
-
-
 def _error(score: Score) -> list[str]:
     each = score.statistic == "each"
-    shown = "{:.1%}".format if each else "{:+.1%}".format
+    percent = "{:.1%}".format if each else "{:+.1%}".format
     return [
         score.run,
-        _NAMES[score.metric],
+        {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}[score.metric],
         "mean of each" if each else score.statistic,
         "" if each else _seconds(score.measured),
-        shown(score.before),
-        shown(score.after),
-        f"{shown(score.low)} to {shown(score.high)}",
+        percent(score.before),
+        percent(score.after),
+        f"{percent(score.low)} to {percent(score.high)}",
     ]
 
 
 def _parameter(p: Parameter) -> list[str]:
-    shown = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
-    interval = f"{shown(p.low)} to {shown(p.high)}" if p.report else "as before"
-    told = "no" if not p.report else "yes" if p.value != p.prior else "agrees"
-    before = "-" if p.name == "client" and not p.prior else shown(p.prior)
-    return [p.label, before, "-" if p.name == "client" and not p.value else shown(p.value), interval, told]
+    number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
+    before, after = (
+        "-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value)
+    )  # 0 seconds of a client: not known
+    interval = f"{number(p.low)} to {number(p.high)}" if p.report else "as before"
+    return [p.label, before, after, interval, "no" if not p.report else "yes" if p.value != p.prior else "agrees"]
 
 
 def _seconds(value: float) -> str:
-    if value == 0:
-        return "0"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-12:.3g} ps"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+    return f"{value / 1e-12:.3g} ps" if value else "0"

@@ -1,141 +1,128 @@
-"""``lengthwise capacity``: how much a deployment takes."""
+"""``lengthwise capacity``."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import json as json_module
 import math
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from lengthwise import report
-from lengthwise.cli.options import CostSource, JsonFile, Quiet
-from lengthwise.cli.tables import console, print_table, two_digits
-from lengthwise.schema.files import write_whole
-from lengthwise.usecases.capacity import Sustained
+from lengthwise.cli import options, outputs, progress
+from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFile
+
+if TYPE_CHECKING:
+    from lengthwise.schema.estimate import Estimate
+    from lengthwise.usecases.capacity import Sustained
 
 EXAMPLES = """\b
 Examples:
   lengthwise capacity examples/chat-70b.toml
   lengthwise capacity examples/chat-70b.toml --limit ttft.p90=2s --limit tbt.p99=200ms
 """
-
-
-def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
-    *,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=BOUND", help="What must hold, instead of [search.limits]; repeatable."),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
-    ] = None,
-    cost: CostSource = None,
-    precision: Annotated[float | None, typer.Option(help="Relative half-width to reach: 0.025.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Independent repetitions behind it: 5.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a CPU.")] = None,
-    json: JsonFile = None,
-    quiet: Quiet = False,
-) -> None:
-    """Find the largest request rate that holds the limits, with its confidence interval.
-
-    By default 99 % of the requests must be scheduled within 5 s.
-    """
-    from lengthwise import config
-    from lengthwise.cli import options, outputs
-    from lengthwise.cli import progress as _progress
-    from lengthwise.usecases import capacity
-
-    given = options.searching(limit, precision, seeds)
-    asked = config.load(scenario, [*options.overrides(set_, cost), *given])
-    outputs.require_writable([json] if json is not None and str(json) != "-" else [], inputs=asked.files)
-    options.tell(asked.notes, quiet=quiet)
-    with _progress.shown(quiet=quiet) as progress:
-        found = capacity.capacities(asked, jobs=jobs, progress=progress)
-    if not quiet and str(json) != "-":
-        show(found)
-    if json is not None:
-        write(json, found)
-
-
 FORMAT, VERSION = "lengthwise.capacity", 1
 
 
+def run(
+    scenario_file: ScenarioFile,
+    *,
+    limit: Annotated[
+        list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
+    ] = None,
+    set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
+    cost: CostSource = None,
+    precision: Annotated[float | None, Option(help="Relative half-width to reach: 0.025.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Independent repetitions: 5.")] = None,
+    jobs: Jobs = None,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the request rate that a deployment sustains under SLOs.
+
+    The rate has a confidence interval. By default 99 % of the requests must be scheduled within 5 s.
+    """
+    from lengthwise import config
+
+    given = {"limits": _inline_table(limit) if limit else None, "precision": precision, "seeds": seeds}
+    search = [f"search.{name}={value}" for name, value in given.items() if value is not None]
+    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *search])
+    outputs.require_answers(json, None, scenario.files)
+    options.print_notes(scenario.notes, quiet=quiet)
+
+    from lengthwise.usecases.capacity import capacities
+
+    with progress.simulating(quiet=quiet) as advance:
+        found = capacities(scenario, jobs=jobs, progress=advance)
+    if not quiet and json != outputs.STDOUT:
+        show(found)
+    if json is not None:
+        report = {"format": FORMAT, "version": VERSION, "capacities": [_report(sustained) for sustained in found]}
+        outputs.print_written(outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n"))
+
+
+def _inline_table(limits: list[str]) -> str:
+    """Return ``ttft.p90=2s`` as a TOML inline table; the scenario's checks report bad limits."""
+    pairs = []
+    for text in limits:
+        metric, _, bound = text.partition("=")
+        try:
+            float(bound)
+        except ValueError:
+            bound = json_module.dumps(bound.strip())
+        pairs.append(f"{json_module.dumps(metric.strip())} = {bound}")
+    return "{ " + ", ".join(pairs) + " }"
+
+
 def show(found: list[Sustained]) -> None:
-    """A row a variant: its capacity, what binds it, and the limited metrics there."""
+    """Print a row for each variant: its capacity, the binding constraint, and the limited metrics there."""
+    from lengthwise import report
+    from lengthwise.cli.tables import console, print_table, two_digits
+
     limits = found[0].limits
-    heads = ["", "requests/s", "±", "binds", "at most", *(limit.metric for limit in limits)]
-    rows = [_row(one) for one in found]
-    print_table(heads, rows)
+    rows = []
+    for sustained in found:
+        capacity = sustained.capacity
+        if sustained.at is None:
+            rate, half_width, metrics = "0", "", ["-"] * len(limits)
+        else:
+            rate = f"{capacity.rate_rps.value:.4g}"
+            half_width = two_digits(capacity.rate_rps.half_width) if capacity.rate_rps.has_interval else "unknown"
+            metrics = [report.metric_text(limit.metric, sustained.at.value(limit.metric)) for limit in sustained.limits]
+        rows.append([sustained.name, rate, half_width, capacity.binds, f"{capacity.ceiling.rate_rps:.4g}", *metrics])
+    print_table(["", "requests/s", "±", "binds", "at most", *(limit.metric for limit in limits)], rows)
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
-    for note in dict.fromkeys(note for one in found for note in one.notes):
+    for note in dict.fromkeys(note for sustained in found for note in sustained.notes):
         out.print(note, highlight=False)
-    spent = sum(one.capacity.effort.simulations for one in found)
-    requests = sum(one.capacity.effort.requests for one in found)
+    runs = sum(sustained.capacity.effort.simulations for sustained in found)
+    requests = sum(sustained.capacity.effort.requests for sustained in found)
     out.print(
-        "± half-width of a 95 % interval: seeds' spread, and drift with longer runs. At most: what no schedule "
-        f"beats. The metrics are at the interval's lower end. {spent:,} runs of {requests:,} requests.",
+        "± half-width of a 95 % interval: spread of the seeds, and drift with longer runs. At most: upper bound of any "
+        f"schedule. The metrics are at the interval's lower end. {runs:,} runs of {requests:,} requests.",
         style="dim",
         highlight=False,
     )
 
 
-def write(path: Path, found: list[Sustained]) -> None:
-    """All numbers as JSON; to standard output for "-"."""
-    told = {"format": FORMAT, "version": VERSION, "capacities": [_report(one) for one in found]}
-    text = json.dumps(told, indent=2, allow_nan=False) + "\n"
-    if str(path) == "-":
-        typer.echo(text, nl=False)
-    else:
-        write_whole(path, text.encode())
-        typer.echo(f"wrote {path}", err=True)
+def _report(sustained: Sustained) -> dict[str, Any]:
+    def numbers(estimate: Estimate) -> dict[str, float | None]:
+        fields = {"value": estimate.value, "half_width": estimate.half_width}
+        return {name: number if math.isfinite(number) else None for name, number in fields.items()}
 
-
-def _row(one: Sustained) -> list[str]:
-    rate = one.capacity.rate_rps
-    if one.at is None:
-        return [
-            one.name,
-            "0",
-            "",
-            one.capacity.binds,
-            f"{one.capacity.ceiling.rate_rps:.4g}",
-            *(["-"] * len(one.limits)),
-        ]
-    half = two_digits(rate.half_width) if rate.has_interval else "unknown"
-    metrics = [report.metric_text(limit.metric, one.at.value(limit.metric)) for limit in one.limits]
-    return [one.name, f"{rate.value:.4g}", half, one.capacity.binds, f"{one.capacity.ceiling.rate_rps:.4g}", *metrics]
-
-
-def _report(one: Sustained) -> dict[str, Any]:
-    found = one.capacity
+    capacity, at = sustained.capacity, sustained.at
     return {
-        "name": one.name,
-        "limits": [{"metric": x.metric, "bound": x.bound, "at_least": x.at_least} for x in one.limits],
-        "requests_per_s": {"value": found.rate_rps.value, "half_width": _known(found.rate_rps.half_width)},
-        "binds": found.binds,
-        "ceiling_requests_per_s": found.ceiling.rate_rps,
-        "requests_a_run": found.requests,
-        "simulations": found.effort.simulations,
-        "requests": found.effort.requests,
-        "notes": list(one.notes),
-        "beyond_reach": [dataclasses.asdict(beyond) for beyond in one.out_of_range],
+        "name": sustained.name,
+        "limits": [{"metric": x.metric, "bound": x.bound, "at_least": x.at_least} for x in sustained.limits],
+        "requests_per_s": numbers(capacity.rate_rps),
+        "binds": capacity.binds,
+        "ceiling_requests_per_s": capacity.ceiling.rate_rps,
+        "requests_a_run": capacity.requests,
+        "simulations": capacity.effort.simulations,
+        "requests": capacity.effort.requests,
+        "notes": list(sustained.notes),
+        "beyond_reach": [dataclasses.asdict(beyond) for beyond in sustained.out_of_range],
         "at": None
-        if one.at is None
-        else {
-            "requests_per_s": one.at.rate_rps,
-            "metrics": {
-                name: {"value": _known(e.value), "half_width": _known(e.half_width)}
-                for name, e in one.at.values.items()
-            },
-        },
+        if at is None
+        else {"requests_per_s": at.rate_rps, "metrics": {name: numbers(metric) for name, metric in at.values.items()}},
     }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

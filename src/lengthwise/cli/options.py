@@ -1,55 +1,55 @@
-"""Options that commands have in common, with one wording."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
+ScenarioFile = Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file.")]
+AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
+Nodes = Annotated[
+    list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
+]
 CostSource = Annotated[
-    str | None, typer.Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR")
+    str | None, Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR")
 ]
-HtmlReport = Annotated[Path | None, typer.Option(help="Write a self-contained HTML report to this file.")]
+TraceFormat = Annotated[str | None, Option("--format", help="Format of the trace; default: detected.")]
+LatencyBound = Annotated[str | None, Option(metavar="TIME", help="Latency bound: 5s; inf: none.")]
+Threshold = Annotated[
+    float | None,
+    Option(metavar="SHARE", help="Resize prefill batches to keep prompts and decode batch this near their means."),
+]
+Goodput = Annotated[
+    list[str] | None,
+    Option(metavar="METRIC=LIMIT", help="A limit for goodput: ttft=2s, tpot=100ms, jct=1min; repeatable."),
+]
+ApiKey = Annotated[
+    str | None, Option(envvar="OPENAI_API_KEY", show_envvar=True, help="API key, sent as a bearer token.")
+]
+Jobs = Annotated[int | None, Option(min=1, help="Simulations in parallel; default: one per CPU.")]
+HtmlReport = Annotated[Path | None, Option(help="Write a self-contained HTML report to this file.")]
 JsonFile = Annotated[
-    Path | None, typer.Option(help="Write all numbers to this file; -: to standard output, without the table.")
+    Path | None, Option(help="Write all numbers to this file; -: to standard output, without the table.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table and no progress.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print no table and no progress.")]
+NoTable = Annotated[bool, Option("--quiet", "-q", help="Print no table.")]
+
+
+def setting(example: str) -> Any:
+    """Return the repeatable option ``--set`` with an example in its help text."""
+    return Option("--set", metavar="PATH=VALUE", help=f"Change a setting: {example}; repeatable.")
 
 
 def overrides(set_: list[str] | None, cost: str | None) -> list[str]:
-    """What ``--set`` and ``--cost`` change, in order; the latter wins."""
+    """Return the settings of ``--set`` and ``--cost``, in order; the last one of a path wins."""
     return [*(set_ or ()), *([] if cost is None else [f"deployment.cost={cost}"])]
 
 
-def tell(notes: Iterable[str], *, quiet: bool = False) -> None:
-    """Says what was dropped for an override, a line each, where numbers do not go."""
+def print_notes(notes: Iterable[str], *, quiet: bool = False) -> None:
+    """Print the settings that an override removed, a line each, on standard error."""
     for note in () if quiet else notes:
         typer.echo(note, err=True)
-
-
-def searching(limits: list[str] | None, precision: float | None, seeds: int | None) -> list[str]:
-    """What ``--limit``, ``--precision`` and ``--seeds`` change of [search]."""
-    given = [f"search.limits={_limits(limits)}"] if limits else []
-    given += [] if precision is None else [f"search.precision={precision}"]
-    return given + ([] if seeds is None else [f"search.seeds={seeds}"])
-
-
-def ranking(top: int | None) -> list[str]:
-    """What ``--top`` changes."""
-    return [] if top is None else [f"search.top={top}"]
-
-
-def _limits(texts: list[str]) -> str:
-    """``ttft.p90=2s`` as an inline table; a bad one is left for the scenario to complain of."""
-    pairs = []
-    for text in texts:
-        metric, _, bound = text.partition("=")
-        try:
-            float(bound)
-        except ValueError:
-            bound = json.dumps(bound.strip())
-        pairs.append(f"{json.dumps(metric.strip())} = {bound}")
-    return "{ " + ", ".join(pairs) + " }"

@@ -1,13 +1,15 @@
-"""What a command shall write is known to be possible before it starts to work, and is then written."""
+"""Output files: checked before the work starts, written after it."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -17,35 +19,51 @@ STDOUT = Path("-")
 
 
 def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
-    """Raises OutputError if one of the files cannot be written, is meant twice, or is one of ``inputs``."""
+    """Raise OutputError if a file cannot be written, is named twice, or is one of ``inputs``."""
     read = {path.resolve() for path in inputs}
     seen = set()
     for path in paths:
         target = path.resolve()
-        reason = "only --json goes to standard output" if str(path) == "-" else _why_not(target)
-        if reason:
+        if reason := "only --json goes to standard output" if path == STDOUT else _file_obstacle(target):
             raise OutputError(f"cannot write {path}: {reason}")
         if target in read:
-            raise OutputError(f"cannot write {path}: the scenario is read from it; choose another name")
+            raise OutputError(f"cannot write {path}: it is also an input; choose another name")
         if target in seen:
-            raise OutputError(f"cannot write two things to {path}; give each a file of its own")
+            raise OutputError(f"cannot write two outputs to {path}; give each its own file")
         seen.add(target)
 
 
 def require_answers(
     json: Path | None, report: Path | None, inputs: Iterable[Path] = (), more: Iterable[Path] = ()
 ) -> None:
-    """Raises InputError where ``--json``, ``--report`` or one ``more`` file could not be written, or no page made."""
+    """Raise InputError if ``--json``, ``--report`` or a file of ``more`` cannot be written, or plotly is missing."""
     given = [json if json != STDOUT else None, report]
     require_writable([*(path for path in given if path is not None), *more], inputs)
     if report is not None:
         require_plotly()
 
 
+def require_folder(folder: Path) -> None:
+    """Raise OutputError if a folder cannot be created or written, or is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; name a folder")
+    if reason := _folder_obstacle(next(path for path in (folder, *folder.resolve().parents) if path.exists())):
+        raise OutputError(f"cannot create {folder}: {reason}")
+
+
+def require_plotly() -> None:
+    """Raise MissingExtraError if plotly, which HTML reports need, is not installed."""
+    if find_spec("plotly") is None:
+        raise MissingExtraError("the HTML report", "report")
+
+
 def write_answers(
-    json: Path | None, html: Path | None, as_json: Callable[[Path], object], as_html: Callable[[Path], object]
+    json: Path | None,
+    html: Path | None,
+    as_json: Callable[[Path], object],
+    as_html: Callable[[Path], object] = lambda _: None,
 ) -> list[Path]:
-    """Writes the files that were asked for, each whole or not at all, and returns them; "-" prints the JSON."""
+    """Write the requested files and return them; ``-`` prints the JSON to standard output."""
     if json == STDOUT:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "answers.json"
@@ -58,35 +76,36 @@ def write_answers(
     return [path for path in (json, html) if path is not None and path != STDOUT]
 
 
-def beside(path: Path, name: str) -> Path:
-    """The file of a variant: out.json of "Two, too" is out-two-too.json."""
+def write_text(path: Path, text: str) -> list[Path]:
+    """Write a text file and return it; ``-`` prints the text to standard output and returns nothing."""
+    from lengthwise.schema.files import write_whole
+
+    return write_answers(path, None, lambda path: write_whole(path, text.encode()))
+
+
+def finite(value: Any) -> Any:
+    """Return a tree of JSON values with null for numbers that are infinite or NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def print_written(paths: Iterable[Path]) -> None:
+    """Print where the output files are, on standard error."""
+    for path in paths:
+        typer.echo(f"wrote {path}", err=True)
+
+
+def variant_path(path: Path, name: str) -> Path:
+    """Return the file of a variant: out.json of "Two, too" is out-two-too.json."""
     slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
     return path.with_name(f"{path.stem}-{slug}{path.suffix}")
 
 
-def tell(written: Iterable[Path]) -> None:
-    """Says where the files are."""
-    for path in written:
-        typer.echo(f"wrote {path}", err=True)
-
-
-def require_folder(folder: Path) -> None:
-    """Raises OutputError if a folder could not be made, or is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"cannot write into {folder}: it is a file; name a folder")
-    nearest = next(place for place in (folder, *folder.resolve().parents) if place.exists())
-    reason = _why_no_file_in(nearest)
-    if reason:
-        raise OutputError(f"cannot make {folder}: {reason}")
-
-
-def require_plotly() -> None:
-    """Raises MissingExtraError where no HTML report could be made."""
-    if find_spec("plotly") is None:
-        raise MissingExtraError("the HTML report", "report")
-
-
-def _why_not(target: Path) -> str:
+def _file_obstacle(target: Path) -> str:
+    """Return why a file cannot be written; "" if it can."""
     folder = target.parent
     if target.is_dir():
         return "it is a folder; give the name of a file"
@@ -98,15 +117,15 @@ def _why_not(target: Path) -> str:
         return "no permission to write to it; choose another name"
     if target.exists() and not target.is_file():
         return ""  # a device or a pipe is written in place
-    return _why_no_file_in(folder)
+    return _folder_obstacle(folder)
 
 
-def _why_no_file_in(folder: Path) -> str:
-    """Tries it: rights alone do not tell of a read-only or a virtual file system."""
+def _folder_obstacle(folder: Path) -> str:
+    # Permissions alone do not reveal a read-only or a virtual file system, so that a file is created.
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lengthwise-"):
             return ""
     except PermissionError:
         return f"no permission to write in {folder}; choose another place"
     except OSError as error:
-        return f"no file can be made in {folder} ({error.strerror}); choose another place"
+        return f"no file can be created in {folder} ({error.strerror}); choose another place"

@@ -1,6 +1,6 @@
-"""The program: its commands, and how it ends.
+"""The program: its commands and its exit codes.
 
-Exit codes: 0 done, 1 our bug (of compare: an error above its bound), 2 an input that cannot be used, 130 interrupted.
+Exit codes: 0 success, 1 internal error (of compare: an error above its bound), 2 unusable input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from lengthwise.schema.errors import InputError
-
-EXAMPLES = """\b
-Example:
-  lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html
-"""
-
 
 COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
@@ -35,83 +30,150 @@ COMMANDS = {
     "schedule watch": "Detect when output lengths drift and how the schedule must change.",
     "lab": "Compare scheduling policies and length predictors on the same requests.",
     "theory": "Evaluate closed forms: batching by bins, queues with known lengths.",
+    "theory multibin": "Show throughput, latency and boundaries by number of bins (Multi-Bin Batching).",
+    "theory queue": "Show what known or predicted lengths are worth at a load (M/G/1: FCFS, SJF, SRPT).",
     "predict": "Train, evaluate and apply predictors of output length.",
+    "predict train": "Train a predictor, evaluate it on held-out prompts, and write it to a file.",
+    "predict eval": "Evaluate a predictor on samples that it has not seen, overall and file by file.",
+    "predict collect": "Collect a running server's answers to prompts as training data.",
+    "predict show": "Show a predictor and its training data, or its prediction for a prompt.",
     "serve": "Run a gateway that schedules live requests by predicted output length.",
     "app": "Plan and run applications of several models over many rows.",
+    "app plan": "Plan an application on a cluster: stages, makespan with its interval, idle GPUs.",
+    "app profile": "Measure an application on this machine: switching times, output lengths, costs.",
+    "app run": "Run an application on engines by its plan; every answer is recorded once.",
+    "app status": "Show the progress of a run: tasks by state and by model, and how to resume it.",
+    "app cancel": "Stop a run; what is recorded stays, and app run --resume continues it.",
     "bench": "Load a running server and record its latencies.",
     "calibrate": "Fit the cost model to a measured run.",
     "compare": "Compare a simulated run with a measured one.",
     "profile": "Measure, import, show and compare operator times.",
+    "profile run": "Measure a model's operators on this machine with torch, and write a profile.",
+    "profile import": "Import measurements of other projects into a profile.",
+    "profile import vidur": "Import a model's mlp.csv, attention.csv and the device's network from Vidur's profiles.",
+    "profile import llmservingsim": "Import the profile of a model on a device from LLMServingSim's profiles.",
+    "profile import aiconfigurator": "Import the kernels of a system and an engine from AIConfigurator's tables.",
+    "profile show": "Show a profile's operators: sizes, times, noise, share of the roofline, gaps.",
+    "profile fit": "Fit cost tables to a profile: errors on held-out points by estimator, operator and region.",
+    "profile check": "Compare a new profile with an old one and name the operators that changed.",
     "workload": "Summarize traces and presets.",
+    "workload show": "Show counts, rates, quantiles and a sketch of the lengths of a trace or a preset.",
     "catalog": "List models, GPUs, nodes, policies and presets.",
 }
-_MODULES = {"app": "apps"}
+"""Summary of each command and group, in the order of the help page."""
+
+GROUPS = {
+    "": ("lengthwise simulate examples/chat-70b.toml --seeds 5 --report report.html",),
+    "theory": (
+        "lengthwise theory multibin --batch 8 --bins 1,2,4,8,16,32 --uniform 1 20 --target 0.95",
+        "lengthwise theory queue --lengths chat-1m --slots 8 --load 0.5..0.95 --error 0.5",
+    ),
+    "predict": (
+        "lengthwise predict train log.jsonl --out mine.lwp",
+        'lengthwise predict show default --prompt "Write an essay about rivers."',
+    ),
+    "app": (
+        "lengthwise app plan examples/apps/ensemble.toml --node 8xA100-80GB@pairs --report plan.html",
+        "lengthwise app profile examples/apps/ensemble.toml --out profile",
+        "lengthwise app run examples/apps/ensemble.toml --out run --profile profile",
+        "lengthwise app status run",
+    ),
+    "profile": (
+        "lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",
+        "lengthwise profile show p.parquet --report p.html",
+        "lengthwise profile check new.parquet old.parquet",
+    ),
+    "profile import": ("lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",),
+    "workload": ("lengthwise workload show chat-1m", "lengthwise workload show trace.csv --format azure"),
+}
+"""Examples of the program and of its groups; other names of COMMANDS are commands."""
+
+_FUNCTIONS = {
+    "workload show": "workload:run",
+    "theory multibin": "theory:multibin",
+    "theory queue": "theory:queue",
+    "predict train": "predict:train",
+    "predict eval": "predict:evaluate",
+    "predict collect": "predict:collect",
+    "predict show": "predict:show",
+    "app status": "app_status:status",
+    "app cancel": "app_status:cancel",
+    "profile import vidur": "profile_import:vidur",
+    "profile import llmservingsim": "profile_import:llmservingsim",
+    "profile import aiconfigurator": "profile_import:aiconfigurator",
+}
+"""Module and function of the commands that share a module; any other is ``run`` of a module of its own."""
 
 
-class _LazyCommands(dict[str, Any]):
-    """Commands by name; a command's module is imported at first use, so that `--help` and typos stay fast."""
+class CommandGroup(TyperGroup):
+    """A group whose commands are imported at first use, so that ``--help`` and mistyped names stay fast."""
 
-    def __missing__(self, name: str) -> Any:
-        module = import_module(f"lengthwise.cli.{_MODULES.get(name, name.replace(' ', '_'))}")
-        if (group := getattr(module, "app", None)) is None:
-            group = typer.Typer(rich_markup_mode=None)
-            group.command(name, epilog=module.EXAMPLES)(module.run)
-        group._add_completion = False  # noqa: SLF001 - completion belongs to the program alone
-        self[name] = command = typer.main.get_command(group)
-        command.name = name
-        return command
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a command, or the default for an unknown name."""
-        return self[name] if name in COMMANDS else default
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def keys(self) -> Any:
-        """Return the names, without importing a command."""
-        return COMMANDS.keys()
-
-
-class _Commands(TyperGroup):
-    """A group of lazy commands. A name may have two words; a file that is called run is `schedule ./run`."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands = _LazyCommands()
+    def __init__(self, *, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name=name or "", **settings)
+        self.summaries = {
+            command.removeprefix(f"{name} "): summary
+            for command, summary in COMMANDS.items()
+            if _group_of(command) == (name or "")
+        }
+        self.commands: Any = dict.fromkeys(self.summaries)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help page."""
         del ctx
-        return list(COMMANDS)
+        return list(self.summaries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return a command; None for an unknown name."""
+        del ctx
+        if cmd_name in self.summaries and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _load(f"{self.name} {cmd_name}".strip(), cmd_name)
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the complete summary of each command."""
+        """Write the summaries in full; Typer would import every command and shorten them."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(self.summaries.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command and its remaining arguments."""
-        both = " ".join(args[:2])
-        return super().resolve_command(ctx, [both, *args[2:]] if both in COMMANDS else args)
+        """Return the command, whose name may have two words, and its arguments."""
+        two_words = " ".join(args[:2])  # a scenario file named run is still reached as `schedule ./run`
+        return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.summaries else args)
+
+
+def _group_of(command: str) -> str:
+    return max((group for group in GROUPS if command.startswith(f"{group} ")), key=len, default="")
+
+
+def _examples(group: str) -> str:
+    lines = "".join(f"  {line}\n" for line in GROUPS[group])
+    return f"\b\nExample{'s' if len(GROUPS[group]) > 1 else ''}:\n{lines}"
+
+
+def _load(name: str, last_word: str) -> Any:
+    if name in GROUPS:
+        return CommandGroup(
+            name=name, help=COMMANDS[name], epilog=_examples(name), no_args_is_help=True, rich_markup_mode=None
+        )
+    module_name, _, function = _FUNCTIONS.get(name, f"{name.replace(' ', '_')}:run").partition(":")
+    module = import_module(f"lengthwise.cli.{module_name}")
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)  # completion belongs to the program alone
+    single.command(last_word, epilog=module.EXAMPLES)(getattr(module, function))
+    return typer.main.get_command(single)
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=CommandGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    epilog=EXAMPLES,
+    epilog=_examples(""),
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 
 
-def _version(desired: bool) -> None:
-    if desired:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"lengthwise {version('lengthwise')}")
@@ -121,56 +183,36 @@ def _version(desired: bool) -> None:
 @app.callback()
 def _program(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Plan, simulate and schedule LLM inference by output length."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line (default: the process's own) and returns its exit code."""
-    _forgive_narrow_encodings()
+    """Run a command line (default: that of the process) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a pipe in cp1252 gets question marks, not a traceback
     gc.set_threshold(100_000)  # imports make many objects and no garbage: a tenth of a warm start
     try:
         app(args=argv, prog_name="lengthwise")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except InputError as error:
-        return _input_error(error)
-    except PermissionError as error:
-        return _not_permitted(error)
-    except Exception:  # noqa: BLE001 - the last line of defence
-        return _our_bug()
+        typer.echo(f"error: {error}", err=True)
+        for note in getattr(error, "__notes__", []):
+            typer.echo(f"  ({note})", err=True)
+        return 2
+    except Exception as error:  # noqa: BLE001 - the last line of defence
+        if isinstance(error, PermissionError) and error.filename is not None:
+            typer.echo(
+                f"error: this user has no access to {os.fspath(error.filename)} ({error.strerror}). Change its "
+                "permissions or those of its parent folders, or choose another path",
+                err=True,
+            )
+            return 2
+        traceback.print_exc()
+        typer.echo("\nThis is a bug in lengthwise, not in your input: please report the traceback above.", err=True)
+        return 1
     return 0
-
-
-def _forgive_narrow_encodings() -> None:
-    """Where the output cannot hold a character (a pipe in cp1252), a question mark will do."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-def _input_error(error: InputError) -> int:
-    typer.echo(f"error: {error}", err=True)
-    for note in getattr(error, "__notes__", []):
-        typer.echo(f"  ({note})", err=True)
-    return 2
-
-
-def _not_permitted(error: PermissionError) -> int:
-    """Whether a file is there at all may be for others to know, anywhere on its way."""
-    if error.filename is None:
-        return _our_bug()
-    typer.echo(
-        f"error: {os.fspath(error.filename)} must be open to this user; it is not ({error.strerror}). Change its "
-        "rights or those of the folders above it, or name another place",
-        err=True,
-    )
-    return 2
-
-
-def _our_bug() -> int:
-    traceback.print_exc()
-    typer.echo("\nThis is a bug of lengthwise, not of your input: please report the lines above.", err=True)
-    return 1

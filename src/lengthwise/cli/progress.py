@@ -1,4 +1,4 @@
-"""What a user sees while runs are under way: on standard error, and a bar only on a terminal."""
+"""Progress of a command on standard error: a bar on a terminal, nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -7,41 +7,49 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.progress import ProgressColumn, Task
-from rich.text import Text
-
-from lengthwise import engine
 
 COMPILE_S = 60
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A callable for runs done and runs in all, 0 where that is not known."""
-    if not quiet and not engine.ready():
-        typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
+def bar(
+    label: str, *, quiet: bool, counts: bool = True, refresh_per_second: float = 10
+) -> Iterator[Callable[..., None]]:
+    """Yield a function of (done, total, description) that moves a bar; a total of 0 is unknown.
+
+    ``counts``: show done and total as numbers, too.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return
-    with _bar() as advance:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [TextColumn(label), BarColumn(), *([MofNCompleteColumn()] if counts else []), TimeElapsedColumn()]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, refresh_per_second=refresh_per_second) as shown:
+        task = shown.add_task("", total=None)
+
+        def advance(done: float, total: float, description: str = "") -> None:
+            shown.update(task, completed=min(done, total or done), total=total or None, description=description)
+
         yield advance
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("runs", total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of or None)
+def simulating(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of runs done and runs in total, after a note if the engine must be compiled."""
+    print_compile_note(quiet=quiet)
+    with bar("simulating", quiet=quiet) as advance:
+        yield advance
 
 
-class RateColumn(ProgressColumn):
-    """How fast a task goes; empty while that is not known."""
+def print_compile_note(*, quiet: bool) -> bool:
+    """Return whether the engine must be compiled, after a note about how long that takes."""
+    from lengthwise import engine
 
-    def render(self, task: Task) -> Text:
-        """The column's text."""
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.3g}/s", style="progress.data.speed")
+    if engine.ready():
+        return False
+    if not quiet:
+        typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
+    return True

@@ -1,13 +1,19 @@
-"""``lengthwise schedule``: the best schedule under a latency bound."""
+"""``lengthwise schedule``."""
 
 from __future__ import annotations
 
+import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli import options, outputs, progress
+from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, LatencyBound, Quiet, ScenarioFile, Threshold
+
+if TYPE_CHECKING:
+    from lengthwise.config import Scenario
+    from lengthwise.schema.schedule import SchedulePlan
 
 EXAMPLES = """\b
 Examples:
@@ -20,69 +26,125 @@ Examples:
 
 
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
+    scenario_file: ScenarioFile,
     *,
-    latency_bound: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Latency that must be held: 5s; inf: none.")
-    ] = None,
-    bound_for: Annotated[
-        str | None, typer.Option(metavar="QUANTILE", help="Of the outputs that the bound is for: p99.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; default: as the scenario has.")] = None,
-    strategy: Annotated[str | None, typer.Option(metavar="NAMES", help="Among which: rra,waa-c,waa-m.")] = None,
+    latency_bound: LatencyBound = None,
+    bound_for: Annotated[str | None, Option(metavar="QUANTILE", help="Outputs that the bound is for: p99.")] = None,
+    gpus: Annotated[int | None, Option(min=1, help="GPUs; default: those of the scenario.")] = None,
+    strategy: Annotated[str | None, Option(metavar="NAMES", help="Strategies to try: rra,waa-c,waa-m.")] = None,
     baselines: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Other systems to hold it against: all, or vllm-v1,orca; simulated."),
+        str | None, Option(metavar="NAMES", help="Compare with simulated systems: all, or vllm-v1,orca.")
     ] = None,
-    expected: Annotated[
-        bool, typer.Option("--expected", help="Hold the bound in the mean, not in the worst case.")
-    ] = False,
-    threshold: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Resize encodings: prompts and decode batch stay so near their means."),
-    ] = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Look at every schedule, to check the search.")
-    ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: schedule.gpus=8; repeatable."),
-    ] = None,
+    expected: Annotated[bool, Option("--expected", help="Bound the mean latency, not the worst case.")] = False,
+    threshold: Threshold = None,
+    exhaustive: Annotated[bool, Option("--exhaustive", help="Evaluate every schedule, to check the search.")] = False,
+    set_: Annotated[list[str] | None, options.setting("schedule.gpus=8")] = None,
     cost: CostSource = None,
     report: HtmlReport = None,
-    deploy: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what runs it: engines, gateway, plan, how to check it.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --deploy replace files that are in its folder.")] = False,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: engines, gateway, plan.")] = None,
+    force: Annotated[bool, Option("--force", help="Let --deploy replace the files in its folder.")] = False,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the schedule of the highest throughput under a latency bound (RRA, WAA), and show why.
+    """Find the best schedule under a latency bound (RRA, WAA).
 
-    After ExeGPT: who encodes, how many at a time, and how often, from the lengths of prompts and outputs.
+    After ExeGPT: from the lengths of prompts and outputs it chooses which GPUs prefill, how many requests at a time,
+    and how often.
     """
-    from lengthwise import backend, config
-    from lengthwise.cli import options, outputs, schedule_results
-    from lengthwise.cli import progress as _progress
+    from lengthwise import config
+
+    changes = settings(latency_bound, strategy, threshold, bound_for, gpus, baselines, expected=expected)
+    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *changes])
+    outputs.require_answers(json, report, scenario.files)
+
+    from lengthwise import backend
+    from lengthwise.cli.tables import console
+    from lengthwise.report.schedule import write_schedule_html, write_schedule_json
     from lengthwise.usecases import schedule, schedule_launch
 
-    given = schedule_results.given(
-        latency_bound, bound_for, gpus, strategy, baselines, expected=expected, threshold=threshold
-    )
-    asked = config.load(scenario, [*options.overrides(set_, cost), *given])
-    outputs.require_answers(json, report, inputs=asked.files)
     if deploy is not None:
-        schedule_launch.require_served(asked)
+        schedule_launch.require_served(scenario)
         outputs.require_folder(deploy)
         backend.require_new(deploy, force=force)
-    options.tell(asked.notes, quiet=quiet)
-    plays = asked.schedule is not None and bool(asked.schedule.baselines)
-    with _progress.shown(quiet=quiet or not plays) as progress:
-        plan = schedule.plan_schedule(asked, exhaustive=exhaustive, progress=progress)
-    if not quiet and json != outputs.STDOUT:
-        schedule_results.show_schedule(plan, asked)
-    written = schedule_results.write_schedule(plan, json, report)
+    options.print_notes(scenario.notes, quiet=quiet)
+    simulates = scenario.schedule is not None and bool(scenario.schedule.baselines)
+    with progress.simulating(quiet=quiet or not simulates) as advance:
+        plan = schedule.plan_schedule(scenario, exhaustive=exhaustive, progress=advance)
+    printing = not quiet and json != outputs.STDOUT
+    if printing:
+        show(plan, scenario)
+    written = outputs.write_answers(
+        json, report, lambda path: write_schedule_json(path, plan), lambda path: write_schedule_html(path, plan)
+    )
     if deploy is not None:
-        written += schedule_results.deploy(asked, plan, deploy, silent=quiet or json == outputs.STDOUT)
+        launch = schedule_launch.write_schedule_launch(scenario, plan, deploy)
+        written.append(deploy)
+        if printing:
+            console().print(f"\n{launch.message}")
     if not quiet:
-        outputs.tell(written)
+        outputs.print_written(written)
+
+
+def settings(
+    latency_bound: str | None,
+    strategy: str | None,
+    threshold: float | None,
+    bound_for: str | None = None,
+    gpus: int | None = None,
+    baselines: str | None = None,
+    *,
+    expected: bool = False,
+) -> list[str]:
+    """Return the options as settings of [schedule]."""
+    changes = [f"{key}={value}" for key, value in (("gpus", gpus), ("threshold", threshold)) if value is not None]
+    if latency_bound is not None:
+        try:
+            float(latency_bound)
+            changes.append(f"latency_bound={latency_bound}")
+        except ValueError:
+            changes.append(f"latency_bound={json_module.dumps(latency_bound)}")
+    if bound_for is not None:
+        changes.append(f"bound_for={json_module.dumps(bound_for)}")
+    for key, text in (("strategies", strategy), ("baselines", baselines)):
+        if text is not None:
+            changes.append(f"{key}={json_module.dumps([name.strip().lower() for name in text.split(',')])}")
+    if expected:
+        changes.append("worst_case=false")
+    return [f"schedule.{change}" for change in changes]
+
+
+def show(plan: SchedulePlan, scenario: Scenario) -> None:
+    """Print the schedule, the runners-up, other systems, the schedules of other bounds, and the effect of drift."""
+    from lengthwise.cli.tables import console, print_table
+    from lengthwise.report import schedule_text as text
+
+    out = console()
+    if scenario.description:
+        out.print(scenario.description, style="dim")
+    out.print("; ".join(plan.metadata.values()), style="dim")
+    for line in text.sentences(plan):
+        out.print(line)
+    out.print()
+    heads = text.SIDE_HEADS
+    print_table(heads, map(text.side_cells, plan.sides), wraps=(heads[2], heads[-1]), drops=("at most", "worst case"))
+    if plan.spreads:
+        out.print("\nUncertainty of the chosen schedule:")
+        print_table(text.SURE_HEADS, map(text.sure_cells, plan.spreads), wraps=("if",), drops=("within",))
+    if plan.others:
+        out.print("\nOther systems on the same GPUs:")
+        rows = [text.other_cells(other, plan.chosen) for other in plan.others]
+        print_table(text.OTHER_HEADS, rows, wraps=("best that meets the bound",), drops=("95 %", "latency"))
+    if plan.breakpoints:
+        out.print("\nBest by bound:")
+    for point in plan.breakpoints:
+        out.print(f"  from {point.bound_s:.3g} s  {point.words}")
+    out.print("\nIf outputs drift and the schedule stays:")
+    rows = [text.drift_cells(row, plan.bound_s) for row in plan.drift]
+    print_table(text.DRIFT_HEADS, rows, wraps=("re-planned",), drops=("sd", "mean", "reload"))
+    loading = plan.redeploy
+    out.print(
+        f"Reload: re-planning moves weights, {loading.dram_s:.2g} s from host memory, {loading.ssd_s:.2g} s from "
+        f"drives ({loading.source}). Margin: how much tighter the bound must have been. "
+        f"Searched in {plan.seconds:.2g} s.",
+        style="dim",
+    )

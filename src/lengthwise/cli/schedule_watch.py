@@ -1,13 +1,19 @@
-"""``lengthwise schedule watch``: what a schedule that follows live lengths would have done."""
+"""``lengthwise schedule watch``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from lengthwise.cli.options import CostSource, JsonFile, Quiet
+from lengthwise.cli import options, outputs
+from lengthwise.cli.options import CostSource, JsonFile, Quiet, ScenarioFile, TraceFormat
+from lengthwise.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from lengthwise.schedule import ReplanOptions
+    from lengthwise.usecases.schedule_adaptation import Live
 
 EXAMPLES = """\b
 Examples:
@@ -17,53 +23,84 @@ Examples:
 
 
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
+    scenario_file: ScenarioFile,
     *,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Replay a run: records of bench or simulate.")
-    ] = None,
-    workload: Annotated[
-        str | None, typer.Option(metavar="FILE|NAME", help="Replay a trace, or draws of a preset.")
-    ] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", help="The trace's format; without it, it is detected.")
-    ] = None,
+    records: Annotated[Path | None, Option(metavar="FILE", help="Replay a run: records of bench or simulate.")] = None,
+    workload: Annotated[str | None, Option(metavar="FILE|NAME", help="Replay a trace, or draws of a preset.")] = None,
+    format_: TraceFormat = None,
     false_positive_rate: Annotated[
-        float, typer.Option(metavar="SHARE", help="Probability of ever an alarm if lengths never change.")
+        float, Option("--false-alarms", metavar="SHARE", help="Probability of any alarm if lengths never change.")
     ] = 0.01,
-    min_requests: Annotated[int, typer.Option(min=1, help="Requests since a change before it is acted on.")] = 100,
-    every: Annotated[int, typer.Option(min=1, help="Test one request in so many, where neighbours are alike.")] = 1,
-    storage: Annotated[str, typer.Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
-    horizon: Annotated[str, typer.Option(metavar="TIME", help="How long new lengths are taken to last.")] = "1h",
+    min_requests: Annotated[int, Option("--least-requests", min=1, help="Requests until a new schedule.")] = 100,
+    every: Annotated[int, Option(min=1, help="Test every N-th request, if neighbours are alike.")] = 1,
+    storage: Annotated[str, Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
+    horizon: Annotated[str, Option(metavar="TIME", help="How long new lengths are expected to last.")] = "1h",
     margin: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Tighten the bound by this; default: after the drift seen.")
+        float | None, Option(metavar="SHARE", help="Tighten the bound by this share; default: by the observed drift.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: schedule.gpus=8; repeatable."),
-    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the draws.")] = 0,
+    set_: Annotated[list[str] | None, options.setting("schedule.gpus=8")] = None,
     cost: CostSource = None,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Replay requests in order: when lengths moved, what is then best, what changing costs and gains.
+    """Detect when output lengths drift and how the schedule must change.
 
-    Says what would have happened without: by how much the bound would have been broken, and for how many.
+    Replays requests in order and reports each drift: the schedule that is best from there, what the change costs and
+    gains, and without it by how much and for how many requests the bound would have been exceeded.
     """
-    from lengthwise import config, schedule
-    from lengthwise.cli import options, outputs, schedule_results
+    from lengthwise import config
+
+    scenario = config.load(scenario_file, options.overrides(set_, cost))
+    outputs.require_answers(json, None, scenario.files)
+
+    from lengthwise.cli.tables import console
+    from lengthwise.report.schedule import write_watched_json
+    from lengthwise.report.schedule_text import watched_said
+    from lengthwise.schedule import Monitor
     from lengthwise.usecases import schedule_adaptation
 
-    asked = config.load(scenario, options.overrides(set_, cost))
-    outputs.require_answers(json, None, inputs=asked.files)
-    watch = schedule.Monitor(false_positive_rate, min_requests, every, seed)
-    terms = schedule_results.terms(storage, horizon, margin)
-    live = schedule_results.live_of(records, workload, format_, seed)
-    options.tell(asked.notes, quiet=quiet)
-    told = schedule_adaptation.replay(schedule_adaptation.adapter_of(asked, watch, terms), live, asked.name)
+    monitor = Monitor(false_positive_rate, min_requests, every, seed)
+    terms = replan_options(storage, horizon, margin)
+    live = _live(records, workload, format_, seed)
+    options.print_notes(scenario.notes, quiet=quiet)
+    report = schedule_adaptation.replay(schedule_adaptation.adapter_of(scenario, monitor, terms), live, scenario.name)
     if not quiet and json != outputs.STDOUT:
-        schedule_results.show_adaptation(told)
-    written = schedule_results.write_adaptation(told, json)
+        out = console()
+        for line in watched_said(report):
+            out.print(line)
+    written = outputs.write_answers(json, None, lambda path: write_watched_json(path, report))
     if not quiet:
-        outputs.tell(written)
+        outputs.print_written(written)
+
+
+def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:
+    """Return the terms on which a new schedule is worth its change.
+
+    Raises:
+        InputError: An option is out of its range.
+    """
+    from lengthwise.config import seconds
+    from lengthwise.schedule import ReplanOptions
+
+    try:
+        horizon_s = float(horizon)
+    except ValueError:
+        try:
+            horizon_s = seconds(horizon)
+        except ValueError as error:
+            raise InputError(f"--horizon {error}; it is {horizon!r}") from None
+    return ReplanOptions(storage, horizon_s, margin)
+
+
+def _live(records: Path | None, workload: str | None, format_: str | None, seed: int) -> Live:
+    from lengthwise.cli.records import read_named
+    from lengthwise.config.sources import open_workload
+    from lengthwise.usecases.schedule_adaptation import Live
+
+    if workload is not None and records is None:
+        return Live.of_workload(open_workload(workload, format_, seed=seed))
+    if records is None or workload is not None:
+        raise InputError("give the requests to replay, either --records FILE or --workload FILE|NAME")
+    (measured,) = read_named([records])
+    return Live.of_records(measured)

@@ -1,24 +1,18 @@
-"""``lengthwise search``: which deployment to choose."""
+"""``lengthwise search``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from lengthwise import engine, report, search
-from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
-from lengthwise.cli.outputs import write_answers
-from lengthwise.cli.progress import COMPILE_S
-from lengthwise.cli.tables import console
-from lengthwise.config import Scenario
-from lengthwise.schema.plan import Study
-from lengthwise.search import Store
-from lengthwise.search.workers import Workers
+from lengthwise.cli import options, outputs
+from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
+from lengthwise.cli.progress import print_compile_note
 
 EXAMPLES = """\b
 Examples:
@@ -29,119 +23,98 @@ Examples:
 
 
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
+    scenario_file: Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file with [search].")],
     *,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: search.max_gpus=8; repeatable."),
-    ] = None,
+    set_: Annotated[list[str] | None, options.setting("search.max_gpus=8")] = None,
     cost: CostSource = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Configurations to rank exactly: 10.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Evaluations at a time; default: one a CPU.")] = None,
-    processes: Annotated[
-        bool, typer.Option("--processes", help="Use processes, not threads: faster from about 8 CPUs on.")
-    ] = False,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one here.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep every evaluation in this folder, and repeat none that is there."),
-    ] = None,
+    top: Annotated[int | None, Option(min=1, help="Configurations to rank exactly: 10.")] = None,
+    jobs: Jobs = None,
+    processes: Annotated[bool, Option("--processes", help="Use processes: faster from about 8 CPUs on.")] = False,
+    ray: Annotated[str | None, Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one.")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Store evaluations here and reuse stored ones.")] = None,
     report: HtmlReport = None,
-    deploy: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what to run: vLLM, SGLang, Kubernetes, a load test.")
-    ] = None,
-    deploy_top: Annotated[int, typer.Option(min=1, help="So many of the best go to --deploy.")] = 1,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: vLLM, SGLang, Kubernetes.")] = None,
+    deploy_top: Annotated[int, Option(min=1, help="Number of best configurations in --deploy.")] = 1,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the deployment that is best under limits, with the evidence."""
+    """Find the cheapest deployment that meets the SLOs."""
     from lengthwise import config
-    from lengthwise.cli import options, outputs
-    from lengthwise.usecases import search
 
-    asked = config.load(scenario, [*options.overrides(set_, cost), *options.ranking(top)])
-    outputs.require_answers(json, report, inputs=asked.files)
+    ranking = [] if top is None else [f"search.top={top}"]
+    scenario = config.load(scenario_file, [*options.overrides(set_, cost), *ranking])
+    outputs.require_answers(json, report, scenario.files)
     if deploy is not None:
         outputs.require_folder(deploy)
-    options.tell(asked.notes, quiet=quiet)
-    workers = search_workers(jobs, processes=processes, ray=ray)
-    with workers as worker_pool, store(resume) as kept, search_progress(quiet=quiet) as progress:
-        study = search.plan(asked, worker_pool, store=kept, progress=progress)
-    if not quiet and json != outputs.STDOUT:
-        show(study, asked)
-    written = write(study, json, report)
-    if deploy is not None:
-        written += search.write_launches(asked, study, deploy, deploy_top)
-    if not quiet:
-        outputs.tell(written)
+    options.print_notes(scenario.notes, quiet=quiet)
 
+    from lengthwise import report as reports
+    from lengthwise import search
+    from lengthwise.cli.tables import console
+    from lengthwise.usecases import search as usecase
 
-Progress = Callable[[str, int, int], None]
-WORDS = {"bound": "bounds", "scout": "a quick look", "rank": "exact answers", "shift": "other limits"}
-
-
-def search_workers(jobs: int | None, *, processes: bool, ray: str | None) -> AbstractContextManager[Workers]:
-    """Threads, processes or a Ray cluster."""
     if ray is not None:
-        return search.ray(ray, jobs=jobs)
-    return search.processes(jobs) if processes else search.threads(jobs)
+        workers = search.ray(ray, jobs=jobs)
+    else:
+        workers = search.processes(jobs) if processes else search.threads(jobs)
+    stored = nullcontext(None) if resume is None else search.Store.open(resume)
+    with workers as worker_pool, stored as store, searching(quiet=quiet) as progress:
+        study = usecase.plan(scenario, worker_pool, store=store, progress=progress)
+    if not quiet and json != outputs.STDOUT:
+        out = console()
+        if scenario.description:
+            out.print(scenario.description, style="dim")
+        out.print(reports.search_table(study, top=scenario.search.top if scenario.search else 10))
+    written = outputs.write_answers(
+        json,
+        report,
+        lambda path: reports.write_search_json(path, study),
+        lambda path: reports.write_search_html(path, study),
+    )
+    if deploy is not None:
+        written += usecase.write_launches(scenario, study, deploy, deploy_top)
+    if not quiet:
+        outputs.print_written(written)
 
 
-def store(folder: Path | None) -> AbstractContextManager[Store | None]:
-    """The store of a folder, or none."""
-    return nullcontext(None) if folder is None else Store.open(folder)
+_STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "shift": "other limits"}
 
 
 @contextmanager
-def search_progress(*, quiet: bool) -> Iterator[Progress]:
-    """A callable for a step's name, evaluations done and to do: a bar a step, on a terminal only."""
-    if not engine.ready():
-        if not quiet:
-            typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
+def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function of a step, evaluations done and in total, that moves a bar per step on a terminal."""
+    if print_compile_note(quiet=quiet):
+        from lengthwise import engine
+
         engine.warm_up()
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return
-    with _bars() as advance:
-        yield advance
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+    )  # fmt: skip
+    from rich.text import Text
 
-    from lengthwise.cli.progress import RateColumn
+    class RateColumn(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:.3g}/s", style="progress.data.speed")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
 
-        def advance(step: str, done: int, of: int) -> None:
+        def advance(step: str, done: int, total: int) -> None:
             if step not in tasks:
                 head, _, word = step.rpartition(" ")
-                tasks[step] = bars.add_task(f"{head} {WORDS.get(word, word)}".strip(), total=of)
-            bars.update(tasks[step], completed=done, total=of)
+                tasks[step] = bars.add_task(f"{head} {_STEPS.get(word, word)}".strip(), total=total)
+            bars.update(tasks[step], completed=done, total=total)
 
         yield advance
-
-
-def show(study: Study, requested: Scenario) -> None:
-    """Prints the question and the ranked answers."""
-    out = console()
-    if requested.description:
-        out.print(requested.description, style="dim")
-    out.print(report.search_table(study, top=requested.search.top if requested.search else 10))
-
-
-def write(study: Study, json: Path | None, html: Path | None) -> list[Path]:
-    """Writes the files that were asked for, each whole or not at all, and returns them."""
-    return write_answers(
-        json,
-        html,
-        lambda path: report.write_search_json(path, study),
-        lambda path: report.write_search_html(path, study),
-    )

@@ -1,25 +1,25 @@
-"""``lengthwise serve``: the gateway."""
+"""``lengthwise serve``."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json as texts
-import logging
+import json as json_module
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from lengthwise.cli import outputs
+from lengthwise.cli import options, outputs
 from lengthwise.cli.options import JsonFile, Quiet
-from lengthwise.gateway.notices import asked_notices, engine_notices, is_local, notices
-from lengthwise.gateway.protocols import monotonic
 from lengthwise.schema.errors import InputError
+
+if TYPE_CHECKING:
+    from lengthwise.config import GatewaySettings
+    from lengthwise.gateway.serve import Gateway
 
 EXAMPLES = """\b
 Examples:
@@ -32,7 +32,7 @@ Examples:
 
 
 class LogLevel(StrEnum):
-    """What is logged."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -42,284 +42,116 @@ class LogLevel(StrEnum):
 
 def run(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")] = None,
+    config_file: Annotated[Path | None, Argument(metavar="CONFIG", help="A .toml or .yaml file of a gateway.")] = None,
     *,
     engine: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="An engine, besides those of CONFIG; repeatable.")
+        list[str] | None, Option(metavar="URL", help="An engine, in addition to those of CONFIG; repeatable.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODE",
-            help="observe, fcfs, srtf, isrtf (default), windowed, bins, rra, engine-priority, engine-plugin.",
-        ),
+        Option(metavar="MODE", help="observe, fcfs, srtf, isrtf, windowed, bins, rra, engine-priority, engine-plugin."),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Listen there: 127.0.0.1; 0.0.0.0 is the world.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="For clients: 8000.")] = None,
+    host: Annotated[str | None, Option(metavar="ADDRESS", help="Address: 127.0.0.1; 0.0.0.0: all networks.")] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help="Port of clients: 8000.")] = None,
     admin_port: Annotated[
-        str | None, typer.Option(metavar="PORT", help="Metrics and admin page: 8001; none: no such port.")
+        str | None, Option(metavar="PORT", help="Port of metrics and admin page: 8001; none: no such port.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: order.max_wait_s=30; repeatable."),
-    ] = None,
-    journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a line about every request to this file; no prompts.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Print all settings as they would hold, and end.")] = False,
+    set_: Annotated[list[str] | None, options.setting("order.max_wait_s=30")] = None,
+    journal: Annotated[Path | None, Option(metavar="FILE", help="Write a line per request; no prompts.")] = None,
+    check: Annotated[bool, Option("--check", help="Print all settings in effect.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="JOURNAL", help="Print what length-aware order would have gained on its traffic, and end."
+        Option(
+            metavar="JOURNAL", help="Print what length-aware scheduling would have gained on its traffic, and exit."
         ),
     ] = None,
     json: JsonFile = None,
-    hash_key: Annotated[
-        bool, typer.Option("--hash-key", help="Print the SHA-256 of a key read from standard input, and end.")
-    ] = False,
+    hash_key: Annotated[bool, Option("--hash-key", help="Print the SHA-256 of a key on standard input.")] = False,
     demo: Annotated[
-        bool,
-        typer.Option(
-            "--demo", help="Run two engines on this machine, FCFS against ISRTF on the same load, a minute, and end."
-        ),
+        bool, Option("--demo", help="Compare FCFS and ISRTF on two engines of this machine for a minute, and exit.")
     ] = False,
     engine_python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PYTHON", help="With --demo: interpreter with vLLM for CPUs; emulated: none; else looked for."
-        ),
+        str | None, Option(metavar="PYTHON", help="With --demo: a Python that has vLLM for CPUs; emulated: no vLLM.")
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Least weight of what is logged.")] = LogLevel.INFO,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines, and nothing else is printed.")] = False,
-    log_requests: Annotated[
-        bool, typer.Option("--log-requests", help="Log every request; no prompts, no keys.")
-    ] = False,
+    log_level: Annotated[LogLevel, Option(help="Lowest level that is logged.")] = LogLevel.INFO,
+    log_json: Annotated[bool, Option("--log-json", help="Log JSON lines, and print nothing else.")] = False,
+    log_requests: Annotated[bool, Option("--log-requests", help="Log every request; no prompts, no keys.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Serve live requests in front of engines, shortest predicted first.
+    """Run a gateway that schedules live requests by predicted output length.
 
-    An OpenAI-compatible endpoint before one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or Ctrl-C lets
-    requests finish first. SIGHUP reads CONFIG and the gateway's own certificate again; ports, predictor, mode and rank
-    need a new start; a file that cannot be used changes nothing. Keys of engines and clients are named in CONFIG by
-    variable, file or digest, never written there.
+    An OpenAI-compatible endpoint in front of one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or Ctrl-C lets
+    running requests finish. SIGHUP reloads CONFIG and the gateway's certificate; ports, predictor, mode and rank
+    need a restart; an invalid file changes nothing. CONFIG names the keys of engines and clients by variable, file or
+    digest and never contains them.
     """
-    refuse_others(context)
+    _refuse_ignored_options(context)
     if hash_key:
-        print_digest()
+        _print_digest()
         return
     if engine_python is not None and not demo:
         raise typer.BadParameter("goes with --demo", param_hint="--engine-python")
     if demo:
-        show(engine_python, port, admin_port)
+        _run_demo(engine_python, port, admin_port)
         return
     if json is not None and report is None:
         raise typer.BadParameter("goes with --report", param_hint="--json")
-    from lengthwise import config as config_module
+    from lengthwise import config
 
-    given = given_settings(mode, host, port, admin_port, journal)
-    overrides = [*(f"{setting}={value}" for (_, setting), value in given.items()), *(set_ or ())]
+    settings = {
+        "order.mode": ("--mode", mode),
+        "listen.host": ("--host", None if host is None else json_module.dumps(host)),
+        "listen.port": ("--port", port),
+        "listen.admin_port": ("--admin-port", admin_port),
+        "listen.journal": ("--journal", None if journal is None else json_module.dumps(str(journal.absolute()))),
+    }
+    given = {setting: (option, value) for setting, (option, value) in settings.items() if value is not None}
+    overrides = [*(f"{setting}={value}" for setting, (_, value) in given.items()), *(set_ or ())]
     if report is not None:
-        look_back(report, config, overrides, json, quiet=quiet)
+        _report(report, config_file, overrides, json, quiet=quiet)
         return
-    settings = config_module.load_gateway(
-        config, overrides, engine or (), {setting: option for option, setting in given}
+    gateway = config.load_gateway(
+        config_file, overrides, engine or (), {setting: option for setting, (option, _) in given.items()}
     )
     if check:
-        show_settings(settings)
+        _check(gateway)
         return
-    from lengthwise.cli import log
+    from lengthwise.cli.log import logging_to_stderr
     from lengthwise.gateway.serve import serve
 
-    with log.logging_to_stderr(log_level.value, as_json=log_json, requests=log_requests):
-        again = None if config is None else config_module.gateway_reader(config, overrides, engine or ())
-        serve(settings.config, started=greeter(quiet=quiet, as_log=log_json), reload=again)
+    with logging_to_stderr(log_level.value, as_json=log_json, requests=log_requests):
+        reload = None if config_file is None else config.gateway_reader(config_file, overrides, engine or ())
+        serve(gateway.config, started=_announcer(quiet=quiet, as_log=log_json), reload=reload)
 
 
-if TYPE_CHECKING:
-    from lengthwise.config import GatewaySettings
-    from lengthwise.gateway.config import GatewayConfig
-    from lengthwise.gateway.fleet import Worker
-    from lengthwise.gateway.serve import Gateway
-
-_log = logging.getLogger("lengthwise.gateway")
-
-
-def given_settings(
-    mode: str | None, host: str | None, port: int | None, admin_port: str | None, journal: Path | None
-) -> dict[tuple[str, str], str]:
-    """The value of each (option, setting) that was given."""
-    told = {
-        ("--mode", "order.mode"): mode,
-        ("--host", "listen.host"): host and texts.dumps(host),
-        ("--port", "listen.port"): None if port is None else str(port),
-        ("--admin-port", "listen.admin_port"): admin_port,
-        ("--journal", "listen.journal"): None if journal is None else texts.dumps(str(journal.absolute())),
-    }
-    return {names: value for names, value in told.items() if value is not None}
-
-
-def show_settings(settings: GatewaySettings) -> None:
-    """Prints a file that says the same, and what to mind."""
-    typer.echo(f"# {settings.source}, with all defaults\n{settings.toml}", nl=False)
-    minded = notices(settings.config)
-    if settings.config.order.mode == "engine-priority":  # what comes of it depends on the engines alone
-        minded += asyncio.run(asked_notices(settings.config))
-    for text in minded:
-        typer.echo(f"warning: {text}", err=True)
-
-
-def look_back(journal: Path, config: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
-    """Prints what length-aware order would have gained on a journal's traffic."""
-    from lengthwise import config as config_module
-    from lengthwise.gateway import observe
-    from lengthwise.schema.files import write_whole
-
-    outputs.require_answers(json, None, [journal])
-    anybody = ["http://localhost"] if config is None else []
-    nothing_written = [*overrides, "listen.journal=null"]
-    found = observe.report(journal, config_module.load_gateway(config, nothing_written, anybody).config.order)
-    if not quiet and json != outputs.STDOUT:
-        typer.echo(observe.text_report(found))
-    if json is not None:
-        text = texts.dumps(observe.as_json(found), indent=2) + "\n"
-        written = outputs.write_answers(json, None, lambda path: write_whole(path, text.encode()), lambda _: None)
-        if not quiet:
-            outputs.tell(written)
-
-
-def greeter(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[None]]:
-    """What tells of a gateway that has started: to standard output, or as log records."""
-
-    async def greet(gateway: Gateway) -> None:
-        workers = gateway.fleet.workers()
-        minded = notices(gateway.config) + await engine_notices(workers, gateway.config.order.mode)
-        if as_log:
-            _log.info("started", extra=metadata(gateway, workers))
-        elif not quiet:
-            typer.echo("\n".join(_page(gateway, workers)))
-        for text in minded:
-            _log.warning(text)
-
-    return greet
-
-
-def metadata(gateway: Gateway, workers: Iterable[Worker]) -> dict[str, Any]:
-    """A start in fields."""
-    order = gateway.config.order
-    return {
-        "port": gateway.port,
-        "admin_port": gateway.admin_port,
-        "mode": order.mode,
-        "predictor": gateway.config.prediction.predictor,
-        "engines": {worker.name: worker.kind for worker in workers},
-    }
-
-
-def _page(gateway: Gateway, workers: Iterable[Worker]) -> list[str]:
-    config = gateway.config
-    base = _address(config, config.listen.host, gateway.port)
-    lines = [f"lengthwise serve: {_order(config)}", ""]
-    lines.append(f"clients  {base}/v1  ({_owner(config)})")
-    if gateway.admin_port is not None:
-        admin = f"http://{_named(config.listen.admin_host)}:{gateway.admin_port}"
-        lines.append(f"admin    {admin}/  metrics at {admin}/metrics")
-    now_s = monotonic()
-    lines += ["", *(_engine(worker, now_s) for worker in workers)]
-    if not workers:
-        lines.append(f"engines  none yet; requests wait {config.admission.no_engine_s:g} s for one")
-    return [*lines, "", *_try(config, base, gateway.fleet.models()), ""]
-
-
-def _order(config: GatewayConfig) -> str:
-    order, told = config.order, f"mode {config.order.mode}"
-    if order.mode == "observe":
-        told += " (requests go straight on; nothing is ordered)"
-    if order.rank is not None:
-        told += f", rank {order.rank}"
-    bound = f"first in line after {order.max_wait_s:g} s"
-    longest = "no bound on waiting" if math.isinf(order.max_wait_s) else bound
-    return f"{told}, predictor {config.prediction.predictor}, {longest}"
-
-
-def _owner(config: GatewayConfig) -> str:
-    count = len(config.keys)
-    return f"{count} key{'s' if count > 1 else ''}" if count else "no key needed"
-
-
-def _engine(worker: Worker, now_s: float) -> str:
-    models = ", ".join(worker.capabilities.models) or "no model known"
-    trouble = worker.trouble(now_s)
-    return f"engine   {worker.name}  {worker.kind or 'unknown'}  {models}  {trouble or 'up'}"
-
-
-def _try(config: GatewayConfig, base: str, models: Iterable[str]) -> list[str]:
-    model = next(iter(models), "MODEL")
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if config.keys else ""
-    quoted = texts.dumps(body).replace("'", "'\\''")
-    return ["try it", f"  curl {base}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'"]
-
-
-def _address(config: GatewayConfig, host: str, port: int) -> str:
-    return f"{'https' if config.listen.tls else 'http'}://{_named(host)}:{port}"
-
-
-def _named(host: str) -> str:
-    """An address that a client on this machine can use."""
-    if not is_local(host) and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return "localhost"
-    return f"[{host}]" if ":" in host else host
-
-
-_TAKES: dict[str, tuple[str, ...]] = {
+_COMPATIBLE: dict[str, tuple[str, ...]] = {
     "hash_key": (),
     "demo": ("engine_python", "port", "admin_port"),
-    "report": ("config", "set_", "json", "quiet"),
+    "report": ("config_file", "set_", "json", "quiet"),
 }
 
 
-def refuse_others(context: typer.Context) -> None:
-    """Refuses what was given beside one of these and would be ignored there."""
-    called = {one.name: _called(one.opts) for one in context.command.params if one.name}
-    given = [name for name in called if _is_given(context, name)]
-    for alone, takes in _TAKES.items():
-        if alone not in given:
-            continue
-        others = [name for name in given if name != alone and name not in takes]
-        if others:
-            only = f"only {', '.join(called[name] for name in takes)}" if takes else "nothing else"
+def _refuse_ignored_options(context: typer.Context) -> None:
+    """Raise BadParameter if ``--hash-key``, ``--demo`` or ``--report`` comes with an option that it ignores."""
+    labels = {}
+    for parameter in context.command.params:
+        longest = max(parameter.opts, key=len)
+        labels[parameter.name or ""] = longest if longest.startswith("-") else str(parameter.metavar)
+    sources = {name: context.get_parameter_source(name) for name in labels}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    for action, compatible in _COMPATIBLE.items():
+        ignored = [name for name in given if name != action and name not in compatible]
+        if action in given and ignored:
+            only = f"only {', '.join(labels[name] for name in compatible)}" if compatible else "nothing else"
             raise typer.BadParameter(
-                f"does not go with {called[alone]}, which takes {only}", param_hint=called[others[0]]
+                f"does not go with {labels[action]}, which takes {only}", param_hint=labels[ignored[0]]
             )
 
 
-def _called(options: Sequence[str]) -> str:
-    """As people call it: by its long form; an argument in capitals."""
-    longest = max(options, key=len)
-    return longest if longest.startswith("-") else longest.upper()
+def _print_digest() -> None:
+    """Print the SHA-256 of the key on standard input; on a terminal prompt for it without echo."""
+    import hashlib
 
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
-
-
-def show(engine_python: str | None, port: int | None, admin_port: str | None) -> None:
-    """Runs the demo."""
-    admin = "8001" if admin_port is None else admin_port
-    if not admin.isdigit() or int(admin) > 65535:
-        raise typer.BadParameter(
-            "the demo shows its admin pages: give a port, 0 for a free one", param_hint="--admin-port"
-        )
-    from lengthwise.gateway import demo
-
-    demo.run(engine_python, port=8000 if port is None else port, admin_port=int(admin))
-
-
-def print_digest() -> None:
-    """Prints the SHA-256 of the key on standard input; on a terminal it is asked for and not shown."""
     if sys.stdin.isatty():
         key = str(typer.prompt("Key", hide_input=True, err=True))
     else:
@@ -329,7 +161,115 @@ def print_digest() -> None:
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable():
         raise InputError(
-            "a key must be one line of printable ASCII, as a header can carry it: printf %s KEY | lengthwise "
-            "serve --hash-key"
+            "a key must be one line of printable ASCII, which a header can carry: printf %s KEY | lengthwise serve "
+            "--hash-key"
         )
     typer.echo(hashlib.sha256(key.encode()).hexdigest())
+
+
+def _run_demo(engine_python: str | None, port: int | None, admin_port: str | None) -> None:
+    admin = "8001" if admin_port is None else admin_port
+    if not admin.isdigit() or int(admin) > 65535:
+        raise typer.BadParameter("the demo has admin pages: give a port, 0 for a free one", param_hint="--admin-port")
+    from lengthwise.gateway import demo
+
+    demo.run(engine_python, port=8000 if port is None else port, admin_port=int(admin))
+
+
+def _report(journal: Path, config_file: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
+    """Print what length-aware scheduling would have gained on a journal's traffic."""
+    from lengthwise import config
+    from lengthwise.gateway import observe
+
+    outputs.require_answers(json, None, [journal])
+    engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
+    settings = config.load_gateway(config_file, [*overrides, "listen.journal=null"], engines)
+    found = observe.report(journal, settings.config.order)
+    if not quiet and json != outputs.STDOUT:
+        typer.echo(observe.text_report(found))
+    if json is not None:
+        written = outputs.write_text(json, json_module.dumps(observe.as_json(found), indent=2) + "\n")
+        if not quiet:
+            outputs.print_written(written)
+
+
+def _check(settings: GatewaySettings) -> None:
+    """Print the settings as a file, and warnings."""
+    import asyncio
+
+    from lengthwise.gateway.notices import asked_notices, notices
+
+    typer.echo(f"# {settings.source}, with all defaults\n{settings.toml}", nl=False)
+    warnings = notices(settings.config)
+    if settings.config.order.mode == "engine-priority":  # its effect depends on the engines alone
+        warnings += asyncio.run(asked_notices(settings.config))
+    for text in warnings:
+        typer.echo(f"warning: {text}", err=True)
+
+
+def _announcer(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[None]]:
+    """Return a coroutine function that announces a started gateway on standard output or in the log."""
+    import logging
+
+    from lengthwise.gateway.notices import engine_notices, notices
+
+    log = logging.getLogger("lengthwise.gateway")
+
+    async def announce(gateway: Gateway) -> None:
+        config, workers = gateway.config, gateway.fleet.workers()
+        warnings = notices(config) + await engine_notices(workers, config.order.mode)
+        if as_log:
+            fields = {
+                "port": gateway.port,
+                "admin_port": gateway.admin_port,
+                "mode": config.order.mode,
+                "predictor": config.prediction.predictor,
+                "engines": {worker.name: worker.kind for worker in workers},
+            }
+            log.info("started", extra=fields)
+        elif not quiet:
+            typer.echo(_banner(gateway))
+        for text in warnings:
+            log.warning(text)
+
+    return announce
+
+
+def _banner(gateway: Gateway) -> str:
+    """Return the scheduling, the addresses, the engines and an example request."""
+    from lengthwise.gateway.protocols import monotonic
+
+    config, order, workers = gateway.config, gateway.config.order, gateway.fleet.workers()
+    mode = f"mode {order.mode}" + (" (requests pass unchanged and unordered)" if order.mode == "observe" else "")
+    rank = "" if order.rank is None else f", rank {order.rank}"
+    bound = "no bound on waiting" if math.isinf(order.max_wait_s) else f"highest priority after {order.max_wait_s:g} s"
+    keys = f"{len(config.keys)} key{'s' if len(config.keys) > 1 else ''}" if config.keys else "no key needed"
+    base = f"{'https' if config.listen.tls else 'http'}://{_client_host(config.listen.host)}:{gateway.port}"
+    lines = [
+        f"lengthwise serve: {mode}{rank}, predictor {config.prediction.predictor}, {bound}",
+        "",
+        f"clients  {base}/v1  ({keys})",
+    ]
+    if gateway.admin_port is not None:
+        admin = f"http://{_client_host(config.listen.admin_host)}:{gateway.admin_port}"
+        lines.append(f"admin    {admin}/  metrics at {admin}/metrics")
+    lines.append("")
+    for worker in workers:
+        models = ", ".join(worker.capabilities.models) or "unknown model"
+        state = worker.trouble(monotonic()) or "up"
+        lines.append(f"engine   {worker.name}  {worker.kind or 'unknown'}  {models}  {state}")
+    if not workers:
+        lines.append(f"engines  none yet; requests wait {config.admission.no_engine_s:g} s for one")
+    model = next(iter(gateway.fleet.models()), "MODEL")
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    header = "-H 'Authorization: Bearer YOUR_KEY' " if config.keys else ""
+    quoted = json_module.dumps(body).replace("'", "'\\''")
+    request = f"curl {base}/v1/chat/completions {header}-H 'Content-Type: application/json' -d '{quoted}'"
+    return "\n".join([*lines, "", "try it", f"  {request}", ""])
+
+
+def _client_host(host: str) -> str:
+    """Return an address that a client on this machine can use."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "localhost"
+    return f"[{host}]" if ":" in host else host

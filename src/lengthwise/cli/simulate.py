@@ -1,13 +1,21 @@
-"""``lengthwise simulate``: the main question."""
+"""``lengthwise simulate``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
-from lengthwise.cli.options import CostSource, HtmlReport, JsonFile, Quiet
+from lengthwise.cli import options, outputs, progress
+from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet, ScenarioFile
+
+if TYPE_CHECKING:
+    from lengthwise.config import Scenario
+    from lengthwise.report import Result
+    from lengthwise.usecases.simulate import Outcome
 
 EXAMPLES = """\b
 Examples:
@@ -18,56 +26,129 @@ Examples:
 
 
 def run(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A .toml or .yaml file.")],
+    scenario_file: ScenarioFile,
     *,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: deployment.tp=8; repeatable."),
-    ] = None,
-    variant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
+    set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; the table shows a 95 % interval over them.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: one a core.")] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Repetitions; the table shows 95 % intervals.")] = None,
+    jobs: Jobs = None,
     json: JsonFile = None,
     report: HtmlReport = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto to this file.")] = None,
+    timeline: Annotated[Path | None, Option(help="Write a trace for Perfetto to this file.")] = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.parquet",
-            help="Write requests and what happened to them, first seed; several variants: FILE-NAME.parquet.",
+        Option(
+            metavar="FILE.parquet", help="Write the first seed's requests and times; of variants: FILE-NAME.parquet."
         ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate a scenario: what users will see, and why."""
+    """Simulate a scenario: latency, goodput and cost of a deployment."""
     from lengthwise import config
-    from lengthwise.cli import options, outputs
-    from lengthwise.cli import progress as _progress
-    from lengthwise.cli import results as _records
-    from lengthwise.cli import results as _results
-    from lengthwise.usecases import simulate
 
-    asked = config.load(scenario, options.overrides(set_, cost))
+    scenario = config.load(scenario_file, options.overrides(set_, cost))
     if variant is not None:
-        asked = asked.only(variant)
+        scenario = scenario.only(variant)
     if seeds is not None:
-        asked = asked.with_run(seeds=seeds)
-    names = [whole.name for whole in asked.effective()]
-    traces, kept = _results.timelines(timeline, names), _records.places(records, names)
-    outputs.require_answers(json, report, asked.files, [*traces.values(), *kept.values()])
-    variants = config.build(asked)
-    options.tell(asked.notes, quiet=quiet)
-    with _progress.shown(quiet=quiet) as progress:
-        outcomes = simulate.run(asked, variants=variants, jobs=jobs, progress=progress, every_step=timeline is not None)
-    results = _results.results_of(outcomes)
+        scenario = scenario.with_run(seeds=seeds)
+    names = [effective.name for effective in scenario.effective()]
+    traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
+    outputs.require_answers(json, report, scenario.files, [*traces.values(), *record_files.values()])
+    variants = config.build(scenario)
+    options.print_notes(scenario.notes, quiet=quiet)
+
+    from lengthwise.usecases import simulate
+    from lengthwise.usecases.simulation_notes import ineffective_options
+
+    with progress.simulating(quiet=quiet) as advance:
+        outcomes = simulate.run(
+            scenario, variants=variants, jobs=jobs, progress=advance, every_step=timeline is not None
+        )
+    results = [result_of(outcome) for outcome in outcomes]
     if not quiet:
-        _results.tell_of_replays(variants, asked.run.seeds)
-        _results.hint(variants)
-    if not quiet and json != outputs.STDOUT:
-        _results.show(asked, results)
-    written = _results.write(results, json, report, traces) + _records.write_simulated(outcomes, kept)
+        for note in ineffective_options(variants, scenario.run.seeds):
+            typer.echo(note, err=True)
+        if json != outputs.STDOUT:
+            show(scenario, results)
+    written = write(results, json, report, traces) + write_records(outcomes, record_files)
     if not quiet:
-        outputs.tell(written)
+        outputs.print_written(written)
+
+
+def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: bool = True) -> dict[str, Path]:
+    """Return the output file of each variant: out.json, then out-b.json of the variant "b"; {} without a path.
+
+    ``first_unnamed``: the first of several variants gets the path itself, not a path with its name.
+    """
+    if path is None:
+        return {}
+    if path == outputs.STDOUT:  # which require_answers refuses
+        return {names[0]: path}
+    unnamed = 1 if first_unnamed or len(names) == 1 else 0
+    return {name: path if i < unnamed else outputs.variant_path(path, name) for i, name in enumerate(names)}
+
+
+def result_of(outcome: Outcome) -> Result:
+    """Return an outcome as reports take it."""
+    from lengthwise.report import Result
+
+    return Result(
+        name=outcome.variant.name,
+        summary=outcome.summary,
+        records=outcome.records,
+        deployment=outcome.variant.deployment,
+        scenario_text=outcome.variant.scenario.to_toml(),
+        summaries=outcome.summaries,
+        notes=outcome.notes,
+        out_of_range=outcome.out_of_range,
+        model_draws=outcome.model_draws,
+    )
+
+
+def show(scenario: Scenario, results: list[Result]) -> None:
+    """Print the scenario's description, the table of results, and the sources of fitted costs."""
+    from lengthwise import report
+    from lengthwise.cli.tables import console, fit_note
+
+    out = console()
+    if scenario.description:
+        out.print(scenario.description, style="dim")
+    out.print(report.table(results))
+    for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
+        if costs.fit or costs.source.startswith("profile "):
+            fit = f", {fit_note(costs)}" if costs.fit else ""
+            out.print(f"costs: {costs.source}{fit}", style="dim", highlight=False)
+
+
+def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
+    """Write the requested files and return them."""
+    from lengthwise import report
+
+    written = outputs.write_answers(
+        json, html, lambda path: report.write_json(path, results), lambda path: report.write_html(path, results)
+    )
+    for result in results:
+        if result.name in traces:
+            report.write_timeline(traces[result.name], result.records)
+            written.append(traces[result.name])
+    return written
+
+
+def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> list[Path]:
+    """Write the first seed's run of each variant, with its requests and its scenario; return the files."""
+    from lengthwise import measure
+    from lengthwise.report.json_file import deployment_facts, plain
+    from lengthwise.schema.records import SIMULATED, Measured, shape_facts
+
+    for outcome in outcomes if files else ():
+        variant = outcome.variant
+        deployment = plain(deployment_facts(variant.deployment))
+        metadata = {
+            "scenario": variant.scenario.to_toml(),
+            "deployment": deployment | {"model_shape": shape_facts(variant.deployment.model)},
+            "warmup_s": variant.scenario.run.warmup_s,
+        }
+        run = Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
+        measure.write_records(run, files[variant.name])
+    return list(files.values())

@@ -13,7 +13,7 @@ from lengthwise import policy, predict
 from lengthwise.config.values import Arrivals, Count, Length, NotNan, Seconds, Section, Share, Text, Wait, seconds
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schedule import SYSTEMS, Strategy
+from lengthwise.schedule.controls import Strategy
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
@@ -509,6 +509,8 @@ class ScheduleSection(Section):
     @field_validator("baselines")
     @classmethod
     def _systems(cls, names: list[str]) -> list[str]:
+        from lengthwise.schedule.baselines import SYSTEMS
+
         for name in names:
             if name not in ("all", *SYSTEMS):
                 raise ValueError(str(UnknownNameError("system", name, ["all", *SYSTEMS])))
@@ -517,6 +519,8 @@ class ScheduleSection(Section):
     @property
     def systems(self) -> tuple[str, ...]:
         """The systems that are meant, each once."""
+        from lengthwise.schedule.baselines import SYSTEMS
+
         return SYSTEMS if "all" in self.baselines else tuple(dict.fromkeys(self.baselines))
 
     @property

@@ -1,4 +1,4 @@
-"""What a replica's memory holds: weights, activations, and blocks of KV cache."""
+"""Memory of a replica: weights, activations, and blocks of KV cache."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DEGREES = (1, 2, 4, 8, 16)
 
 
 def usable_degrees(model: ModelSpec) -> list[int]:
-    """Tensor-parallel degrees that divide the attention heads."""
+    """Return the tensor-parallel degrees that divide the attention heads."""
     return [tp for tp in DEGREES if model.attention.heads % tp == 0]
 
 
 def require_degree(model: ModelSpec, tp: int) -> None:
-    """Nothing, if ``tp`` divides the heads.
+    """Require that ``tp`` divides the heads.
 
     Raises:
-        InputError: It does not; the message lists those that do.
+        InputError: It does not; the message lists the degrees that do.
     """
     if tp < 1 or model.attention.heads % tp:
         raise InputError(
@@ -53,22 +53,22 @@ class Shard:
 
     @property
     def heads(self) -> float:
-        """Query heads of this GPU."""
+        """Return the query heads of this GPU."""
         return self.model.attention.heads / self.parallel.tp
 
     @property
     def kv_heads(self) -> int:
-        """KV heads of this GPU; with more GPUs than heads each GPU holds a copy of one."""
+        """Return the KV heads of this GPU; with more GPUs than heads, each GPU holds a copy of one."""
         return max(1, -(-self.model.attention.kv_heads // self.parallel.tp))
 
     @property
     def v_dim(self) -> int:
-        """Width of a head's value."""
+        """Return the width of a head's value."""
         return self.model.attention.v_head_dim or self.model.attention.head_dim
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of one token's cache in one layer on this GPU; an MLA latent is on every GPU."""
+        """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
         layer = kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
         if self.model.attention.is_mla:
             return layer
@@ -76,36 +76,32 @@ class Shard:
 
     @property
     def layers(self) -> list[int]:
-        """[PP] decoder layers of each stage."""
+        """Return [PP] decoder layers of each stage."""
         return stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
-        """[PP] bytes of weights on one GPU of each stage.
+        """Return [PP] bytes of weights on one GPU of each stage.
 
-        Layers are split evenly over the GPUs but for what each holds whole (replicated KV heads,
-        MLA's down-projections, the router). The first stage also holds the embedding, the last one
-        the head (its own copy of a tied one when there are several stages).
+        Layers are split evenly over the GPUs, except what every GPU holds in full (replicated KV heads, MLA's
+        down-projections, the router). The first stage also holds the embedding, the last one the head (a copy of its
+        own of a tied one if there are several stages).
         """
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
         layer = [layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
-        stages += np.array(self.layers) * self._whole_parameters() * width * (1 - 1 / tp)
-        stages += self._encoder_bytes(width)
+        stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
+        if model.encoder_layers:
+            encoder = np.array(stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
+            stages += encoder * encoder_layer_parameters(model) * width / tp
         table = model.vocab * model.hidden * max(2.0, width) / tp
         stages[0] += embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
         return stages
 
-    def _encoder_bytes(self, width: float) -> Floats:
-        if not self.model.encoder_layers:
-            return np.zeros(self.parallel.pp)
-        layers = np.array(stage_layers(self.model, self.parallel.pp, encoder=True), dtype=np.float64)
-        return layers * encoder_layer_parameters(self.model) * width / self.parallel.tp
-
-    def _whole_parameters(self) -> float:
-        """Weights of a layer of which every GPU holds more than its even share, as if held whole."""
+    def _replicated_parameters(self) -> float:
+        """Return weights of a layer that every GPU holds in full; a partly replicated matrix counts in proportion."""
         model, attention, tp = self.model, self.model.attention, self.parallel.tp
         router = model.hidden * model.ffn.experts
         if attention.is_mla:
@@ -118,7 +114,7 @@ class Shard:
 
 
 def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> Shard:
-    """The shard of a deployment.
+    """Return the shard of a deployment.
 
     Raises:
         InputError: ``tp`` does not divide the heads, or there are more stages than layers.
@@ -129,18 +125,18 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
 
 
 FRAMEWORK_BYTES = 0.6 * GIB
-"""CUDA context, libraries, allocator: 551 MB in AIConfigurator's system files; with the activations below
-vLLM 0.19 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
+"""CUDA context, libraries and allocator: 551 MB in AIConfigurator's system files. With the activations below, vLLM 0.19
+on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
 
 NCCL_BYTES = {1: 0, 2: 342 * MIB}
 NCCL_BYTES_MORE = 392 * MIB
-"""Buffers by GPUs that talk to each other: ``nccl_mem`` of AIConfigurator's system files."""
+"""Communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files."""
 
 LOGIT_COPIES = 3
-"""fp32 [sequences, vocab] arrays alive in vLLM's sampler: logits, probabilities, sorted."""
+"""fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted."""
 
 HOST_LINK_BYTES_PER_S = 25e9
-"""What PCIe 4 x16 (32 GB/s on paper) moves between GPU and host memory."""
+"""Measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory."""
 
 VIDUR_MARGIN = 0.1
 
@@ -154,36 +150,38 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """What the fullest GPU of a replica holds, and so how many KV blocks the replica has.
+    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks.
 
-    "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, less weights
-    (embedding, head, the stage's layers, replicated KV heads), less the peak of activations in a step of
-    ``max_num_batched_tokens``, less context and communication buffers. Every layer counts with full
-    context, sliding windows too. "vidur" follows its memory planner: no embedding or head, no
-    activations, 10 % margin on the nominal GiB, whole requests of ``max_model_len`` only.
+    "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
+    stage's layers, replicated KV heads), minus the peak of activations in a step of ``max_num_batched_tokens``, minus
+    context and communication buffers. Every layer counts with full context, sliding windows too. "vidur" follows
+    Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
+    ``max_model_len`` only.
 
     Args:
-        model: What is served.
-        gpu: On what.
-        parallel: How it is cut.
+        model: The served model.
+        gpu: The GPU.
+        parallel: The split of the model.
         limits: Utilisation, block size, dtypes, largest step.
         max_model_len: Tokens of the longest request; the cache must hold one.
         planner: "lengthwise" or "vidur".
-        num_blocks: Blocks to use whatever the memory would hold (vLLM: num_gpu_blocks_override).
+        num_blocks: Blocks to use regardless of the memory (vLLM: num_gpu_blocks_override).
 
     Raises:
-        DoesNotFitError: Weights, or one request, do not fit; says by how much and which tp would do.
+        DoesNotFitError: Weights, or one request, do not fit; the message gives the shortfall and a tp that fits.
         InputError: ``tp`` does not divide the heads, or ``num_blocks`` is below 1.
         UnknownNameError: There is no such planner.
     """
-    plan = _planner(planner)
+    planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
+    if planner not in planners:
+        raise UnknownNameError("memory planner", planner, planners)
+    plan = planners[planner](model, gpu, parallel, limits, max_model_len)
     if num_blocks is None:
-        got = plan(model, gpu, parallel, limits, max_model_len)
-        _require_fit(got, plan, (model, gpu, parallel, limits), max_model_len)
-        return got
+        _require_fit(plan, planners[planner], (model, gpu, parallel, limits), max_model_len)
+        return plan
     if num_blocks < 1:
         raise InputError(f"num_blocks must be at least 1; it is {num_blocks}")
-    return replace(plan(model, gpu, parallel, limits, max_model_len), num_blocks=num_blocks)
+    return replace(plan, num_blocks=num_blocks)
 
 
 def largest_model_len(
@@ -194,7 +192,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> int:
-    """Tokens of the longest request that model and KV cache take.
+    """Return the tokens of the longest request that model and KV cache take.
 
     Raises:
         DoesNotFitError: Not even one block fits.
@@ -202,8 +200,7 @@ def largest_model_len(
     """
     if num_blocks is None and planner == "vidur":
         shard = shard_of(model, parallel, limits)
-        left = _vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)
-        tokens = int(left // _vidur_kv_bytes(shard))
+        tokens = int((_vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)) // _vidur_kv_bytes(shard))
         if tokens < limits.block_size:
             plan_memory(model, gpu, parallel, limits, limits.block_size, planner)
     else:
@@ -212,23 +209,17 @@ def largest_model_len(
     return min(model.max_model_len, tokens)
 
 
-_Plan = Callable[[ModelSpec, GpuSpec, Parallelism, EngineLimits, int], KvPlan]
+_Planner = Callable[[ModelSpec, GpuSpec, Parallelism, EngineLimits, int], KvPlan]
 
 
-def _planner(name: str) -> _Plan:
-    planners: dict[str, _Plan] = {"lengthwise": _ours, "vidur": _vidur}
-    if name not in planners:
-        raise UnknownNameError("memory planner", name, planners)
-    return planners[name]
-
-
-def _ours(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int) -> KvPlan:
+def _plan_vllm(
+    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
+) -> KvPlan:
     del max_model_len
     shard = shard_of(model, parallel, limits)
     weights = shard.stage_weight_bytes()
     activation = _activation_bytes(shard, limits)
-    talking = parallel.tp * parallel.pp
-    reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(talking, NCCL_BYTES_MORE)
+    reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     per_block = np.array(shard.layers) * shard.kv_bytes * limits.block_size
     blocks = np.floor((usable - weights - activation) / per_block)
@@ -245,7 +236,7 @@ def _ours(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineL
 
 
 def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
-    """Peak beside weights and cache: an MLP's input, both halves and output of a full step, and logits.
+    """Return the peak of activations: an MLP's input, both halves and output of a full step, and logits.
 
     1.20 GiB for Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB
     (github.com/vllm-project/vllm/pull/10511).
@@ -256,15 +247,16 @@ def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
     return step + LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
 
 
-def _vidur(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int) -> KvPlan:
+def _plan_vidur(
+    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
+) -> KvPlan:
     shard = shard_of(model, parallel, limits)
     budget, weights = _vidur_budget_bytes(gpu), _vidur_weight_bytes(shard)
     per_request = _vidur_kv_bytes(shard) * max_model_len
-    slots = math.floor((budget - weights) / per_request)
-    blocks_a_request = max_model_len // limits.block_size
+    max_requests = math.floor((budget - weights) / per_request)
     per_block = _vidur_kv_bytes(shard) * limits.block_size / parallel.pp
     return KvPlan(
-        num_blocks=blocks_a_request * slots * parallel.pp,
+        num_blocks=max_model_len // limits.block_size * max_requests * parallel.pp,
         block_size=limits.block_size,
         weight_bytes=weights,
         activation_bytes=0.0,
@@ -276,7 +268,7 @@ def _vidur(model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: Engine
 
 
 def _vidur_budget_bytes(gpu: GpuSpec) -> float:
-    """Vidur knows a device by its nominal GiB; drivers offer a little less."""
+    # Vidur knows a device by its nominal GiB; drivers offer a little less.
     return math.ceil(gpu.memory_bytes / GIB) * GIB * (1 - VIDUR_MARGIN)
 
 
@@ -289,47 +281,42 @@ def _vidur_weight_bytes(shard: Shard) -> float:
 
 
 def _vidur_kv_bytes(shard: Shard) -> float:
-    """Bytes a token over all layers: Vidur does not divide them by the stages."""
+    """Return bytes per token over all layers: Vidur does not divide them by the stages."""
     return 2.0 * 2 * shard.model.attention.head_dim * shard.kv_heads * shard.model.layers
 
 
 def _require_fit(
-    got: KvPlan, plan: _Plan, what: tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits], max_model_len: int
+    plan: KvPlan,
+    planner: _Planner,
+    deployment: tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits],
+    max_model_len: int,
 ) -> None:
-    missing = _missing_bytes(got, max_model_len)
+    missing, cache = _missing_bytes(plan, max_model_len)
     if missing <= 0:
         return
-    model, gpu, parallel, _ = what
-    cache = _blocks_needed(got, max_model_len) * got.kv_bytes_per_block
+    model, gpu, parallel, limits = deployment
+    advice = "No tp up to 16 fits; use more pipeline stages (pp) or a GPU with more memory."
+    if plan.num_blocks >= 1 and plan.planner == "lengthwise":
+        advice = f"Lower max_model_len to {plan.num_blocks * plan.block_size}."
+    for tp in usable_degrees(model):
+        larger = replace(parallel, tp=tp)
+        if (
+            tp > parallel.tp
+            and _missing_bytes(planner(model, gpu, larger, limits, max_model_len), max_model_len)[0] <= 0
+        ):
+            advice = f"The smallest tp that fits is {tp}."
+            break
     raise DoesNotFitError(
         f"{model.name} with tp={parallel.tp}, pp={parallel.pp} must fit {gpu.name}: a GPU offers "
-        f"{got.available_bytes / GIB:.2f} GiB for weights ({got.weight_bytes / GIB:.2f}), activations "
-        f"({got.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
-        f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. "
-        + _suggestion(got, plan, what, max_model_len)
+        f"{plan.available_bytes / GIB:.2f} GiB for weights ({plan.weight_bytes / GIB:.2f}), activations "
+        f"({plan.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
+        f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. {advice}"
     )
 
 
-def _suggestion(
-    got: KvPlan, plan: _Plan, what: tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits], max_model_len: int
-) -> str:
-    model, gpu, parallel, limits = what
-    for tp in usable_degrees(model):
-        if tp > parallel.tp:
-            more = plan(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
-            if _missing_bytes(more, max_model_len) <= 0:
-                return f"The smallest tp that fits is {tp}."
-    if got.num_blocks >= 1 and got.planner == "lengthwise":
-        return f"Lower max_model_len to {got.num_blocks * got.block_size}."
-    return "No tp up to 16 fits; use more pipeline stages (pp) or a GPU with more memory."
-
-
-def _blocks_needed(plan: KvPlan, max_model_len: int) -> int:
-    return -(-max_model_len // plan.block_size)
-
-
-def _missing_bytes(plan: KvPlan, max_model_len: int) -> float:
-    held = plan.weight_bytes + plan.activation_bytes
+def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
+    """Return (bytes that a GPU lacks, bytes of one request's cache)."""
+    cache = -(-max_model_len // plan.block_size) * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":
-        return 0.0
-    return held + _blocks_needed(plan, max_model_len) * plan.kv_bytes_per_block - plan.available_bytes
+        return 0.0, cache
+    return plan.weight_bytes + plan.activation_bytes + cache - plan.available_bytes, cache

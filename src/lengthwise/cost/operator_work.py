@@ -1,17 +1,18 @@
-"""The operators of a step: what each multiplies, reads and sends on one GPU of one stage.
+"""Roofline work of a step's operators: FLOPs, bytes and messages of each on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and gives Work of that
-shape; the tables and the breakdown are sums of the very same Work.
+Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and returns Work of that shape. Cost
+tables and the breakdown of a step sum the same Work.
 
-An encoder-decoder's prompt passes the encoder and is projected to cross-attention keys and values: per
-token as many multiplications as a decoder token's self-attention, cross-attention and MLP, when both
-stacks are equally deep. So one ``layer`` stands for both, what an encoder is deeper is added to the
-prefill, and the KV tokens of a decode are cross keys plus own keys.
+In an encoder-decoder, a prompt passes the encoder and is projected to cross-attention keys and values. With equally
+deep stacks, that costs as many multiplications per token as a decoder token's self-attention, cross-attention and
+MLP, so one ``layer`` covers both. Encoder layers beyond the decoder's depth are added to the prefill, and the KV
+tokens of a decode are cross keys plus own keys.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,16 +20,18 @@ import numpy as np
 
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, NodeSpec, dtype_name
+from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
 
-RIDGE = 4
+OVERLAP_POWER = 4
+"""Compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum."""
+
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
-"""Bytes of scales read with a weight: NVFP4 has one of 8 bits for 16, AWQ 16 bits and a 4-bit zero for 128."""
+"""Bytes of scales read with a weight: NVFP4 has an 8-bit scale per 16 weights, AWQ 16 bits and a 4-bit zero per 128."""
 
 
 @dataclass(frozen=True)
 class GemmCurve:
-    """Share of peak FLOP/s of a large GEMM, padding of m, n, k, and seconds of a launch."""
+    """Share of peak FLOP/s of a large GEMM, padding of m, n and k, and seconds of a launch."""
 
     efficiency: float
     pad_m: float
@@ -48,10 +51,7 @@ class StreamCurve:
 
 @dataclass(frozen=True)
 class PrefillCurve:
-    """FlashAttention.
-
-    One block of threads walks all keys of its queries: ``serial_s`` a key, however short the chunk.
-    """
+    """FlashAttention: one thread block walks all keys of its queries, ``serial_s`` per key however short the chunk."""
 
     efficiency: float = 0.54
     pad_tokens: float = 190
@@ -62,10 +62,9 @@ class PrefillCurve:
 
 @dataclass(frozen=True)
 class DecodeCurve:
-    """A tile holds 64 query rows; a group of g query heads fills g of them, and 64 of g + 64 in general.
+    """Decode attention: a group of g query heads that share a KV head uses g / (g + ``tile_rows``) of a tile.
 
-    0.7 of the peak is what FlashMLA reports for groups of 128 (660 of 989 TFLOP/s,
-    github.com/deepseek-ai/FlashMLA).
+    FlashMLA reports 0.7 of the peak for groups of 128 (660 of 989 TFLOP/s, github.com/deepseek-ai/FlashMLA).
     """
 
     efficiency: float = 0.7
@@ -77,10 +76,10 @@ class DecodeCurve:
 
 @dataclass(frozen=True)
 class Curves:
-    """The constants of every kind of kernel; the defaults are those that the roofline ships.
+    """Constants of every kind of kernel; the defaults are those of the roofline.
 
-    ``routing_power``: experts are not chosen evenly, so that T tokens hit as many as T**0.96 drawn evenly would:
-    what 218 points of DeepSeek-V3 and Kimi K2 say (benchmarks/_silicon_fit.py).
+    ``routing_power``: routing is uneven, so T tokens hit as many experts as T**0.96 uniformly routed tokens would
+    (fitted to 218 points of DeepSeek-V3 and Kimi K2, benchmarks/_silicon_fit.py).
     """
 
     wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
@@ -97,7 +96,7 @@ CURVES = Curves()
 
 @dataclass(frozen=True)
 class Work:
-    """What one operator does; every field but the name is a number or an array of one shape."""
+    """Work of one operator; every field but the name is a number or an array of one shape."""
 
     name: str
     flops: Any = 0.0
@@ -109,22 +108,66 @@ class Work:
 
     @property
     def seconds(self) -> Floats:
-        """Compute and memory overlap, network and launch do not."""
-        ridge = (np.asarray(self.compute_s) ** RIDGE + np.asarray(self.memory_s) ** RIDGE) ** (1 / RIDGE)
-        return np.asarray(ridge + self.network_s + self.latency_s, dtype=np.float64)
+        """Return seconds in which compute and memory overlap, and network and launch do not."""
+        power = OVERLAP_POWER
+        overlapped = (np.asarray(self.compute_s) ** power + np.asarray(self.memory_s) ** power) ** (1 / power)
+        return np.asarray(overlapped + self.network_s + self.latency_s, dtype=np.float64)
 
     def times(self, factor: Any) -> Work:
-        """The same operator ``factor`` times; also a share of a layer."""
-        names = ("flops", "bytes", "compute_s", "memory_s", "network_s", "latency_s")
-        return replace(self, **{name: factor * getattr(self, name) for name in names})
+        """Return the operator ``factor`` times, where a factor below 1 is a share of a layer."""
+        return replace(self, **{name: factor * getattr(self, name) for name in QUANTITIES})
+
+
+QUANTITIES = ("flops", "bytes", "compute_s", "memory_s", "network_s", "latency_s")
+
+
+def total_work(name: str, works: Sequence[Work]) -> Work:
+    """Return the sum of works under a name."""
+    return Work(name, **{quantity: sum(getattr(work, quantity) for work in works) for quantity in QUANTITIES})
+
+
+PROFILE_OPERATORS: dict[str, tuple[tuple[str, float], ...]] = {
+    "input norm": (("norms", 0.5),),
+    "post-attention norm": (("norms", 0.5),),
+    "residual add": (("norms", 0.375),),
+    "fused moe": (("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
+}
+"""Operators of a profile as shares of the roofline's operators, where the names differ.
+
+The roofline's two norms move eight hidden sizes a token; a residual, read twice and written once, moves three."""
+
+
+def profile_work(works: list[Work], operator: str) -> Work | None:
+    """Return the roofline's work of a profile's operator, summed over its shares; None if the model lacks one."""
+    shares = PROFILE_OPERATORS.get(operator, ((operator, 1.0),))
+    by_name = {work.name: work for work in works}
+    if any(name not in by_name for name, _ in shares):
+        return None
+    return total_work(operator, [by_name[name].times(share) for name, share in shares])
+
+
+def layer_share(model: ModelSpec, operator: str) -> float:
+    """Return the share of a model's layers that have an operator.
+
+    Cost tables hold the mean layer, profiles a layer that has the operator.
+    """
+    ffn, attention = model.ffn, model.attention
+    if ffn.experts and operator in ("mlp up", "activation", "mlp down"):
+        return ffn.dense_layers / model.layers
+    if ffn.experts and operator.startswith(("router", "expert", "fused moe", "shared ")):
+        return 1 - ffn.dense_layers / model.layers
+    windowed = attention.windowed_layers / model.layers if attention.window_tokens else 0.0
+    if operator.endswith("window attention"):
+        return windowed
+    return 1 - windowed if operator in ("prefill attention", "decode attention") else 1.0
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """A GPU as the time of its kernels, for one dtype of weights.
+    """Times of a GPU's kernels for one dtype of weights.
 
-    Weights in a format that the GPU has no units for are read in that format and multiplied at
-    16 bits, as are int4 weights everywhere (W4A16). Activations have ``wide_bytes``.
+    Weights in a format that the GPU has no units for are read in that format and multiplied in 16 bits, as are
+    int4 weights everywhere (W4A16). Activations have ``wide_bytes`` bytes.
     """
 
     gpu: GpuSpec
@@ -132,17 +175,19 @@ class Kernels:
     wide_bytes: float = 2.0
     curves: Curves = CURVES
 
-    def gemm(self, name: str, m: Any, n: float, k: float, *, wide: bool = False) -> Work:
-        """An [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
-        return self._gemm(name, (m, 1.0), n, k, self._curve(wide), wide=wide)
+    def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
+        """Return the work of an [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
+        curve = self.curves.narrow if self._peak(wide) > self._peak(wide=True) else self.curves.wide
+        return self._gemm(name, (m, 1.0), n, k, curve, wide=wide)
 
-    def grouped_gemm(self, name: str, m: Any, groups: Any, n: float, k: float) -> Work:
-        """``groups`` products over m rows in all, each with its own [k, n] weights (fused MoE)."""
+    def grouped_gemm(self, name: str, m: Any, groups: Any, n: Any, k: Any) -> Work:
+        """Return the work of ``groups`` products over m rows in total, each with its own [k, n] weights (fused MoE)."""
         return self._gemm(name, (m, groups), n, k, self.curves.grouped, wide=False)
 
-    def _gemm(self, name: str, rows: tuple[Any, Any], n: float, k: float, curve: GemmCurve, *, wide: bool) -> Work:
+    def _gemm(self, name: str, rows: tuple[Any, Any], n: Any, k: Any, curve: GemmCurve, *, wide: bool) -> Work:
         m, groups = rows
-        moved = groups * n * k * self._weight_bytes(wide) + self.wide_bytes * m * (n + k)
+        scaled_bytes = DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
+        moved = groups * n * k * (self.wide_bytes if wide else scaled_bytes) + self.wide_bytes * m * (n + k)
         padded = 2.0 * (m + curve.pad_m * groups) * (n + curve.pad_n) * (k + curve.pad_k)
         return Work(
             name,
@@ -154,81 +199,69 @@ class Kernels:
         )
 
     def stream(self, name: str, moved_bytes: Any, *, kernels: int = 1, latency_s: Any = None) -> Work:
-        """``kernels`` element-wise kernels that read and write so many bytes in all."""
+        """Return the work of ``kernels`` element-wise kernels that move ``moved_bytes`` in total."""
         curve = self.curves.stream
         bandwidth = self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency
         each_s = curve.latency_s if latency_s is None else latency_s
         return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
 
-    def prefill(self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: float, changed: Any) -> Work:
-        """FlashAttention over ``pairs`` of (query, key), each of ``head_flops`` FLOPs over all heads.
+    def prefill(self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: Any, moved_bytes: Any) -> Work:
+        """Return the work of FlashAttention over (query, key) ``pairs`` of ``head_flops`` FLOPs over all heads.
 
-        Padding the queries adds ``mean_keys`` pairs each: the keys that a query sees on average.
+        Each query of padding adds ``mean_keys`` pairs: the keys that a query sees on average.
         """
         curve = self.curves.prefill
         padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
-        memory_s = changed / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
+        memory_s = moved_bytes / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
         return Work(
             name,
             flops=head_flops * pairs,
-            bytes=changed,
+            bytes=moved_bytes,
             compute_s=head_flops * padded / (self._peak(wide=True) * curve.efficiency),
-            memory_s=(memory_s**RIDGE + (curve.serial_s * keys) ** RIDGE) ** (1 / RIDGE),
+            memory_s=(memory_s**OVERLAP_POWER + (curve.serial_s * keys) ** OVERLAP_POWER) ** (1 / OVERLAP_POWER),
             latency_s=curve.latency_s,
         )
 
-    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: float, changed: Any, group: float) -> Work:
-        """One query a sequence over ``keys`` cached tokens in all; ``group`` heads share a KV head."""
+    def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: Any, moved_bytes: Any, group: Any) -> Work:
+        """Return the work of one query per sequence over ``keys`` cached tokens; ``group`` heads share a KV head."""
         curve = self.curves.decode
         tile = group / (group + curve.tile_rows)
         return Work(
             name,
             flops=head_flops * keys,
-            bytes=changed,
+            bytes=moved_bytes,
             compute_s=head_flops * keys / (self._peak(wide=True) * curve.efficiency * tile),
-            memory_s=changed / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
+            memory_s=moved_bytes / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency),
             latency_s=curve.latency_s + curve.sequence_s * seqs,
         )
-
-    def _curve(self, wide: bool) -> GemmCurve:
-        return self.curves.narrow if self._peak(wide) > self._peak(wide=True) else self.curves.wide
 
     def _peak(self, wide: bool) -> float:
         if wide or self.weight_dtype == "int4":
             return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
         return self.gpu.flops(self.weight_dtype)
 
-    def _weight_bytes(self, wide: bool) -> float:
-        return self.wide_bytes if wide else DTYPE_BYTES[self.weight_dtype] + SCALE_BYTES.get(self.weight_dtype, 0.0)
-
 
 def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
-    """The kernels of a GPU for weights of a dtype, in any of its spellings."""
+    """Return the kernels of a GPU for a dtype of weights, in any of its spellings."""
     name = dtype_name(weight_dtype)
     return Kernels(gpu, name, max(2.0, DTYPE_BYTES[name]))
 
 
 SAMPLER_PASSES = 4
-"""fp32 passes over the logits; with 12 us of launches 0.8-1.5 times what vLLM 0.19 takes on an
-RTX PRO 6000 and a 4090 (25 us for 1 sequence, 160-310 us for 256; LLMServingSim, MIT)."""
+"""Passes over fp32 logits. With 12 us of launches they take 0.8 to 1.5 times the time of vLLM 0.19's sampler on an
+RTX PRO 6000 and an RTX 4090 (25 us for 1 sequence, 160 to 310 us for 256; LLMServingSim, MIT)."""
 
 SAMPLER_LATENCY_S = 12e-6
 DIRECT_HOP_S = 0.7e-6
-"""vLLM's custom all-reduce in a CUDA graph: 4.9, 5.2, 5.7 us over 2, 4, 8 A100s, 4.3, 4.6, 4.7 us over
-H100s for the smallest messages (AIConfigurator, Apache-2.0); NCCL takes 10, 14, 23 us."""
+"""Added latency per doubling of the GPUs in vLLM's custom all-reduce (CUDA graph, smallest messages): 4.9, 5.2 and
+5.7 us over 2, 4 and 8 A100s, 4.3, 4.6 and 4.7 us over H100s (AIConfigurator, Apache-2.0). NCCL: 10, 14 and 23 us."""
 
 P2P_LATENCY_S = 8e-6
-"""Vidur's send_recv between NVLink pairs and inside a DGX: 8 to 14 us for the smallest messages."""
+"""Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX."""
 
 
 class Operators:
-    """The operators of one deployment.
-
-    Args:
-        shard: The model's share of a GPU.
-        kernels: The GPU.
-        node: What joins the GPUs.
-    """
+    """Operators of one deployment, per layer or per step, on one GPU."""
 
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
         self.shard, self.kernels, self.node = shard, kernels, node
@@ -236,7 +269,7 @@ class Operators:
         self.wide = kernels.wide_bytes
 
     def layer(self, tokens: Any) -> list[Work]:
-        """One layer's work that grows with tokens: GEMMs, norms, rotary embedding, cache write."""
+        """Return one layer's work that grows with tokens: GEMMs, norms, rotary embedding, cache write."""
         hidden = self.model.hidden
         norms = 3 if self.model.encoder_layers else 2
         works = [
@@ -251,28 +284,28 @@ class Operators:
         return works
 
     def all_reduces(self, tokens: Any) -> list[Work]:
-        """One layer's tensor-parallel sums: after attention, after the MLP, after cross-attention."""
+        """Return one layer's tensor-parallel sums: after attention, after the MLP, after cross-attention."""
         if self.tp == 1:
             return []
         times = 3 if self.model.encoder_layers else 2
         return [self._all_reduce("all-reduce", self.model.hidden * tokens).times(times)]
 
     def first(self, tokens: Any) -> list[Work]:
-        """Token embedding."""
+        """Return the work of the token embedding."""
         works = [self.kernels.stream("embedding", 2 * self.model.hidden * self.wide * tokens)]
         if self.tp > 1:
             works.append(self._all_reduce("embedding all-reduce", self.model.hidden * tokens))
         return works
 
     def send(self, tokens: Any) -> list[Work]:
-        """Activations to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
+        """Return the transfer to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
         sent = 2 * self.model.hidden * self.wide * tokens / self.tp
         link = self.node.link_for(self.tp * self.shard.parallel.pp)
-        moved_s = sent / link.bandwidth_bytes_per_s
-        return [Work("send", bytes=sent, network_s=moved_s + link.latency_s, latency_s=P2P_LATENCY_S)]
+        network_s = sent / link.bandwidth_bytes_per_s + link.latency_s
+        return [Work("send", bytes=sent, network_s=network_s, latency_s=P2P_LATENCY_S)]
 
     def head(self, seqs: Any) -> list[Work]:
-        """Final norm, LM head and sampler for one token of each sequence."""
+        """Return the work of final norm, LM head and sampler for one token of each sequence."""
         vocab, hidden = self.model.vocab, self.model.hidden
         works = [
             self.kernels.stream("final norm", 4 * hidden * self.wide * seqs),
@@ -280,28 +313,29 @@ class Operators:
             self.kernels.stream("sampler", SAMPLER_PASSES * 4 * vocab * seqs, latency_s=SAMPLER_LATENCY_S),
         ]
         if self.tp > 1:
-            gathered = self.wide * vocab * seqs * (self.tp - 1) / self.tp
-            works.append(self._network("logits gather", gathered))
+            works.append(self._network("logits gather", self.wide * vocab * seqs * (self.tp - 1) / self.tp))
         return works
 
     def prefill(self, chunk: Any, context: Any) -> list[Work]:
-        """One layer's attention of ``chunk`` new tokens of a prompt after ``context`` cached ones."""
+        """Return one layer's attention of ``chunk`` new tokens of a prompt after ``context`` cached tokens."""
         full, windowed = self._layer_shares
         works = [self._prefill("prefill attention", chunk, context, None).times(full)] if full else []
         if windowed:
             window = self.model.attention.window_tokens
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
         if self._is_mla:
-            works.append(self._expand_context(context))
-        deeper = self.model.encoder_layers / self.model.layers - 1
-        if deeper > 0:
-            works += [work.times(deeper) for work in self.layer(chunk)]
+            # A later chunk expands the latents of its context again; a first chunk has none.
+            expansion = self._up_projection("context up-projection", context)
+            works.append(expansion.times(np.asarray(context) > 0))
+        extra_depth = self.model.encoder_layers / self.model.layers - 1
+        if extra_depth > 0:
+            works += [work.times(extra_depth) for work in self.layer(chunk)]
         return works
 
     def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
-        """One layer's attention of one new token of each sequence over all their cached tokens.
+        """Return one layer's attention of one new token of each sequence over all their cached tokens.
 
-        A window is costed at the mean context, since only the sum is known.
+        A sliding window cuts the mean context, since only the sum over sequences is known.
         """
         full, windowed = self._layer_shares
         works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
@@ -338,16 +372,14 @@ class Operators:
         return works
 
     def _latent_projections(self, tokens: Any) -> list[Work]:
-        """MLA (arXiv:2405.04434): absorbed into query and output, the up-projection costs the same."""
+        # MLA (arXiv:2405.04434): absorbed into query and output projections, the up-projection costs the same.
         attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
         width = attention.head_dim + attention.rope_head_dim
         latent = attention.kv_lora_rank + attention.rope_head_dim
         rank = attention.q_lora_rank
-        down = self.kernels.gemm("latent projection", tokens, rank + latent, hidden)
-        query = self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden)
         return [
-            down,
-            query,
+            self.kernels.gemm("latent projection", tokens, rank + latent, hidden),
+            self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden),
             self.kernels.stream("rope", 2 * (shard.heads + 1) * attention.rope_head_dim * self.wide * tokens),
             self._up_projection("kv up-projection", tokens),
             self.kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
@@ -357,10 +389,6 @@ class Operators:
         attention, shard = self.model.attention, self.shard
         width = shard.heads * (attention.head_dim + shard.v_dim)
         return self.kernels.gemm(name, tokens, width, attention.kv_lora_rank)
-
-    def _expand_context(self, context: Any) -> Work:
-        """A later chunk expands the latents of its context again; a first one has none."""
-        return self._up_projection("context up-projection", context).times(np.asarray(context) > 0)
 
     def _mlp(self, tokens: Any, intermediate: int) -> list[Work]:
         hidden, width = self.model.hidden, intermediate / self.tp
@@ -372,10 +400,7 @@ class Operators:
         ]
 
     def experts_hit(self, tokens: Any) -> Any:
-        """Experts that any of so many tokens chooses: E (1 - (1 - k/E)^T) were they drawn evenly.
-
-        They are not: T tokens choose as many as T**a drawn evenly (a: ``routing_power``).
-        """
+        """Return how many experts T tokens hit: E (1 - (1 - k/E)^(T^a)), where a is ``routing_power``."""
         ffn = self.model.ffn
         share = ffn.experts_per_token / ffn.experts
         if share >= 1:
@@ -384,7 +409,7 @@ class Operators:
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
     def _moe(self, tokens: Any) -> list[Work]:
-        """Routed experts, a router before them, and the shared one."""
+        """Return the work of the router, the routed experts and the shared expert."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
@@ -402,10 +427,9 @@ class Operators:
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
         if self.model.encoder_layers:
-            pairs = chunk * (context + chunk)
-            keys = context + chunk
+            pairs, keys = chunk * (context + chunk), context + chunk
         else:
-            pairs, keys = _causal_pairs(chunk, context, window)
+            pairs, keys = causal_pairs(chunk, context, window or np.inf)
         attention, shard = self.model.attention, self.shard
         width = attention.head_dim + attention.rope_head_dim
         read = keys * (shard.heads * (width + shard.v_dim) * self.wide if self._is_mla else shard.kv_bytes)
@@ -415,35 +439,33 @@ class Operators:
             mean_keys=pairs / np.maximum(chunk, 1),
             keys=keys,
             head_flops=2.0 * shard.heads * (width + shard.v_dim),
-            changed=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
+            moved_bytes=read + shard.heads * (width + shard.v_dim) * self.wide * chunk,
         )
 
     def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
         attention, shard = self.model.attention, self.shard
         if self._is_mla:
-            width = 2 * attention.kv_lora_rank + attention.rope_head_dim
-            group = shard.heads
+            width, group = 2 * attention.kv_lora_rank + attention.rope_head_dim, shard.heads
         else:
-            width = attention.head_dim + shard.v_dim
-            group = shard.heads / shard.kv_heads
+            width, group = attention.head_dim + shard.v_dim, shard.heads / shard.kv_heads
         return self.kernels.decode(
             name,
             seqs=seqs,
             keys=keys,
             head_flops=2.0 * shard.heads * width,
-            changed=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
+            moved_bytes=keys * shard.kv_bytes + shard.heads * width * self.wide * seqs,
             group=group,
         )
 
     def _all_reduce(self, name: str, elements: Any) -> Work:
-        """A sum over the GPUs of a stage: each sends ``2 (n - 1) / n`` of the data."""
+        """Return a sum over the n GPUs of a stage: each sends ``2 (n - 1) / n`` of the data."""
         return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
 
     def _network(self, name: str, sent_bytes: Any) -> Work:
-        """A ring's bytes at the link's bus bandwidth after the latency of a small message.
+        """Return a ring's bytes at the link's bus bandwidth plus the latency of a small message.
 
-        Where one link joins all GPUs, engines write straight into each other's memory (vLLM's custom
-        all-reduce): one message and a little more a GPU. Elsewhere NCCL's tree goes up and down.
+        Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce):
+        one message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
         """
         link, hops = self.node.link_for(self.tp), math.log2(self.tp)
         direct = self.tp <= self.node.link_group
@@ -455,13 +477,11 @@ class Operators:
         return Work(**{**vars(work), "name": prefix + work.name})
 
 
-def _causal_pairs(chunk: Any, context: Any, window: int | None) -> tuple[Any, Any]:
-    """(query, key) pairs of a causal chunk, and keys that any of its queries sees.
+def causal_pairs(chunk: Any, context: Any, window: Any = np.inf) -> tuple[Any, Any]:
+    """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees.
 
     A query at position p sees ``min(p + 1, window)`` keys.
     """
-    if window is None:
-        return chunk * (context + (chunk + 1) / 2), context + chunk
     growing = np.clip(window - context, 0, chunk)
-    pairs = growing * (context + (growing + 1) / 2) + (chunk - growing) * float(window)
-    return pairs, chunk + np.minimum(context, window)
+    full = (chunk - growing) * np.where(np.isfinite(window), window, 0.0)
+    return growing * (context + (growing + 1) / 2) + full, chunk + np.minimum(context, window)

@@ -19,65 +19,55 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
 
 MEASURED = ("A100", "H100", "H200", "B200", "A40")
-"""Families with kernels in the roofline's fits."""
+"""GPU families whose kernels the roofline's constants are fitted to."""
 
-MAX_REACH = 2.3
-"""Errors of physics on another GPU over those where it was learnt, 75th percentile (``estimators``' FAR_FACTORS)."""
+TRANSFER_FACTOR = 2.3
+"""Errors on another GPU over those where physics was fitted, 75th percentile (``estimators``' TRANSFER_FACTORS)."""
 
 UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)
+"""Error of complete steps on a GPU that only its description defines: a third to three times their time."""
 
 
-def gpu_family(gpu: GpuSpec) -> str:
-    """The name under which the fits have it."""
+def _family(gpu: GpuSpec) -> str:
     return gpu.name.partition("-")[0]
 
 
-def is_described(gpu: GpuSpec) -> bool:
-    """Whether the user describes it: it is not of the catalog, nor of a family that was measured."""
-    return gpu_family(gpu) not in MEASURED and gpu.name not in catalog.gpus()
-
-
-def factor(gpu: GpuSpec) -> float:
-    """By what errors of parts are wider than those of measured GPUs."""
-    return 1.0 if gpu_family(gpu) in MEASURED else MAX_REACH
-
-
-def whole_steps(gpu: GpuSpec) -> tuple[PartError, ...]:
-    """The error that all parts of a step share; none for hardware of the catalog."""
-    return (PartError("step", UNKNOWN_STEP_LOG_SD),) if is_described(gpu) else ()
+def _is_only_described(gpu: GpuSpec) -> bool:
+    """Return whether a GPU is neither in the catalog nor of a measured family."""
+    return _family(gpu) not in MEASURED and gpu.name not in catalog.gpus()
 
 
 def roofline_note(gpu: GpuSpec) -> str:
-    """What a reader of the roofline's numbers must know of the hardware; empty where its kernels were measured."""
-    if gpu_family(gpu) in MEASURED:
+    """Return the caveat of the roofline's numbers on a GPU; empty if its kernels were measured."""
+    if _family(gpu) in MEASURED:
         return ""
-    ways = "bench a server and calibrate, or profile its operators, to narrow the intervals"
-    if is_described(gpu):
+    remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals"
+    if _is_only_described(gpu):
         return (
-            f"Nothing was measured on {gpu.name}, which its description alone tells: the intervals in brackets allow "
-            f"for steps of a third to three times their time, an assumption; {ways}."
+            f"Nothing was measured on {gpu.name}, which only its description defines: the intervals in brackets allow "
+            f"for steps of a third to three times their time, an assumption; {remedy}."
         )
     return (
         f"No kernels were measured on {gpu.name}: the roofline is carried over from other GPUs, and its errors are "
-        f"taken for {MAX_REACH:g} times those there; {ways}."
+        f"taken for {TRANSFER_FACTOR:g} times those there; {remedy}."
     )
 
 
-Fits = dict[str, tuple[float, float]]
+ErrorQuantiles = dict[str, tuple[float, float]]
 
-WIDE_GEMM: Fits = {
+WIDE_GEMM: ErrorQuantiles = {
     "A100": (0.10, 0.28),
     "H100": (0.11, 0.27),
     "H200": (0.10, 0.28),
     "B200": (0.09, 0.41),
     "A40": (0.06, 0.23),
 }
-NARROW_GEMM: Fits = {"H100": (0.11, 0.35), "H200": (0.14, 0.39), "B200": (0.15, 0.50)}
-PREFILL: Fits = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (0.08, 0.35), "B200": (0.13, 0.37)}
-DECODE: Fits = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
-MOE: Fits = {"A100": (0.22, 0.47), "H100": (0.18, 0.70)}
-ALL_REDUCE: Fits = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
-"""(median, 95th percentile) of the relative error, by GPU."""
+NARROW_GEMM: ErrorQuantiles = {"H100": (0.11, 0.35), "H200": (0.14, 0.39), "B200": (0.15, 0.50)}
+PREFILL: ErrorQuantiles = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (0.08, 0.35), "B200": (0.13, 0.37)}
+DECODE: ErrorQuantiles = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
+MOE: ErrorQuantiles = {"A100": (0.22, 0.47), "H100": (0.18, 0.70)}
+ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
+"""(median, 95th percentile) of the roofline's relative error, by GPU family."""
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
 HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_LOG_SD = 0.5, 0.7, 1.6
@@ -86,53 +76,54 @@ _MEDIAN, _P95 = 0.6745, 1.96
 
 
 def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:
-    """The errors of the parts of a roofline's tables."""
-    narrow = DTYPE_BYTES[dtype_name(weight_dtype)] < DTYPE_BYTES["bfloat16"]
-    gemm = log_sd(NARROW_GEMM if narrow else WIDE_GEMM, gpu)
-    comm = log_sd(ALL_REDUCE, gpu)
-    return (
-        PartError("layer", max(gemm, log_sd(MOE, gpu)) if model.ffn.experts else gemm),
-        PartError("comm", comm),
-        PartError("first", round(STREAM_LOG_SD * factor(gpu), 3)),
-        PartError("send", comm),
-        PartError("head", log_sd(WIDE_GEMM, gpu)),
-        PartError("host", HOST_LOG_SD),
-        PartError("prefill", log_sd(PREFILL, gpu)),
-        PartError("decode", log_sd(DECODE, gpu)),
-        *whole_steps(gpu),
-    )
+    """Return the errors of the parts of a roofline's tables; other GPUs than the measured ones have larger errors."""
+    family = _family(gpu)
+    transfer = 1.0 if family in MEASURED else TRANSFER_FACTOR
+
+    def log_sd(quantiles: ErrorQuantiles) -> float:
+        known = [quantiles[family]] if family in quantiles else quantiles.values()
+        sds = [max(math.log1p(median) / _MEDIAN, math.log1p(p95) / _P95) for median, p95 in known]
+        # Without measurements of this family: the largest error of any, or a typical one times the transfer factor.
+        return round(max(*sds, transfer * statistics.median(sds)) if len(sds) > 1 else sds[0], 3)
+
+    is_narrow = DTYPE_BYTES[dtype_name(weight_dtype)] < DTYPE_BYTES["bfloat16"]
+    gemm, comm = log_sd(NARROW_GEMM if is_narrow else WIDE_GEMM), log_sd(ALL_REDUCE)
+    errors = {
+        "layer": max(gemm, log_sd(MOE)) if model.ffn.experts else gemm,
+        "comm": comm,
+        "first": round(STREAM_LOG_SD * transfer, 3),
+        "send": comm,
+        "head": log_sd(WIDE_GEMM),
+        "host": HOST_LOG_SD,
+        "prefill": log_sd(PREFILL),
+        "decode": log_sd(DECODE),
+    }
+    errors |= {"step": UNKNOWN_STEP_LOG_SD} if _is_only_described(gpu) else {}
+    return tuple(PartError(part, error) for part, error in errors.items())
 
 
 def with_front_error(errors: tuple[PartError, ...], front: Front) -> tuple[PartError, ...]:
-    """The errors with that of a front that is taken from elsewhere; without one where nothing waits there."""
+    """Return the errors with that of an assumed front; without one if the front takes no time."""
     others = tuple(error for error in errors if error.part != "front")
     return others if front == Front() else (*others, PartError("front", FRONT_LOG_SD, FRONT_SLOW_LOG_SD))
 
 
-def log_sd(fits: Fits, gpu: GpuSpec) -> float:
-    """Of a fit for this GPU; the widest of all where there is none, or a typical one carried to another GPU."""
-    family = gpu_family(gpu)
-    known = [fits[family]] if family in fits else fits.values()
-    sds = [max(math.log1p(median) / _MEDIAN, math.log1p(p95) / _P95) for median, p95 in known]
-    return round(max(*sds, factor(gpu) * statistics.median(sds)) if len(sds) > 1 else sds[0], 3)
-
-
 HOST_STEP_S, HOST_SEQUENCE_S = 126e-6, 4.4e-6
-"""What vLLM v1's host adds to a step, and for each of its sequences.
+"""Host time that vLLM v1 adds to a step, and for each of its sequences.
 
 BLIS' fit of 15 vLLM runs on H100s (trained-physics coefficients 7 and 6, Apache-2.0,
-github.com/inference-sim/inference-sim). Most host work hides behind the GPU there; an engine that
-schedules between steps, as vLLM v0 did, waits for milliseconds: say so with HostOverhead."""
+github.com/inference-sim/inference-sim). Most host work overlaps with the GPU there. An engine that schedules between
+steps, as vLLM v0 did, waits for milliseconds: set HostOverhead."""
 
 LARGEST_KV_TOKENS = 2**24
 
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Seconds that the GPU waits for the host: ``step_s`` a step, ``sequence_s`` a sequence in it.
+    """Seconds that the GPU waits for the host (per step, and per sequence in it) and that a request waits in front.
 
-    And those that a request waits for it before the engine has it (``schema.cost_tables.Front``): ``request_s`` on
-    its own way, ``queue_s`` of the serial front, in which all others wait for it.
+    ``request_s`` delays a request before it enters the engine; ``queue_s`` occupies the serial front, in which requests
+    queue (``schema.cost_tables.Front``).
     """
 
     step_s: float = HOST_STEP_S
@@ -142,8 +133,16 @@ class HostOverhead:
 
     @property
     def front(self) -> Front:
-        """What stands before the engine."""
+        """Return the delay and the serial queue in front of the engine."""
         return Front(self.request_s, self.queue_s)
+
+    def seconds(self, seqs: Any) -> Floats:
+        """Return the seconds of a step by its sequences."""
+        return np.asarray(self.step_s + self.sequence_s * seqs, dtype=np.float64)
+
+    def work(self, seqs: Any) -> list[Work]:
+        """Return the host's work in a step by its sequences."""
+        return [Work("host", latency_s=self.seconds(seqs))]
 
 
 ENGINE_HOSTS = {
@@ -153,25 +152,25 @@ ENGINE_HOSTS = {
 }
 """Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
 
-Larger than HostOverhead's default, which BLIS measured on other machines: whatever an engine adds to its kernels is
-in them. So are waits before the engine, as Llama-3.1-70B's clients saw them (EXPERT_FRONTS adds what those of models
-with experts saw). ``deploy(host="vllm")`` and ``deployment.host`` take them by name (benchmarks/_silicon.py holds
-both against the measured deployments)."""
+They are larger than HostOverhead's default, which BLIS measured on other machines, because they include whatever an
+engine adds to its kernels, and the waits in front of the engine that clients of Llama-3.1-70B saw (EXPERT_FRONTS adds
+those of models with experts). ``deploy(host="vllm")`` and ``deployment.host`` select them by name
+(benchmarks/_silicon.py compares both with the measured deployments)."""
 
 EXPERT_FRONTS = {"vllm": Front(99.9e-3), "sglang": Front(140.7e-3), "trtllm": Front(177e-3)}
-"""What the fronts of ENGINE_HOSTS have more where the model has experts: from the same points (DeepSeek-V3, Kimi-K2).
+"""Additional fronts of ENGINE_HOSTS for models with experts, from the same points (DeepSeek-V3, Kimi-K2).
 
-No mechanism was measured apart: whatever a first token waits beyond the roofline's prefill is in these. It is a delay
-and no queue, though those who sent many requests at once waited longer: a serial front that explains their waits
-(36 ms a request) would hold any deployment to 27 requests a second, which nothing measured bears out."""
+No mechanism was measured separately: these hold whatever a first token waits beyond the roofline's prefill. They are a
+delay and no queue, although clients that sent many requests at once waited longer: a serial front that explains their
+waits (36 ms a request) would limit any deployment to 27 requests a second, which no measurement supports."""
 
 
 @dataclass(frozen=True)
 class OperatorTime:
     """One operator's share of one step of a replica, summed over all stages; host overhead included.
 
-    ``flops`` and ``bytes`` are of one GPU of each stage; ``bytes`` are read and written, or sent for a
-    collective. ``bound`` is the largest part of the time: "compute", "memory", "network" or "latency".
+    ``flops`` and ``bytes`` are of one GPU of each stage; ``bytes`` are read and written, or sent for a collective.
+    ``bound`` is the largest component of the time: "compute", "memory", "network" or "latency".
     """
 
     name: str
@@ -191,19 +190,10 @@ def roofline(
     max_model_len: int,
     host: HostOverhead = HostOverhead(),
 ) -> CostTables:
-    """Cost tables (rule PER_REQUEST) as the sum of every operator's roofline time.
+    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time.
 
-    Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences
-    ``max_num_seqs``, and KV tokens all that these sequences could hold, at most 2**24.
-
-    Args:
-        model: What is served.
-        gpu: On what.
-        node: What joins the GPUs.
-        parallel: How the model is cut.
-        limits: Largest step and batch, dtypes of weights and cache.
-        max_model_len: Tokens of the longest request.
-        host: Overhead of the host by sequences in the step, and its front.
+    Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
+    those that these sequences could cache, at most 2**24.
 
     Raises:
         InputError: ``tp`` does not divide the heads, or there are more stages than layers.
@@ -221,7 +211,7 @@ def roofline(
         first_s=_table(ops.first, tokens),
         send_s=_table(ops.send, tokens),
         head_s=_table(ops.head, seqs),
-        host_s=np.asarray(host.step_s + host.sequence_s * seqs, dtype=np.float64),
+        host_s=host.seconds(seqs),
         prefill_s=_table(ops.prefill, chunk[:, None], context[None, :]),
         decode_s=_table(ops.decode, batch[:, None], cached[None, :]),
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
@@ -243,38 +233,58 @@ def operators(
     prefill: Sequence[tuple[int, int]] = (),
     host: HostOverhead = HostOverhead(),
 ) -> list[OperatorTime]:
-    """What each operator of one step takes, in the order of the step.
+    """Return the time of each operator of one step, in the order of the step.
+
+    Prompts add up to one row per operator, whose ``bound`` is that of the longest.
 
     Args:
-        model: What is served.
-        gpu: On what.
-        node: What joins the GPUs.
-        parallel: How the model is cut.
+        model: The served model.
+        gpu: The GPU.
+        node: The links between GPUs.
+        parallel: The split of the model.
         limits: Dtypes of weights and cache.
         decode_seqs: Sequences that decode one token each.
-        kv_tokens: Tokens they have cached, in all.
+        kv_tokens: Tokens that they have cached in total.
         prefill: (chunk, context before it) of each prompt.
-        host: Overhead of the host by sequences in the step.
+        host: Overhead of the host.
 
     Raises:
         InputError: The step is empty or holds a negative count, or as for ``roofline``.
     """
-    _require_step(decode_seqs, kv_tokens, prefill)
+    counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
+    if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
+        raise InputError(
+            "a step must hold a sequence or a chunk of a prompt, and no negative counts; it is "
+            f"decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
+        )
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens, seqs = decode_seqs + sum(chunk for chunk, _ in prefill), decode_seqs + len(prefill)
     layers, stages = model.layers, parallel.pp
-    host_s = host.step_s + host.sequence_s * seqs
-    rows = [_row(work, "first", 1) for work in ops.first(tokens)]
-    rows += [_row(work, "layer", layers) for work in ops.layer(tokens)]
-    for chunk, context in prefill:
-        rows += [_row(work, "prefill", layers) for work in ops.prefill(chunk, context)]
-    if decode_seqs:
-        rows += [_row(work, "decode", layers) for work in ops.decode(decode_seqs, kv_tokens)]
-    rows += [_row(work, "comm", layers) for work in ops.all_reduces(tokens)]
-    rows += [_row(work, "send", stages - 1) for work in ops.send(tokens)] if stages > 1 else []
-    rows += [_row(work, "head", 1) for work in ops.head(seqs)]
-    rows.append(OperatorTime("host", "host", host_s, 0.0, 0.0, "latency"))
-    return _merged(rows)
+    works = [("first", 1, ops.first(tokens)), ("layer", layers, ops.layer(tokens))]
+    works += [("prefill", layers, ops.prefill(chunk, context)) for chunk, context in prefill]
+    works += [("decode", layers, ops.decode(decode_seqs, kv_tokens))] if decode_seqs else []
+    works.append(("comm", layers, ops.all_reduces(tokens)))
+    works += [("send", stages - 1, ops.send(tokens))] if stages > 1 else []
+    works += [("head", 1, ops.head(seqs)), ("host", 1, host.work(seqs))]
+    rows: dict[str, list[OperatorTime]] = {}
+    for part, times, same_part in works:
+        for work in same_part:
+            seconds, flops, moved = (float(value) * times for value in (work.seconds, work.flops, work.bytes))
+            sources = {"latency": work.latency_s, "compute": work.compute_s}
+            sources |= {"memory": work.memory_s, "network": work.network_s}
+            bound = max(sources, key=lambda name: float(sources[name]))
+            rows.setdefault(work.name, []).append(OperatorTime(work.name, part, seconds, flops, moved, bound))
+    return [
+        OperatorTime(
+            name,
+            same[0].part,
+            sum(row.seconds for row in same),
+            sum(row.flops for row in same),
+            sum(row.bytes for row in same),
+            max(same, key=lambda row: row.seconds).bound,
+        )
+        for name, same in rows.items()
+    ]
 
 
 def _operators_of(
@@ -285,7 +295,7 @@ def _operators_of(
 
 
 def _table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
-    """Seconds over the axes, 0 where the first of them is 0."""
+    """Return seconds over the axes, with 0 where the first of them is 0."""
     shape = np.broadcast_shapes(*(axis.shape for axis in axes))
     seconds = np.zeros(shape)
     for work in works(*(axis.astype(np.float64) for axis in axes)):
@@ -294,55 +304,16 @@ def _table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
     return seconds
 
 
-def _row(work: Work, part: str, times: int) -> OperatorTime:
-    return OperatorTime(
-        work.name, part, float(work.seconds) * times, float(work.flops) * times, float(work.bytes) * times, _bound(work)
-    )
-
-
-def _bound(work: Work) -> str:
-    parts = {"compute": work.compute_s, "memory": work.memory_s}
-    parts |= {"network": work.network_s, "latency": work.latency_s}
-    return max(parts, key=lambda name: float(parts[name]))
-
-
-def _merged(rows: list[OperatorTime]) -> list[OperatorTime]:
-    """One row a name: several prompts add up, and the longest of them says what binds."""
-    merged: dict[str, list[OperatorTime]] = {}
-    for row in rows:
-        merged.setdefault(row.name, []).append(row)
-    return [
-        OperatorTime(
-            name,
-            same[0].part,
-            sum(r.seconds for r in same),
-            sum(r.flops for r in same),
-            sum(r.bytes for r in same),
-            max(same, key=lambda r: r.seconds).bound,
-        )
-        for name, same in merged.items()
-    ]
-
-
-def _require_step(decode_seqs: int, kv_tokens: int, prefill: Sequence[tuple[Any, Any]]) -> None:
-    counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
-    if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
-        raise InputError(
-            "a step must hold a sequence or a chunk of a prompt, and no negative counts; it is "
-            f"decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
-        )
-
-
 HOST_NAMES = ("default", *ENGINE_HOSTS)
-"""``default`` keeps what the cost source says: BLIS' measurement for the roofline, a profile's own where it has one."""
+"""``default`` leaves a cost source its own host: BLIS' measurement for the roofline, a profile's if it has one."""
 
 
 def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
-    """The seconds of a host; None for "default", which leaves the cost source its own.
+    """Return the overhead of a host; None for "default", which leaves the cost source its own.
 
     Args:
         host: A name of HOST_NAMES, or seconds.
-        experts: Whether it serves a model with experts, before which a named engine's requests wait longer.
+        experts: The model has experts; requests wait longer in front of a named engine then.
 
     Raises:
         UnknownNameError: No engine has this name.
@@ -352,41 +323,32 @@ def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOve
         if host not in HOST_NAMES:
             raise UnknownNameError("host", host, HOST_NAMES)
         named = ENGINE_HOSTS.get(host)
-        return _before_experts(host, named) if experts and named is not None else named
+        if named is None or not experts:
+            return named
+        more = EXPERT_FRONTS[host]
+        return replace(named, request_s=named.request_s + more.request_s, queue_s=named.queue_s + more.queue_s)
     values = asdict(host)
     if not all(0 <= value < float("inf") for value in values.values()):
-        told = ", ".join(f"{name} {value!r}" for name, value in values.items())
-        raise InputError(f"a host must take finite seconds from 0; it has {told}")
+        listed = ", ".join(f"{name} {value!r}" for name, value in values.items())
+        raise InputError(f"a host must take finite seconds from 0; it has {listed}")
     return host
 
 
-def _before_experts(name: str, host: HostOverhead) -> HostOverhead:
-    more = EXPERT_FRONTS[name]
-    return replace(host, request_s=host.request_s + more.request_s, queue_s=host.queue_s + more.queue_s)
-
-
 def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = False) -> CostTables:
-    """The tables with ``host`` and its front in place of their own; as they are for "default".
+    """Return the tables with ``host`` and its front in place of their own; unchanged for "default".
 
-    ``experts`` as for ``host_overhead``.
-
-    Where the tables know their errors, those of the host and its front become the roofline's assumptions: whatever
-    was known of the old ones says nothing of the new.
-
-    Raises:
-        UnknownNameError: No engine has this name.
-        InputError: The seconds are negative or not finite.
+    Where the tables know their errors, those of host and front become the roofline's assumptions. ``experts`` and the
+    errors raised are those of ``host_overhead``.
     """
     overhead = host_overhead(host, experts=experts)
     if overhead is None:
         return tables
-    seqs = np.arange(len(tables.host_s))
-    told = f"host of {host}" if isinstance(host, str) else f"host of {overhead.step_s:g} s a step"
+    label = f"host of {host}" if isinstance(host, str) else f"host of {overhead.step_s:g} s a step"
     errors = tuple(PartError("host", HOST_LOG_SD) if e.part == "host" else e for e in tables.errors)
     return replace(
         tables,
-        host_s=np.asarray(overhead.step_s + overhead.sequence_s * seqs, dtype=np.float64),
-        source=f"{tables.source}, {told}" if tables.source else told,
+        host_s=overhead.seconds(np.arange(len(tables.host_s))),
+        source=f"{tables.source}, {label}" if tables.source else label,
         errors=with_front_error(errors, overhead.front) if errors else (),
         front=overhead.front,
     )

@@ -1,10 +1,10 @@
-"""Cost tables to a file and back."""
+"""Cost tables in files, reports of fits, and the cache of built tables."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.provenance import KEY, MadeFor, read_npz, refuse, told_in, write_npz
+from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
     MERGED,
@@ -21,7 +21,6 @@ from lengthwise.schema.cost_tables import (
     AttentionRule,
     CostTables,
     FitError,
-    Floats,
     Front,
     PartError,
     Reach,
@@ -38,16 +37,15 @@ _ATTENTION = ("prefill_s", "decode_s")
 _SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)
 _REACH = tuple(field.name for field in fields(Reach))
 _OTHER = "other_"
-_RULE = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """An npz at ``path`` that ``load`` reads back bit for bit; written whole or not at all.
+    """Write an npz that ``load`` reads back bit for bit, completely or not at all.
 
-    ``made_for`` is what the tables are of: kept with them, so that others are refused.
+    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused.
 
     Raises:
-        ProfileError: The tables break a law of ``check``.
+        ProfileError: The tables violate ``check``.
         OutputError: The file cannot be written.
     """
     check(tables, "the tables to save")
@@ -55,19 +53,19 @@ def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) 
 
 
 def load(path: Path | str) -> CostTables:
-    """The tables that ``save`` wrote.
+    """Read the tables that ``save`` wrote.
 
     Raises:
-        ProfileError: The file is missing, is no npz of ours, is of a newer version, or its tables
-            break a law of ``check``.
+        ProfileError: The file is missing, is no npz of cost tables, is of another version, or its tables violate
+            ``check``.
     """
     return from_arrays(read_npz(path), str(path))
 
 
 def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Cost tables from an npz of ours or of Vidur's prediction tables, told apart by their keys.
+    """Read cost tables from an npz that ``save`` wrote or from one of Vidur's prediction tables.
 
-    ``model`` and ``pp`` cut Vidur's tables into stages; ours know their stages, and must match.
+    ``model`` and ``pp`` split Vidur's tables into stages; saved tables have stages of their own, which must match.
 
     Raises:
         ProfileError: The file is neither, cannot be read, or is for other stages or another model.
@@ -75,9 +73,9 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
-        told = told_in(arrays, path)
-        if told is not None:
-            refuse(path, told.model_differences(model))
+        made_for = parse_made_for(arrays, path)
+        if made_for is not None:
+            refuse(path, made_for.model_differences(model))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
             raise ProfileError(
@@ -93,60 +91,56 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     )
 
 
-def check(tables: CostTables, where: str) -> None:
-    """Nothing, if every entry is finite and not negative and the tables have the shapes they must.
+def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one law after another
+    """Require that every entry is finite and not negative, and that the tables' shapes agree.
 
     Raises:
         ProfileError: Names the table and the first bad entry.
     """
-    for name in _SECONDS:
-        _check_seconds(getattr(tables, name), 2 if name in _ATTENTION else 1, f"{where}: {name}")
+    seconds = {name: getattr(tables, name) for name in _SECONDS} | {"beside_prompts": tables.beside_prompts}
+    for name, table in seconds.items():
+        if table is None:
+            continue
+        axes = 2 if name in (*_ATTENTION, "beside_prompts") else 1
+        if table.ndim != axes or min(table.shape) < 2:
+            raise ProfileError(
+                f"{where}: {name} must have {axes} axes of 2 entries or more; its shape is {table.shape}"
+            )
+        bad = np.argwhere(~np.isfinite(table) | (table < 0))
+        if len(bad):
+            index = tuple(bad[0].tolist())
+            raise ProfileError(f"{where}: {name} must be finite and not negative; entry {index} is {table[index]}")
     for group in (_BY_TOKENS, _BY_SEQS):
         lengths = {name: len(getattr(tables, name)) for name in group}
         if len(set(lengths.values())) > 1:
             raise ProfileError(f"{where}: {', '.join(group)} must be of one length; they are {lengths}")
-    if tables.beside_prompts is not None:
-        _check_seconds(tables.beside_prompts, 2, f"{where}: beside_prompts")
-        if tables.beside_prompts.shape != tables.decode_s.shape:
-            raise ProfileError(f"{where}: beside_prompts must have the shape of decode_s")
-    stages, rule = tables.stage_layers, tables.rule
+    if tables.beside_prompts is not None and tables.beside_prompts.shape != tables.decode_s.shape:
+        raise ProfileError(f"{where}: beside_prompts must have the shape of decode_s")
+    stages, rule, front = tables.stage_layers, tables.rule, tables.front
     if stages.ndim != 1 or len(stages) < 1 or (stages < 1).any():
         raise ProfileError(f"{where}: stage_layers must be a layer or more a stage; it is {stages}")
     if rule.kind not in (PER_REQUEST, MERGED) or rule.step_tokens < 1 or not rule.merge_factor >= 1:
-        raise ProfileError(f"{where}: the attention rule must be one of ours; it is {rule}")
-    if not all(0 <= seconds < float("inf") for seconds in (tables.front.request_s, tables.front.queue_s)):
-        raise ProfileError(f"{where}: front must be finite seconds from 0; it is {tables.front}")
+        raise ProfileError(f"{where}: the attention rule must be PER_REQUEST or MERGED; it is {rule}")
+    if not all(0 <= value < float("inf") for value in (front.request_s, front.queue_s)):
+        raise ProfileError(f"{where}: front must be finite seconds from 0; it is {front}")
     if not 0 <= tables.masked_s < float("inf"):
         raise ProfileError(f"{where}: masked_s must be finite seconds from 0; it is {tables.masked_s}")
-    _check_other(tables, where)
-
-
-def _check_other(tables: CostTables, where: str) -> None:
     other, marks = tables.other, tables.stage_other
     if (other is None) != (marks is None):
         raise ProfileError(f"{where}: other and stage_other must be given together")
     if other is None or marks is None:
         return
-    if other.other is not None or other.rule != tables.rule:
+    if other.other is not None or other.rule != rule:
         raise ProfileError(f"{where}: other must have the same attention rule, and no other of its own")
-    if marks.shape != tables.stage_layers.shape or not np.isin(marks, (0, 1)).all():
+    if marks.shape != stages.shape or not np.isin(marks, (0, 1)).all():
         raise ProfileError(f"{where}: stage_other must be 0 or 1 for each of the stages; it is {marks}")
     check(other, f"{where}: other")
 
 
-def _check_seconds(table: Floats, dimensions: int, where: str) -> None:
-    if table.ndim != dimensions or min(table.shape) < 2:
-        raise ProfileError(f"{where} must have {dimensions} axes of 2 entries or more; its shape is {table.shape}")
-    bad = np.argwhere(~np.isfinite(table) | (table < 0))
-    if len(bad):
-        index = tuple(bad[0].tolist())
-        raise ProfileError(f"{where} must be finite and not negative; entry {index} is {table[index]}")
-
-
 def to_arrays(tables: CostTables) -> dict[str, Any]:
-    """The arrays of an npz that holds the tables."""
-    rule = tables.rule
-    return {
+    """Return the arrays of an npz that holds the tables; unknown errors, reach, front and the like are absent."""
+    rule, front = tables.rule, tables.front
+    arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
         "rule_kind": rule.kind,
         "rule_step_tokens": rule.step_tokens,
@@ -154,85 +148,38 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
         "source": tables.source,
         "format": FORMAT,
         "version": VERSION,
-        **_report(tables),
     }
-
-
-def _report(tables: CostTables) -> dict[str, Any]:
-    """What tables need not have: errors, a reach, what sequences do to others, a front, a second degree."""
-    told: dict[str, Any] = {}
     if tables.fit:
         names, medians, p95s = zip(*((f.operator, f.median, f.p95) for f in tables.fit), strict=True)
-        told |= {"fit_operator": names, "fit_median": medians, "fit_p95": p95s}
+        arrays |= {"fit_operator": names, "fit_median": medians, "fit_p95": p95s}
     if tables.errors:
         parts, log_sds = zip(*((e.part, e.log_sd) for e in tables.errors), strict=True)
-        told |= {"error_part": parts, "error_log_sd": log_sds}
+        arrays |= {"error_part": parts, "error_log_sd": log_sds}
         slow = [np.nan if e.slow_log_sd is None else e.slow_log_sd for e in tables.errors]
-        told |= {} if np.isnan(slow).all() else {"error_slow_log_sd": slow}
+        arrays |= {} if np.isnan(slow).all() else {"error_slow_log_sd": slow}
     reach = [getattr(tables.reach, name) for name in _REACH]
     if any(largest is not None for largest in reach):
-        told["reach"] = [-1 if largest is None else largest for largest in reach]
+        arrays["reach"] = [-1 if largest is None else largest for largest in reach]
     if tables.beside_prompts is not None:
-        told["beside_prompts"] = tables.beside_prompts
-    if tables.front != Front():
-        told["front"] = [tables.front.request_s, tables.front.queue_s]
+        arrays["beside_prompts"] = tables.beside_prompts
+    if front != Front():
+        arrays["front"] = [front.request_s, front.queue_s]
     if tables.masked_s:
-        told["masked_s"] = tables.masked_s
+        arrays["masked_s"] = tables.masked_s
     if tables.other is not None:
-        told |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other).items()}
-        told["stage_other"] = tables.stage_other
-    return told
+        arrays |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other).items()}
+        arrays["stage_other"] = tables.stage_other
+    return arrays
 
 
-def _from_told(arrays: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The same, read back; what an older file lacks stays unknown."""
-    told: dict[str, Any] = {}
-    try:
-        if "fit_operator" in arrays:
-            rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
-            told["fit"] = tuple(FitError(*row) for row in rows)
-        if "error_part" in arrays:
-            log_sds = arrays["error_log_sd"].tolist()
-            slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
-            errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
-            told["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
-        if "reach" in arrays:
-            told["reach"] = _reach(arrays["reach"].tolist())
-        if "front" in arrays:
-            request_s, queue_s = arrays["front"].tolist()
-            told["front"] = Front(float(request_s), float(queue_s))
-        if "masked_s" in arrays:
-            told["masked_s"] = float(arrays["masked_s"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProfileError(
-            f"{path} must tell errors, fit, masks, reach and front as they were saved: {error}"
-        ) from error
-    if "beside_prompts" in arrays:
-        told["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
-    if "stage_other" in arrays:
-        own = {name.removeprefix(_OTHER): arrays[name] for name in arrays if name.startswith(_OTHER)}
-        told["other"] = from_arrays(own, f"{path}: other")
-        told["stage_other"] = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
-    return told
-
-
-def _reach(largest: list[float]) -> Reach:
-    """The reach that was saved; older files keep no prefix, and one of prompts measured whole as a context of 0."""
-    known = [int(most) if most >= 0 else None for most in largest]
-    if len(known) == len(_REACH) - 1:
-        whole = known[_REACH.index("context")] == 0
-        known.append(0 if whole else None)
-        return replace(Reach(*known), context=None) if whole else Reach(*known)
-    return Reach(**dict(zip(_REACH, known, strict=True)))
-
-
-def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
-    """The tables in an npz that was read from ``path``.
+def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C901 - one optional array after another
+    """Return the tables in the arrays of an npz; what an older file lacks stays unknown.
 
     Raises:
         ProfileError: As for ``load``.
     """
-    missing = {*_SECONDS, *_RULE, "stage_layers", "source", "format", "version"} - set(arrays)
+    rule = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
+    missing = {*_SECONDS, *rule, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
         raise ProfileError(f"{path} must hold saved cost tables; it lacks {', '.join(sorted(missing)) or FORMAT}")
     if int(arrays["version"]) != VERSION:
@@ -240,23 +187,57 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
             f"{path} must be of version {VERSION}; it is of {int(arrays['version'])}. "
             "Save the tables again with this release."
         )
-    seconds: dict[str, Any] = {n: np.ascontiguousarray(arrays[n], dtype=np.float64) for n in _SECONDS}
+    values: dict[str, Any] = {name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in _SECONDS}
+    try:
+        if "fit_operator" in arrays:
+            rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
+            values["fit"] = tuple(FitError(*row) for row in rows)
+        if "error_part" in arrays:
+            log_sds = arrays["error_log_sd"].tolist()
+            slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
+            errors = zip(arrays["error_part"].tolist(), log_sds, slow, strict=True)
+            values["errors"] = tuple(PartError(p, sd, None if np.isnan(s) else s) for p, sd, s in errors)
+        if "reach" in arrays:
+            values["reach"] = _reach(arrays["reach"].tolist())
+        if "front" in arrays:
+            request_s, queue_s = arrays["front"].tolist()
+            values["front"] = Front(float(request_s), float(queue_s))
+        if "masked_s" in arrays:
+            values["masked_s"] = float(arrays["masked_s"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(
+            f"{path} must hold errors, fit, masks, reach and front as they were saved: {error}"
+        ) from error
+    if "beside_prompts" in arrays:
+        values["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
+    if "stage_other" in arrays:
+        other = {name.removeprefix(_OTHER): arrays[name] for name in arrays if name.startswith(_OTHER)}
+        values["other"] = from_arrays(other, f"{path}: other")
+        values["stage_other"] = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)
+    kind, step_tokens, merge_factor = (arrays[name] for name in rule)
     tables = CostTables(
-        **seconds,
+        **values,
         stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
-        rule=AttentionRule(
-            int(arrays["rule_kind"]), int(arrays["rule_step_tokens"]), float(arrays["rule_merge_factor"])
-        ),
+        rule=AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
         source=str(arrays["source"]),
-        **_from_told(arrays, path),
     )
     check(tables, path)
     return tables
 
 
+def _reach(saved: list[float]) -> Reach:
+    known = [int(largest) if largest >= 0 else None for largest in saved]
+    if len(known) == len(_REACH) - 1:
+        # Older files have no prefix; a context of 0 there means that prompts were measured without a cached prefix.
+        no_prefix = known[_REACH.index("context")] == 0
+        reach = Reach(**dict(zip(_REACH, [*known, 0 if no_prefix else None], strict=True)))
+        return replace(reach, context=None) if no_prefix else reach
+    return Reach(**dict(zip(_REACH, known, strict=True)))
+
+
 @dataclass(frozen=True)
 class OperatorFit:
-    """How well an operator's unseen rows are predicted: relative errors over ``rows`` rows."""
+    """Relative errors of an operator's held-out rows."""
 
     name: str
     rows: int
@@ -266,10 +247,10 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class RegionFit:
-    """One estimator's relative errors on an operator's unseen rows in one region.
+    """Relative errors of one estimator on an operator's held-out rows in one region.
 
-    ``region`` is "small", "medium", "large" (thirds, between the measured points), "inside" (all three) or
-    "beyond" (the largest third, told by the rest: what extrapolation costs).
+    ``region`` is "small", "medium" or "large" (thirds between the measured points), "inside" (all three) or
+    "out_of_range" (the largest third, predicted from the rest: the error of extrapolation).
     """
 
     operator: str
@@ -282,16 +263,16 @@ class RegionFit:
 
 @dataclass(frozen=True)
 class FitReport:
-    """Cross-validated errors by operator; ``method`` says on which rows ("5-fold", "out of bag").
+    """Cross-validated errors of a fit.
 
     Attributes:
-        estimator: What was asked for.
-        method: How the rows that were not seen were chosen.
-        operators: The errors of the estimator that the tables use.
-        compared: Every estimator that was tried, by operator and region.
+        estimator: The requested one.
+        method: How rows were held out, such as "5-fold" or "out of bag".
+        operators: Errors of the estimators that the tables use.
+        compared: Errors of every estimator that was tried, by operator and region.
         picked: (operator, estimator) of the tables.
-        filled: What the profile lacks and where it was taken from.
-        notes: What a reader must know: extrapolation, rows left out, how far sums are off.
+        filled: Operators that the profile lacks, and where their times come from.
+        notes: Extrapolations, rows left out, errors of sums.
     """
 
     estimator: str
@@ -307,14 +288,19 @@ CACHE_VERSION = 7
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:
-    """Where the result for these files and arguments is kept; ``cache`` "user" is platformdirs' folder."""
-    digest = hashlib.sha256(repr((CACHE_VERSION, _versions(), arguments)).encode())
+    """Return the cache file of these files' content, arguments and versions; ``cache`` "user": platformdirs' folder."""
+    versions = []
+    for package in ("lengthwise", "numpy", "scipy", "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    digest = hashlib.sha256(repr((CACHE_VERSION, versions, arguments)).encode())
     for path in files:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return _cache_folder(cache) / f"{kind}-{digest.hexdigest()[:32]}.npz"
+    return cache_folder(cache) / f"{kind}-{digest.hexdigest()[:32]}.npz"
 
 
-def _cache_folder(cache: Path | str) -> Path:
+def cache_folder(cache: Path | str) -> Path:
+    """Return the folder of built tables; "user" is that of platformdirs."""
     if cache != "user":
         return Path(cache)
     from platformdirs import user_cache_path
@@ -322,45 +308,39 @@ def _cache_folder(cache: Path | str) -> Path:
     return user_cache_path("lengthwise") / "profiles"
 
 
-def _versions() -> list[str]:
-    found = []
-    for package in ("lengthwise", "numpy", "scipy", "scikit-learn"):
-        with suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return found
+def cached(path: Path | None, build: Callable[[], tuple[CostTables, FitReport]]) -> tuple[CostTables, FitReport]:
+    """Return the tables and report in a cache file, or build and store them; None: no cache.
 
-
-def read_cache(path: Path) -> tuple[CostTables, FitReport] | None:
-    """What was stored, or None: a file that is missing or damaged is built again."""
+    A missing or damaged file is built again, and a cache that cannot be written is no error.
+    """
+    if path is None:
+        return build()
     with suppress(ProfileError, KeyError):
         arrays = read_npz(path)
         rows = zip(*(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
-        told = json.loads(str(arrays["report"]))
+        details = json.loads(str(arrays["report"]))
         report = FitReport(
             str(arrays["report_estimator"]),
             str(arrays["report_method"]),
             tuple(OperatorFit(*row) for row in rows),
-            compared=tuple(RegionFit(*row) for row in told["compared"]),
-            picked=tuple((operator, estimator) for operator, estimator in told["picked"]),
-            filled=tuple(told["filled"]),
-            notes=tuple(told["notes"]),
+            compared=tuple(RegionFit(*row) for row in details["compared"]),
+            picked=tuple((operator, estimator) for operator, estimator in details["picked"]),
+            filled=tuple(details["filled"]),
+            notes=tuple(details["notes"]),
         )
         return from_arrays(arrays, str(path)), report
-    return None
-
-
-def write_cache(path: Path, tables: CostTables, report: FitReport) -> None:
-    """Stores a result; a cache that cannot be written is no reason to fail."""
-    names, rows, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
-    told = {
+    tables, report = build()
+    names, counts, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
+    details = {
         "compared": [astuple(fit) for fit in report.compared],
         "picked": report.picked,
         "filled": report.filled,
         "notes": report.notes,
     }
     arrays = to_arrays(tables) | {"report_estimator": report.estimator, "report_method": report.method}
-    arrays |= {"report_name": names, "report_rows": rows, "report_median": medians, "report_p95": p95s}
-    arrays["report"] = json.dumps(told)
+    arrays |= {"report_name": names, "report_rows": counts, "report_median": medians, "report_p95": p95s}
+    arrays["report"] = json.dumps(details)
     with suppress(OutputError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_npz(path, arrays)
+    return tables, report

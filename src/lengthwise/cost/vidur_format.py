@@ -1,4 +1,4 @@
-"""Vidur's rule: from its operators' milliseconds a layer to cost tables."""
+"""Vidur's file layout, and its rule from operators' milliseconds per layer to cost tables."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ PREFILL, DECODE = "attn_prefill", "attn_decode"
 
 
 def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Cost tables from Vidur's complete prediction tables (milliseconds a layer, one array an operator).
+    """Read cost tables from Vidur's complete prediction tables (milliseconds per layer, one array per operator).
 
     Args:
-        npz_path: An npz of ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill``
-            [context / 64, chunk], ``attn_decode`` [sequences, context / 64], and ``all_reduce``
-            when they were made for more than one GPU.
+        npz_path: An npz of ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk],
+            ``attn_decode`` [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
         model: Gives the layers and whether attention is grouped.
-        pp: Pipeline stages; every stage gets as many layers.
+        pp: Pipeline stages, each of equally many layers.
 
     Raises:
         ProfileError: The file cannot be read, lacks an operator, or ``pp`` does not divide the layers.
@@ -56,26 +55,25 @@ def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTab
 
 
 def equal_stages(model: ModelSpec, pp: int) -> Ints:
-    """[pp] the same number of layers a stage, as Vidur demands."""
+    """Return [pp] equal numbers of layers; raise ProfileError if ``pp`` does not divide the layers."""
     if pp < 1 or model.layers % pp:
         raise ProfileError(f"pp must divide the {model.layers} layers of {model.name} for Vidur's rule; it is {pp}")
     return np.full(pp, model.layers // pp, dtype=np.int64)
 
 
 def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, source: str) -> CostTables:
-    """Cost tables that, read by the MERGED rule, give Vidur's stage times.
+    """Return cost tables that, read by the rule MERGED, give Vidur's stage times.
 
-    All operators but the cache write are read at the step's tokens rounded up to 8; the
-    all-reduce gets 0.02 ms of launch and is paid twice a layer; embedding, final norm, LM head,
-    sampling and host are free, since Vidur counts none of them.
+    All operators but the cache write are read at the step's tokens rounded up to 8. The all-reduce gets 0.02 ms of
+    launch and is paid twice per layer. Embedding, final norm, LM head, sampling and host are free, since Vidur counts
+    none of them. Merging several requests multiplies attention by 1.1 with GQA.
 
     Args:
-        ops: Milliseconds by operator: [T+1] by tokens for the one-dimensional ones,
-            ``attn_prefill`` [context / 64, chunk] and ``attn_decode`` [sequences, context / 64].
-            Entry 0 of a tokens axis means nothing and is taken as 0.
-        model: Tells whether several queries share a KV head (merging then costs 10 % more).
-        stage_layers: [PP] layers of each stage; more than one needs ``send_recv``.
-        source: Where the numbers come from, for people.
+        ops: Milliseconds by operator: [T+1] by tokens for one-dimensional operators, ``attn_prefill``
+            [context / 64, chunk] and ``attn_decode`` [sequences, context / 64]. Entry 0 of a tokens axis counts as 0.
+        model: Gives whether several queries share a KV head.
+        stage_layers: [PP] layers of each stage; more than one stage needs ``send_recv``.
+        source: Origin of the numbers, for people.
 
     Raises:
         ProfileError: An operator that the deployment needs is missing.
@@ -85,46 +83,38 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
     if missing:
         raise ProfileError(f"{source} must hold {', '.join(missing)}; it holds {', '.join(sorted(ops))}")
     tokens = np.arange(len(ops[ONCE_A_LAYER[0]]))
+    zeros = np.zeros(len(tokens))
     rounded = np.minimum(-(-tokens // ROUND_TOKENS) * ROUND_TOKENS, tokens[-1])
     names = [*ONCE_A_LAYER] + [SECOND_NORM] * (SECOND_NORM in ops)
     layer_ms = np.sum([ops[name][rounded] for name in names], axis=0)
-    layer_ms += ops.get(CACHE_SAVE, np.zeros(len(tokens)))
+    layer_ms += ops.get(CACHE_SAVE, zeros)
+    comm_ms = 2.0 * (ops[ALL_REDUCE][rounded] + ALL_REDUCE_LAUNCH_MS) if ALL_REDUCE in ops else zeros
+    merge_factor = 1.0 + MERGE_OVERHEAD if model.attention.is_gqa else 1.0
     return CostTables(
-        layer_s=_seconds(layer_ms),
-        comm_s=_seconds(_comm_ms(ops, rounded)),
-        first_s=np.zeros(len(tokens)),
-        send_s=_seconds(ops[SEND_RECV][rounded] if SEND_RECV in ops else np.zeros(len(tokens))),
+        layer_s=seconds(layer_ms),
+        comm_s=seconds(comm_ms),
+        first_s=zeros,
+        send_s=seconds(ops[SEND_RECV][rounded] if SEND_RECV in ops else zeros),
         head_s=np.zeros(HIGHEST_BATCH + 1),
         host_s=np.zeros(HIGHEST_BATCH + 1),
-        prefill_s=_seconds(np.ascontiguousarray(ops[PREFILL].T)),
-        decode_s=_seconds(ops[DECODE]),
+        prefill_s=seconds(np.ascontiguousarray(ops[PREFILL].T)),
+        decode_s=seconds(ops[DECODE]),
         stage_layers=stage_layers,
-        rule=AttentionRule(MERGED, CONTEXT_STEP_TOKENS, merge_factor(model)),
+        rule=AttentionRule(MERGED, CONTEXT_STEP_TOKENS, merge_factor),
         source=source,
     )
 
 
-def merge_factor(model: ModelSpec) -> float:
-    """What merging several requests into one multiplies attention by: 1.1 with GQA, else 1."""
-    return 1.0 + MERGE_OVERHEAD if model.attention.is_gqa else 1.0
-
-
-def _comm_ms(ops: Mapping[str, Floats], rounded: Ints) -> Floats:
-    if ALL_REDUCE not in ops:
-        return np.zeros(len(rounded))
-    return 2.0 * (ops[ALL_REDUCE][rounded] + ALL_REDUCE_LAUNCH_MS)
-
-
-def _seconds(milliseconds: Floats) -> Floats:
-    """[n, ...] seconds, with 0 for no tokens."""
-    seconds = np.asarray(milliseconds, dtype=np.float64) / 1000.0
-    seconds[0] = 0.0
-    return seconds
+def seconds(milliseconds: Floats) -> Floats:
+    """Return [n, ...] seconds, with 0 at the first index (no tokens)."""
+    found = np.asarray(milliseconds, dtype=np.float64) / 1000.0
+    found[0] = 0.0
+    return found
 
 
 @dataclass(frozen=True)
 class ProfileFiles:
-    """The files that a deployment needs; ``attention`` are read as one."""
+    """Files that a deployment needs; those of ``attention`` are read as one table."""
 
     mlp: Path
     attention: tuple[Path, ...]
@@ -132,35 +122,32 @@ class ProfileFiles:
     send_recv: Path | None
 
     def paths(self) -> list[Path]:
-        """All of them, in a fixed order."""
+        """Return all files in a fixed order."""
         return [path for path in (self.mlp, *self.attention, self.all_reduce, self.send_recv) if path]
 
 
 def find_files(
     folder: Path, model: ModelSpec, gpu_name: str, parallel: Parallelism, node: NodeSpec | None
 ) -> ProfileFiles:
-    """The profile of a model on a GPU.
+    """Find the profile of a model on a GPU.
 
-    A model's folder is called as the model or one of its aliases, with or without organisation; a
-    device's is the start of the GPU's name; a network's is the node's name or one of its aliases.
+    A model's folder is named after the model or one of its aliases, with or without organisation; a device's folder
+    is the start of the GPU's name; a network's folder is the node's name or one of its aliases.
 
     Raises:
-        ProfileError: Something is missing; the message lists what is there.
+        ProfileError: A file or folder is missing; the message lists the present ones.
     """
     if not folder.is_dir():
         raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     device = device_folder(folder, gpu_name)
     place = model_folder(device, model)
-    mlp = csv_file(place, "mlp")
-    attention = attention_files(place)
+    mlp, attention = csv_file(place, "mlp"), attention_files(place)
     if not attention:
         raise ProfileError(
-            f"{place} must hold attention.csv; it holds {_names(place)}. Add a measured one, or use the "
+            f"{place} must hold attention.csv; it holds {names_in(place)}. Add a measured one, or use the "
             "roofline (cost = 'roofline')."
         )
-    network = None
-    if parallel.tp * parallel.pp > 1:
-        network = network_folder(folder, device.name, node)
+    network = network_folder(folder, device.name, node) if parallel.tp * parallel.pp > 1 else None
     return ProfileFiles(
         mlp,
         attention,
@@ -170,49 +157,54 @@ def find_files(
 
 
 def attention_files(place: Path) -> tuple[Path, ...]:
-    """A model's attention.csv, or the parts that it was cut into; none where there is none."""
+    """Return a model's attention.csv or its parts; empty if there are none."""
     if has_csv(place, "attention"):
         return (csv_file(place, "attention"),)
     return tuple(sorted(place.glob("attention_*.csv*")))
 
 
 def device_folder(folder: Path, gpu_name: str) -> Path:
-    """The folder under compute/ whose name a GPU's name starts with; raises ProfileError."""
+    """Return the folder under compute/ with the longest name that a GPU's name starts with; raise ProfileError."""
     compute = folder / "compute"
-    there = sorted(path for path in compute.glob("*") if path.is_dir())
-    name = _plain(gpu_name)
-    fitting = [path for path in there if name.startswith(_plain(path.name))]
-    shown = ", ".join(path.name for path in there) or "none"
-    if not fitting:
-        inside = folder.name == "compute" and not compute.exists()
-        hint = f". Give the folder that holds compute/, which is {folder.parent}" if inside else ""
-        raise ProfileError(f"{compute} must hold a folder for {gpu_name}; it holds {shown}{hint}")
-    return max(fitting, key=lambda path: len(path.name))
+    folders = _subfolders(compute)
+    matching = [path for path in folders if _plain(gpu_name).startswith(_plain(path.name))]
+    if not matching:
+        is_inside = folder.name == "compute" and not compute.exists()
+        hint = f". Give the folder that holds compute/, which is {folder.parent}" if is_inside else ""
+        raise ProfileError(f"{compute} must hold a folder for {gpu_name}; it holds {_listed(folders)}{hint}")
+    return max(matching, key=lambda path: len(path.name))
 
 
 def model_folder(device: Path, model: ModelSpec) -> Path:
-    """The folder of a model by its name or an alias; raises ProfileError."""
-    there = sorted({path.parent for path in device.rglob("mlp.csv*")})
+    """Return the folder of a model by its name or an alias; raise ProfileError if there is none."""
+    folders = sorted({path.parent for path in device.rglob("mlp.csv*")})
     names = {name.lower() for name in (model.name, *model.metadata.aliases)}
     names |= {name.rpartition("/")[2] for name in names}
-    for path in there:
+    for path in folders:
         if names & {path.name.lower(), path.relative_to(device).as_posix().lower()}:
             return path
-    shown = ", ".join(path.relative_to(device).as_posix() for path in there) or "none"
-    raise ProfileError(f"{device} must hold a folder for {model.name} with mlp.csv; it holds {shown}")
+    listed = ", ".join(path.relative_to(device).as_posix() for path in folders) or "none"
+    raise ProfileError(f"{device} must hold a folder for {model.name} with mlp.csv; it holds {listed}")
 
 
 def network_folder(folder: Path, device: str, node: NodeSpec | None) -> Path:
-    """The folder of a node, or else of the device's pairwise NVLink or its DGX; raises ProfileError."""
+    """Return the folder of a node, or of the device's pairwise NVLink or its DGX; raise ProfileError."""
     network = folder / "network"
-    there = sorted(path for path in network.glob("*") if path.is_dir())
+    folders = _subfolders(network)
     names = [node.name, *node.aliases] if node else [f"{device}_pairwise_nvlink", f"{device}_dgx"]
     for name in names:
-        for path in there:
+        for path in folders:
             if _plain(path.name) == _plain(name):
                 return path
-    shown = ", ".join(path.name for path in there) or "none"
-    raise ProfileError(f"{network} must hold a folder for the node {names[0]}; it holds {shown}")
+    raise ProfileError(f"{network} must hold a folder for the node {names[0]}; it holds {_listed(folders)}")
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.is_dir())
+
+
+def _listed(paths: list[Path]) -> str:
+    return ", ".join(path.name for path in paths) or "none"
 
 
 def _plain(name: str) -> str:
@@ -220,18 +212,19 @@ def _plain(name: str) -> str:
 
 
 def csv_file(folder: Path, name: str) -> Path:
-    """The file of that name, packed or not; raises ProfileError."""
-    for ending in (".csv", ".csv.gz"):
-        path = folder / f"{name}{ending}"
+    """Return the CSV file of a name, packed by gzip or not; raise ProfileError if there is none."""
+    for suffix in (".csv", ".csv.gz"):
+        path = folder / f"{name}{suffix}"
         if path.is_file():
             return path
-    raise ProfileError(f"{folder} must hold {name}.csv; it holds {_names(folder)}")
+    raise ProfileError(f"{folder} must hold {name}.csv; it holds {names_in(folder)}")
 
 
 def has_csv(folder: Path, name: str) -> bool:
-    """Whether there is such a file, packed or not."""
-    return any((folder / f"{name}{ending}").is_file() for ending in (".csv", ".csv.gz"))
+    """Return whether a folder has a CSV file of a name, packed by gzip or not."""
+    return any((folder / f"{name}{suffix}").is_file() for suffix in (".csv", ".csv.gz"))
 
 
-def _names(folder: Path) -> str:
+def names_in(folder: Path) -> str:
+    """Return the sorted names in a folder, for messages."""
     return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"

@@ -406,7 +406,7 @@ def _shape(run: Measured) -> Mapping[str, Any] | None:
 def _gpu(run: Measured) -> str:
     """By the catalog's name, where it has one."""
     name = str(_waiting_after(run).get("gpu") or run.metadata.get("gpu") or "")
-    known = catalog.told_gpu(name) if name else None
+    known = catalog.find_gpu(name) if name else None
     return name if known is None else known.name
 
 

@@ -11,27 +11,4 @@ from .search_text import limit_text, metric_text, search_table
 from .summary_table import table
 from .timeline import write_timeline
 
-__all__ = [
-    "Binding",
-    "Result",
-    "bound_by",
-    "compare_table",
-    "lab_table",
-    "limit_text",
-    "metric_text",
-    "percent",
-    "rounded",
-    "search_table",
-    "table",
-    "waited_in_all",
-    "what_binds",
-    "write_compare_html",
-    "write_compare_json",
-    "write_html",
-    "write_json",
-    "write_lab_html",
-    "write_lab_json",
-    "write_search_html",
-    "write_search_json",
-    "write_timeline",
-]
+__all__ = ["Binding", "Result", "bound_by", "compare_table", "lab_table", "limit_text", "metric_text", "percent", "rounded", "search_table", "table", "waited_in_all", "what_binds", "write_compare_html", "write_compare_json", "write_html", "write_json", "write_lab_html", "write_lab_json", "write_search_html", "write_search_json", "write_timeline"]

@@ -1,1 +1,1 @@
-"""Nouns that pass between the rooms; frozen records of columns, never live objects."""
+"""Records that pass between the packages: frozen columns, never live objects."""

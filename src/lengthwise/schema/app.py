@@ -1,4 +1,4 @@
-"""What an application of several models is run on, and the plan of it: what runs when."""
+"""Applications of several models: their cluster, their tasks, and the plan of their execution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.specs import GpuSpec, NodeSpec
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,32 +29,29 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The GPUs that an application has, numbered through its machines in order."""
+    """The GPUs of an application, numbered through its machines in order."""
 
     machines: tuple[Machine, ...]
 
     @property
     def gpus(self) -> int:
-        """How many there are."""
+        """Return the number of GPUs."""
         return sum(machine.gpus for machine in self.machines)
 
     @cached_property
     def machine_of(self) -> Ints:
-        """[gpus] the number of each one's machine."""
+        """Return [gpus] the number of each GPU's machine."""
         return np.repeat(np.arange(len(self.machines)), [m.gpus for m in self.machines])
 
     @cached_property
     def first_of(self) -> tuple[int, ...]:
-        """The number of each machine's first GPU."""
+        """Return the number of each machine's first GPU."""
         return tuple(np.cumsum([0, *(m.gpus for m in self.machines)])[:-1].tolist())
 
 
 @dataclass(frozen=True, order=True)
 class ModelPlan:
-    """A model's execution plan: ``dp`` replicas of ``pp`` stages of ``tp`` GPUs each, all of one kind.
-
-    ``gpu`` is the kind's name in the cluster.
-    """
+    """A model's execution plan: ``dp`` replicas of ``pp`` stages of ``tp`` GPUs each, all of the kind ``gpu``."""
 
     model: int
     gpu: str
@@ -62,12 +61,12 @@ class ModelPlan:
 
     @property
     def gpus(self) -> int:
-        """Of all replicas."""
+        """Return the GPUs of all replicas."""
         return self.dp * self.tp * self.pp
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """What one replica is: replicas of one shape can stay when ``dp`` changes."""
+        """Return (gpu, tp, pp): replicas of one shape can stay when ``dp`` changes."""
         return self.gpu, self.tp, self.pp
 
 
@@ -75,14 +74,14 @@ Replica = tuple[int, ...]
 """The numbers of one replica's GPUs."""
 
 Placement = dict[int, tuple[Replica, ...]]
-"""Where the replicas of each model (by number) are."""
+"""The replicas of each model (by number)."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica comes to be ready: "resident" (it was), "wake" (it slept) or "start", and how long that takes.
+    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes.
 
-    Engines that leave its GPUs for it are gone first: their seconds are among these.
+    The seconds include those of engines that leave its GPUs first.
     """
 
     model: int
@@ -93,15 +92,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class AppStage:
-    """A span of time in which a set of models runs under fixed plans.
+    """A period in which a set of models runs under fixed plans.
 
     Attributes:
-        plans: One for each model that runs.
-        placement: Where.
-        switches: What had to be made ready, of those that were not resident.
-        start_s: When it begins.
-        end_s: When it ends.
-        ends_by: The model that finished (by number), which ends the stage; -1: nothing was left.
+        plans: One for each running model.
+        switches: Replicas that were not resident.
+        ends_by: Number of the model whose completion ends the stage; -1: all work is done.
     """
 
     plans: tuple[ModelPlan, ...]
@@ -113,22 +109,20 @@ class AppStage:
 
     @property
     def gpus(self) -> int:
-        """Of all plans."""
+        """Return the GPUs of all plans."""
         return sum(plan.gpus for plan in self.plans)
 
 
 @dataclass(frozen=True)
 class AppSpan:
-    """What one GPU does for a while.
+    """One GPU's activity over a period.
 
     Attributes:
         gpu: Its number.
-        start_s: From when.
-        end_s: Until when.
-        what: "run", "load", or why it idles: "waiting_for_parents" (of a model that runs, or of all that could),
-            "no_plan_fits" (a model could run, but has no plan for the GPUs that are free), "left_free" (the plan
-            gives it to nobody: more GPUs would gain less than loading costs), "tail" (all models that are left run).
-        model: By number; -1 where it has none.
+        what: "run", "load", or the reason that it is idle: "waiting_for_parents" (of a running model, or of all
+            candidates), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free" (by the
+            plan: more GPUs would gain less than loading costs), "tail" (all remaining models run).
+        model: By number; -1: none.
         plan: The model's.
     """
 
@@ -142,15 +136,14 @@ class AppSpan:
 
 @dataclass(frozen=True)
 class AppMethod:
-    """A way of planning, beside others, on the same draws.
+    """A planning method, compared with others on the same draws of lengths.
 
     Attributes:
-        name: Of the method.
-        makespan: Seconds, the mean over the draws that were not planned with, and its interval.
-        planned_s: Seconds on the draws planned with (their mean, or the quantile that was asked for).
+        makespan: Seconds, the mean over draws not used for planning, and its interval.
+        planned_s: Seconds on the draws used for planning (their mean, or the requested quantile).
         search_s: Seconds of planning.
-        stages: How many.
-        gain: How many times as long it takes end to end, search and all, as the plan that was taken.
+        stages: Number of stages.
+        gain: Its end-to-end time, search included, over that of the chosen plan.
         makespans_s: Seconds of each draw, the same draws for every method.
         lead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
     """
@@ -171,7 +164,7 @@ class AppMethod:
 
 @dataclass(frozen=True)
 class AppWhatIf:
-    """The makespan if something were different, and the difference on common draws (negative: sooner)."""
+    """The makespan under a change, and its difference on common draws (negative: sooner)."""
 
     name: str
     makespan: Estimate
@@ -180,25 +173,24 @@ class AppWhatIf:
 
 @dataclass(frozen=True)
 class AppPlan:
-    """What runs when, and how long it takes.
+    """The execution plan of an application and its duration.
 
     Attributes:
-        models: Names, as the application calls them.
-        method: That made it.
-        stages: As they come on the first draw planned with.
+        models: Names in the application.
+        method: The method that made the plan.
+        stages: On the first draw used for planning.
         planned: Plans of each stage, which the dynamic scheduler follows.
-        reserve: Plans of models that are in no stage: they had nothing to do in the lengths planned with.
-        makespan: Seconds, the mean over draws that were not planned with, and its 95 % interval.
+        reserve: Plans of models without a stage: they had no work in the lengths used for planning.
+        makespan: Seconds, the mean over draws not used for planning, and its 95 % interval.
         makespans_s: [draws] of each of them.
         quantiles_s: By level: 0.05, 0.5, 0.95.
-        spans: What each GPU does, on the first draw planned with.
-        idle_s: GPU-seconds by why (``AppSpan.what``), loading too, on the same.
+        spans: Activity of each GPU, on the first draw used for planning.
+        idle_s: GPU-seconds by reason (``AppSpan.what``), loading included, on the same draw.
         flops: [models] of all tasks.
         tokens: [models] output tokens of all tasks.
-        methods: All that were looked at.
-        what_ifs: What something else would bring.
+        methods: All methods that were compared.
         search_s: Seconds of planning.
-        notes: What is assumed, in words.
+        notes: Assumptions, in words.
     """
 
     models: tuple[str, ...]
@@ -219,35 +211,30 @@ class AppPlan:
     notes: tuple[str, ...] = ()
 
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-
 @dataclass(frozen=True)
 class Tasks:
-    """Everything that an application may ask of its models: a row a task, parents before children.
+    """All potential calls of an application to its models: one row per task, parents before children.
 
-    Which of them really come to be is drawn (or found out while it runs) by *coins*: a branch that is taken, a round
-    of a loop that is still needed, an item of a list that is there. A task comes to be where its coin, and all
-    coins that that one hangs on, fall so.
+    Which tasks become present is drawn (or observed at run time) by *coins*: a branch that is taken, a round of a loop
+    that is still needed, an item of a list that exists. A task is present if its coin and all coins before it succeed.
 
     Attributes:
         calls: Names of the calls.
-        models: Names of the models, as the application calls them.
+        models: Names of the models in the application.
         call: [n] index into ``calls``.
         model: [n] index into ``models``.
-        row: [n] which row of the inputs.
+        row: [n] row of the inputs.
         round: [n] round of a loop, from 0.
         index: [n] item of a fan-out, from 0.
-        prompt_tokens: [n] of the prompt without what parents put into it.
-        max_tokens: [n] longest output that is asked for.
-        known_tokens: [n] output length where it is known beforehand, else 0.
-        parent_start: [n+1] where a task's parents begin in ``parent``.
+        prompt_tokens: [n] of the prompt without the parents' outputs.
+        max_tokens: [n] longest requested output.
+        known_tokens: [n] output length if it is known beforehand, else 0.
+        parent_start: [n+1] first index of a task's parents in ``parent``.
         parent: [m] tasks whose outputs a task waits for.
-        shown: [m] how often the parent's output stands in the task's prompt; 0: only waited for.
-        random_draw: [n] which coin, or -1: it always comes to be.
-        coin_chance: [k] probability that the coin falls so, given that the one before it did.
-        coin_after: [k] the coin that it hangs on, with a smaller number, or -1.
+        shown: [m] occurrences of the parent's output in the task's prompt; 0: the task only waits for it.
+        random_draw: [n] coin of the task, or -1: it is always present.
+        coin_chance: [k] probability that the coin succeeds, given that the one before it did.
+        coin_after: [k] number of the coin before it, which is smaller, or -1.
     """
 
     calls: tuple[str, ...]
@@ -279,13 +266,13 @@ class Tasks:
             raise InputError("parent_start must have one entry more than tasks, shown one for each parent")
         child = np.repeat(np.arange(n), np.diff(self.parent_start))
         if len(self.parent) and not ((self.parent >= 0) & (self.parent < child)).all():
-            raise InputError("every parent must stand before its child")
+            raise InputError("every parent must come before its child")
         if len(self.coin_after) and not (self.coin_after < np.arange(len(self.coin_after))).all():
-            raise InputError("every coin must hang on an earlier one")
+            raise InputError("every coin must depend on an earlier one")
 
     @cached_property
     def children(self) -> tuple[Ints, Ints]:
-        """(start [n+1], child [m]): the tasks that wait for each, by number."""
+        """Return (start [n+1], child [m]): the tasks that wait for each task, by number."""
         child = np.repeat(np.arange(len(self)), np.diff(self.parent_start))
         order = np.argsort(self.parent, kind="stable")
         start = np.searchsorted(self.parent[order], np.arange(len(self) + 1))
@@ -294,12 +281,12 @@ class Tasks:
 
 @dataclass(frozen=True)
 class TaskDraw:
-    """One way in which it may turn out.
+    """One outcome of the tasks' presence and lengths.
 
     Attributes:
-        present: [n] whether the task comes to be.
-        prompt_tokens: [n] with what its parents put into it, cut to what its model takes.
-        output_tokens: [n] at least 1 where present.
+        present: [n] whether the task is present.
+        prompt_tokens: [n] with the parents' outputs, cut to the model's limit.
+        output_tokens: [n] at least 1 if present.
     """
 
     present: Flags

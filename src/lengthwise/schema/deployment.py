@@ -1,4 +1,4 @@
-"""What runs: a model on GPUs, cut, scheduled and priced."""
+"""Deployments: a model on GPUs with its split, scheduler, cost and memory."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ class Parallelism:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole deployment."""
+        """Return the GPUs of all replicas."""
         return (self.tp * (self.pp - self.single_stages) + self.single_stages) * self.replicas
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The engine's knobs under their vLLM names.
+    """The engine's limits under their vLLM names.
 
-    ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of
-    one step (None: the same). ``max_model_len`` None takes the model's own, cut to what the
-    KV cache holds. ``timeout_s`` is when a client gives up, counted from its send (noticed once
-    the request has entered). ``enable_prefix_caching``: a
-    request that was evicted computes again only what others have taken of its blocks (prompts
-    share none here). ``max_in_flight`` bounds the steps of a replica that are in its pipeline at a time, waiting
-    between stages included; None: as many as it has stages.
+    ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of one step (None: the same).
+    ``max_model_len`` None takes the model's own, cut to the size of the KV cache. ``timeout_s`` is when a client gives
+    up, counted from its send (noticed once the request has entered). With ``enable_prefix_caching``, a request that
+    was evicted recomputes only those of its blocks that others have taken (prompts share none here). ``max_in_flight``
+    bounds the steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as
+    it has stages.
     """
 
     max_num_seqs: int = 256
@@ -61,13 +60,14 @@ class EngineLimits:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
+        required = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
         optional = {"max_model_len": 2, "max_step_seqs": 1, "max_in_flight": 1}
-        given = {name: least for name, least in optional.items() if getattr(self, name) is not None}
-        for name, least in (counts | given).items():
+        for name, minimum in (required | optional).items():
             value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < least:
-                raise InputError(f"{name} must be a whole number of at least {least}; it is {value!r}")
+            if name in optional and value is None:
+                continue
+            if not isinstance(value, int | np.integer) or value < minimum:
+                raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(
                 f"gpu_memory_utilization must be above 0 and at most 1; it is {self.gpu_memory_utilization}"
@@ -84,18 +84,18 @@ class Scheduler:
 
     Attributes:
         rank: Orders the waiting requests (smallest first).
-        leave: Orders the running ones when memory runs out (largest leaves first).
+        leave: Victim policy: orders the running requests when memory runs out (largest is evicted first).
         batching: Forms a step.
-        memory: Admits to KV memory.
-        preempt: How one leaves: "recompute" or "swap".
-        router: Picks a replica.
-        takeover: Whether a waiting request may take the place of a running one.
-        binning: Gathers arrivals into bins of like length; full bins wait as batches (None: no bins).
-        max_wait_s: Starvation bound. Who has waited so long in all (from the client's send on) goes before
-            everybody who has not, in order of arrival, and is not made to leave for another.
-        batch_wait_s: How long after its client's send the first of a bin waits at most for the bin to fill.
-        window_tokens: A replica looks for takeovers after an arrival that goes before all who wait,
-            and again after so many steps, in which each running request has produced as many tokens.
+        memory: Admits requests to KV memory.
+        preempt: Form of an eviction: "recompute" or "swap".
+        router: Chooses a replica.
+        takeover: Whether a waiting request may preempt a running one.
+        binning: Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
+        max_wait_s: Starvation bound. A request that waited this long in total (from the client's send) precedes all
+            that have not, in order of arrival, and is not preempted for another.
+        batch_wait_s: Longest time from its client's send that the first request of a bin waits for the bin to fill.
+        window_tokens: A replica considers preemptions after an arrival that ranks before all waiting requests, and
+            again after this many steps, in which each running request has produced as many tokens.
     """
 
     rank: Any = "fcfs"
@@ -120,7 +120,7 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class KvPlan:
-    """What one replica's memory holds. Bytes are of the fullest GPU of the replica."""
+    """The memory of one replica; bytes are of its fullest GPU."""
 
     num_blocks: int
     block_size: int
@@ -134,11 +134,11 @@ class KvPlan:
 
 @dataclass(frozen=True)
 class Handover:
-    """How a request's KV cache gets from the replica that computed its prompt to the one that decodes it.
+    """Transfer of a request's KV cache from its prefill replica to its decode replica.
 
-    A transfer takes ``fixed_s`` and the time in which ``bytes_per_s`` moves ``bytes_per_token`` for each cached
-    token; steps of both sides go on beside it. ``one_at_a_time``: a replica sends one request at a time, and
-    receives one at a time; the others wait in line, in the order in which their transfers were let in.
+    A transfer takes ``fixed_s`` plus the time in which ``bytes_per_s`` moves ``bytes_per_token`` for each cached token,
+    while both sides continue their steps. With ``one_at_a_time``, a replica sends one request at a time and receives
+    one at a time; the others queue in the order in which their transfers were admitted.
     """
 
     fixed_s: float = 0.0
@@ -161,21 +161,19 @@ class Handover:
 
 @dataclass(frozen=True)
 class DecodeSide:
-    """Replicas that only decode what those of the deployment have prefilled.
+    """Replicas that only decode requests which the deployment's replicas have prefilled.
 
-    Their numbers follow those of the prefilling ones. Rank, leave, bounds on waiting, block size, ``max_model_len`` and
-    a client's patience are those of the deployment, for both sides.
+    Their numbers follow those of the prefill replicas. Rank, victim policy, bounds on waiting, block size,
+    ``max_model_len`` and the clients' timeout are those of the deployment, for both sides.
 
     Attributes:
-        parallel: How a decoding replica is cut, and how many there are.
-        limits: Its engine's knobs.
-        cost: What its steps take.
-        kv: What its memory holds.
-        kv_transfer: What it takes to get there.
+        parallel: Split of a decode replica, and the number of replicas.
+        kv: Memory of a decode replica.
+        kv_transfer: Transfer from a prefill replica.
         batching: Forms a step.
-        memory: Admits to KV memory; asked for a whole request when its transfer is to start.
-        preempt: How one leaves: "recompute" goes back to the replica that prefilled it, "swap" stays.
-        router: Picks a decoding replica when a prompt is through.
+        memory: Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
+        preempt: Form of an eviction: "recompute" returns to the replica that prefilled the request, "swap" stays.
+        router: Chooses a decode replica when a prompt is prefilled.
     """
 
     parallel: Parallelism
@@ -191,9 +189,9 @@ class DecodeSide:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Everything the engine needs, resolved: no names to look up, no files to read.
+    """All inputs of the engine, resolved: no names to look up, no files to read.
 
-    ``decode``: replicas apart that decode; the others then only prefill. None: every replica does both.
+    ``decode``: separate decode replicas; the others then only prefill. None: every replica does both.
     """
 
     model: ModelSpec
@@ -210,41 +208,36 @@ class Deployment:
 
     @property
     def price_per_hour_usd(self) -> float:
-        """What all GPUs cost for an hour."""
+        """Return the price of all GPUs for an hour."""
         return self.gpus * self.gpu.price_per_hour_usd
 
     @property
     def gpus(self) -> int:
-        """GPUs of both sides."""
+        """Return the GPUs of both sides."""
         return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
 
     def decoding(self) -> Deployment:
-        """The decode side as a deployment of its own, under the rank, the waits and the clients of the whole.
+        """Return the decode side as a deployment, with this one's rank, bounds on waiting and client timeout.
 
         Raises:
             InputError: There is no decode side.
         """
-        there = self.decode
-        if there is None:
+        side = self.decode
+        if side is None:
             raise InputError("there is no decode side; give the deployment one")
-        axes = {"batching": there.batching, "memory": there.memory, "router": there.router}
-        scheduler = replace(self.scheduler, **axes, preempt=there.preempt, takeover="never", binning=None)
+        axes = {"batching": side.batching, "memory": side.memory, "router": side.router, "preempt": side.preempt}
         return replace(
             self,
-            parallel=there.parallel,
-            limits=replace(there.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False),
-            scheduler=scheduler,
-            cost=there.cost,
-            kv=there.kv,
+            parallel=side.parallel,
+            limits=replace(side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False),
+            scheduler=replace(self.scheduler, **axes, takeover="never", binning=None),
+            cost=side.cost,
+            kv=side.kv,
             decode=None,
         )
 
     def require_one_side(self, owner: str) -> None:
-        """Nothing, where every replica does both.
-
-        Raises:
-            InputError: There is a decode side, and ``owner`` does not know what to make of it.
-        """
+        """Require that every replica both prefills and decodes; ``owner`` names the feature in the InputError."""
         if self.decode is not None:
             raise InputError(
                 f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "

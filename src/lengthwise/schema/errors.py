@@ -1,4 +1,4 @@
-"""The one tree of errors. A message says what must hold, what came, and what to do."""
+"""The tree of errors. A message states the requirement, the given value, and a remedy."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ from collections.abc import Iterable
 
 
 class LengthwiseError(Exception):
-    """Any error that lengthwise raises on purpose."""
+    """Base of all errors that lengthwise raises on purpose."""
 
 
 class InputError(LengthwiseError):
-    """You: something that was given cannot be used. The CLI exits with 2."""
+    """User error: an input cannot be used. The CLI exits with 2."""
 
 
 class InternalError(LengthwiseError):
-    """Us: a law of the engine was broken. Please report it. The CLI exits with 1."""
+    """Internal error: an invariant of the engine is violated; please report it. The CLI exits with 1."""
 
 
 class UnknownNameError(InputError):
-    """A name that is not in a catalog; the message lists the nearest known ones.
-
-    Args:
-        kind: What the name should be, in the singular ("model", "GPU", "rank policy").
-        name: What was given.
-        known: The names that would have worked.
-    """
+    """An unknown ``name`` of a ``kind`` ("model", "GPU", "rank policy"); the message lists the nearest known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -38,7 +32,7 @@ class UnknownNameError(InputError):
 
 
 class ScenarioError(InputError):
-    """A scenario file or a ``--set`` holds a key or a value that cannot be used."""
+    """A scenario file or ``--set`` has an invalid key or value."""
 
 
 class TraceError(InputError):
@@ -50,11 +44,11 @@ class ProfileError(InputError):
 
 
 class DoesNotFitError(InputError):
-    """The model does not fit the GPUs; the message says by how much and what would fit."""
+    """The model does not fit the GPUs; the message gives the shortfall and a configuration that fits."""
 
 
 class ScheduleError(InputError):
-    """No schedule meets the latency bound; the message says the least latency there is and what limits it."""
+    """No schedule meets the latency bound; the message gives the minimum latency and its limiting cause."""
 
 
 class PolicyError(InputError):
@@ -62,11 +56,11 @@ class PolicyError(InputError):
 
 
 class OutputError(InputError):
-    """A file that was asked for cannot be written."""
+    """A requested file cannot be written."""
 
 
 class EngineError(InputError):
-    """A real engine did not start, ended, or was not ready in time; the message holds what it said last."""
+    """A real engine did not start, exited, or was not ready in time; the message holds its last output."""
 
 
 class MissingExtraError(InputError):

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and how far off it may be; NaN says that it is not known.
+    """A number and its uncertainty; NaN is unknown.
 
-    Attributes:
-        value: The number.
-        half_width: Of its confidence interval: what chance does, in the requests that happened to come.
-        model_low: Lower end of the interval by the cost model's own error: what it is if the model is wrong
-            by as much as it was wrong where it was measured.
-        model_high: Upper end of it.
+    ``half_width`` is that of the confidence interval over the random requests. ``model_low`` and ``model_high`` are the
+    interval by the cost model's own error, as large as it was where the model was measured.
     """
 
     value: float
@@ -25,22 +21,22 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """Lower end of the confidence interval."""
+        """Return the lower end of the confidence interval."""
         return self.value - self.half_width
 
     @property
     def high(self) -> float:
-        """Upper end of the confidence interval."""
+        """Return the upper end of the confidence interval."""
         return self.value + self.half_width
 
     @property
     def has_interval(self) -> bool:
-        """Whether the half-width is known."""
+        """Return whether the half-width is known."""
         return not math.isnan(self.half_width)
 
     @property
     def has_model_interval(self) -> bool:
-        """Whether the cost model's error is known."""
+        """Return whether the cost model's error is known."""
         return not math.isnan(self.model_low) and not math.isnan(self.model_high)
 
 

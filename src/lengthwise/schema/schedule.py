@@ -1,4 +1,4 @@
-"""Schedules under a latency bound: what was chosen, what else there was, and what drift would do to it."""
+"""Schedules under a latency bound: the choice, its alternatives, and its behaviour when lengths drift."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ SYSTEM_NAMES = {
     "vllm-v1": "vLLM v1",
     "vllm-v1-disaggregated": "vLLM v1, disaggregated",
 }
-"""Other systems as people write them, by their name as a strategy."""
+"""Display names of other systems by their strategy name."""
 
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """A schedule and what it would yield.
+    """A schedule and its estimated performance.
 
     Attributes:
-        strategy: "rra", "waa-c", "waa-m", "static" (batches nobody enters or leaves), or one of ``SYSTEM_NAMES``.
-        encode_batch: New requests of one encoding, B_E; of a static schedule its batch; of another system the
-            sequences on a replica at most.
-        decode_steps: Decode iterations between two encodings, N_D.
+        strategy: "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
+        encode_batch: New requests per prefill, B_E; of a static schedule its batch; of another system the largest
+            number of sequences on a replica.
+        decode_steps: Decode iterations between two prefills, N_D.
         micro_batches: Parts of a batch that are in the pipeline at a time.
-        tp: Tensor-parallel degree of the groups.
         tp_groups: Groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own.
-        encode_gpus: GPUs that encode; RRA: all.
-        throughput_rps: Requests that complete a second.
+        encode_gpus: GPUs that prefill; RRA: all.
         latency_s: Of a request whose output is the quantile of the bound.
-        latency_high_s: The same where batches' work is at the far end of its range.
-        cycle_s: From one encoding to the next.
-        encode_s: One batch's way through the encoding stages.
-        decode_s: A decode iteration.
-        decode_batch: Sequences that are decoded at a time, B_D.
-        memory_share: What the fullest GPU needs over what it has.
+        latency_high_s: The same with the batches' work at the upper end of its range.
+        cycle_s: From one prefill to the next.
+        encode_s: Time of one batch in the prefill stages.
+        decode_s: Time of a decode iteration.
+        decode_batch: Mean sequences per decode iteration, B_D.
+        memory_share: Required over available memory of the fullest GPU.
         stages: Of another system: pipeline stages of a replica.
-        replicas: Of it.
-        chunk_tokens: Of another system: tokens of a step at most; 0: no limit.
-        prefill_cut: Degree, stages and replicas of what only prefills; what else is said is then of what only decodes.
+        replicas: Of another system.
+        chunk_tokens: Of another system: largest number of tokens in a step; 0: unlimited.
+        prefill_cut: (tp, stages, replicas) of the prefill workers; the other fields then describe the decode workers.
     """
 
     strategy: str
@@ -66,9 +64,15 @@ class ScheduleRow:
 
     @property
     def words(self) -> str:
-        """The schedule as people name it: "RRA, B_E = 52, N_D = 13, 1 x TP 4"."""
+        """Return its label: "RRA, B_E = 52, N_D = 13, 1 x TP 4", "vLLM v1, batch 64, steps of 2,048 tokens, TP 4"."""
         if self.strategy in SYSTEM_NAMES:
-            return self._system_words
+            parts = [SYSTEM_NAMES[self.strategy], f"batch {self.encode_batch:,}"]
+            parts += [f"steps of {self.chunk_tokens:,} tokens"] if self.chunk_tokens else []
+            parts += [f"prompts in {self.micro_batches} parts"] if self.micro_batches > self.stages else []
+            split = _split_label(self.tp, self.stages, self.replicas)
+            if self.prefill_cut is not None:
+                split = f"prompts on {_split_label(*self.prefill_cut)}, decodes on {split}"
+            return ", ".join([*parts, split])
         parts = [self.strategy.upper(), f"B_E = {self.encode_batch}"]
         if self.strategy == "static":
             parts = ["static", f"batch {self.encode_batch}"]
@@ -82,43 +86,25 @@ class ScheduleRow:
         return ", ".join(parts)
 
     @property
-    def _system_words(self) -> str:
-        """As in "vLLM v1, batch 64, steps of 2,048 tokens, 2 replicas of 2 stages of TP 4"."""
-        parts = [SYSTEM_NAMES[self.strategy], f"batch {self.encode_batch:,}"]
-        if self.chunk_tokens:
-            parts.append(f"steps of {self.chunk_tokens:,} tokens")
-        if self.micro_batches > self.stages:
-            parts.append(f"prompts in {self.micro_batches} parts")
-        if self.prefill_cut is None:
-            return ", ".join([*parts, _cut_words(self.tp, self.stages, self.replicas)])
-        parts.append(f"prompts on {_cut_words(*self.prefill_cut)}")
-        return ", ".join([*parts, f"decodes on {_cut_words(self.tp, self.stages, self.replicas)}"])
-
-    @property
     def family(self) -> tuple[str, int, int]:
-        """What cannot be changed without loading weights anew, but for WAA's split: strategy, degree, groups."""
+        """Return (strategy, tp, groups), which change only by reloading weights (as does WAA's split)."""
         return self.strategy, self.tp if self.tp_groups else 1, self.tp_groups
 
 
-def _cut_words(tp: int, stages: int, replicas: int) -> str:
-    """As in "2 replicas of 2 stages of TP 4"."""
-    parts = [f"{many} {what}" for many, what in ((replicas, "replicas"), (stages, "stages")) if many > 1]
+def _split_label(tp: int, stages: int, replicas: int) -> str:
+    parts = [f"{count} {noun}" for count, noun in ((replicas, "replicas"), (stages, "stages")) if count > 1]
     return " of ".join([*parts, f"TP {tp}"] if tp > 1 or stages == 1 else parts)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far a schedule, left as it is, may be from what is said of it.
+    """Uncertainty of an unchanged schedule's performance.
 
     Attributes:
-        source: "lengths": requests drawn again from those that lengths were counted over; "costs": tables that are off.
-        draws: How many there were.
-        level: Share of them that lies within each interval.
-        requests: That lengths were counted over; 0 for costs.
-        throughput_rps: Ends of the interval.
-        latency_s: Likewise.
-        latency_high_s: Likewise.
-        held_share: Share of the draws in which the bound was held; without a bound, in which memory held it.
+        source: "lengths": other samples of the requests behind the length distribution; "costs": errors of the tables.
+        level: Share of the draws within each interval.
+        requests: Requests behind the length distribution; 0 for costs.
+        held_share: Share of the draws that meet the bound or, without a bound, fit in memory.
     """
 
     source: str
@@ -133,16 +119,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class ScheduleSide:
-    """The best of one strategy at one tensor-parallel degree, and why it is not the choice.
+    """The best schedule of one strategy at one tensor-parallel degree (1: every GPU is a stage).
 
     Attributes:
-        strategy: Whose.
-        tp: Degree of its groups; 1: every GPU is a stage.
-        best: The best that was met under the bound; None: nothing was.
-        at_most_rps: No schedule of this side that meets the bound has more; of RRA about so (``at_most_proved``).
+        best: The best one that meets the bound; None: none does.
+        at_most_rps: Upper bound of the throughput of this side's schedules that meet the latency bound; approximate
+            for RRA (``at_most_proved``).
         points: Schedules of this side.
-        evaluated: How many of them were estimated.
-        cause: Why it lost; "" for the choice.
+        evaluated: Schedules that were estimated.
+        cause: Reason that another side was chosen; "" for the choice.
     """
 
     strategy: str
@@ -155,18 +140,15 @@ class ScheduleSide:
 
     @property
     def at_most_proved(self) -> bool:
-        """Whether ``at_most_rps`` follows from the search: not for RRA, unless all of its schedules were estimated."""
+        """Return whether ``at_most_rps`` is proved; for RRA it is only if all of its schedules were estimated."""
         return self.strategy != "rra" or self.evaluated >= self.points
 
 
 @dataclass(frozen=True)
 class ScheduleParts:
-    """The GPUs cut into equal parts that each serve by themselves.
+    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle.
 
-    Attributes:
-        gpus: Of a part; what is left over serves nothing.
-        copies: How many parts.
-        row: The best schedule of one.
+    ``row`` is the best schedule of one part.
     """
 
     gpus: int
@@ -175,21 +157,21 @@ class ScheduleParts:
 
     @property
     def throughput_rps(self) -> float:
-        """Of all parts."""
+        """Return the throughput of all parts."""
         return self.copies * self.row.throughput_rps
 
     @property
     def words(self) -> str:
-        """As in "2 parts of 8 GPUs", or "4 GPUs alone"."""
+        """Return its label, such as "2 parts of 8 GPUs" or "4 GPUs alone"."""
         each = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         return f"{self.copies} parts of {each}" if self.copies > 1 else f"{each} alone"
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A schedule that none of its strategy beats in both throughput and latency, and the latency that was held.
+    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits.
 
-    ``band_rps`` is its throughput under cost tables that are off, as ``Spread`` has it; None: nothing is known of that.
+    ``band_rps`` is its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
     """
 
     constrained_latency_s: float
@@ -199,15 +181,15 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class OtherSystem:
-    """What another system would yield on the same GPUs.
+    """Estimated performance of another system on the same GPUs.
 
     Attributes:
-        system: Which (``SYSTEM_NAMES``).
-        best: Its best configuration under the bound; None: none meets it.
-        low_rps: Lower end of the 95 % interval of that one's throughput; NaN without one.
+        system: Key of ``SYSTEM_NAMES``.
+        best: Its best configuration under the bound; None: none meets the bound.
+        low_rps: Lower end of the 95 % interval of the best configuration's throughput; NaN without an interval.
         high_rps: Upper end.
-        configurations: How many were played out.
-        front: Those that none of its others beats in both throughput and latency.
+        configurations: Configurations that were simulated.
+        front: Its Pareto front of throughput and latency.
     """
 
     system: str
@@ -220,7 +202,7 @@ class OtherSystem:
 
 @dataclass(frozen=True)
 class Kink:
-    """A bound from which on another kind of schedule is best."""
+    """A latency bound above which another kind of schedule is best."""
 
     bound_s: float
     words: str
@@ -228,21 +210,18 @@ class Kink:
 
 @dataclass(frozen=True)
 class DriftRow:
-    """The chosen schedule under outputs of another distribution.
+    """The chosen schedule under another distribution of output lengths.
 
     Attributes:
         changed: "mean", "sd" or "skewness".
         change: Relative change of mean or sd; absolute change of the skewness.
-        mean_tokens: Of the outputs as they then are.
-        sd_tokens: Likewise.
-        skewness: Likewise.
-        retained: The schedule left as it is; None: memory would no longer hold it.
-        kept_held_s: Its latency that the bound is held against; infinite where it cannot run.
-        is_satisfied: Whether the bound would still be met.
+        retained: The unchanged schedule; None: memory no longer suffices.
+        kept_held_s: The unchanged schedule's latency that the bound limits; infinite if it cannot run.
+        is_satisfied: Whether the unchanged schedule still meets the bound.
         replanned: The best schedule for the new lengths; None: none meets the bound.
-        margin: How much tighter the bound must have been for the schedule chosen under it to hold the bound now;
-            0: it holds; NaN: no tighter bound would have kept it.
-        reload: Whether re-planning moves weights, not only batch sizes and phases.
+        margin: How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
+            does; NaN: no tighter bound suffices.
+        reload: Whether re-planning moves weights, and not only batch sizes and phases.
     """
 
     changed: str
@@ -260,7 +239,7 @@ class DriftRow:
 
 @dataclass(frozen=True)
 class Redeployment:
-    """Seconds to load the weights anew, and where the rates come from."""
+    """Seconds to reload the weights from DRAM and from SSD, and the source of the rates."""
 
     dram_s: float
     ssd_s: float
@@ -280,33 +259,32 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """What ``lengthwise schedule`` answers.
+    """The answer of ``lengthwise schedule``.
 
     Attributes:
-        name: Of the question.
-        metadata: What is fixed, by name.
-        bound_s: Latency that must be held; infinite: none.
+        metadata: The fixed inputs, by name.
+        bound_s: Latency bound; infinite: none.
         level: Quantile of the output length that the bound is for.
-        quantile_tokens: That output.
-        worst_case: Whether the bound is held against ``latency_high_s``, else against ``latency_s``.
-        chosen: The schedule.
-        sides: Every strategy and degree, the chosen one's among them.
-        gap: The best of all has at most (1 + gap) times the chosen one's throughput, if the tolerances hold.
-        evaluated: Schedules estimated for the choice.
-        points: Schedules there are.
-        seconds: The choice took.
-        static: Doing nothing: the largest static batch that meets the bound; None: none does. ``static_front``: at any.
-        front: By strategy, from the least latency on.
-        breakpoints: Where another kind of schedule takes over.
-        drift: Rows of what drift would do.
-        redeploy: What loading anew costs.
+        quantile_tokens: That output length.
+        worst_case: Whether the bound limits ``latency_high_s`` rather than ``latency_s``.
+        sides: Every strategy and degree, the chosen one's included.
+        gap: The best of all has at most (1 + gap) times the chosen throughput, if the tolerances hold.
+        evaluated: Schedules that were estimated for the choice.
+        points: Schedules in the space.
+        seconds: Duration of the choice.
+        static: The largest static batch that meets the bound; None: none does.
+        front: Pareto front by strategy, by rising latency.
+        breakpoints: Bounds at which another kind of schedule becomes best.
+        drift: Effects of other output lengths.
+        redeploy: Cost of reloading the weights.
         stages: Names of the timeline's rows.
-        timeline: A piece of the chosen schedule's steady state.
-        spreads: How far the chosen schedule may be from that, by source.
-        spread_notes: Of which sources nothing is known, a sentence each.
-        others: Other systems that it was held against.
-        threshold: Share of the mean that encodings and decode batches are kept within; None: they are not resized.
-        parts: The GPUs cut into parts, where these serve more than all of them together; None: none do.
+        timeline: A period of the chosen schedule's steady state.
+        spreads: Uncertainty of the chosen schedule, by source.
+        spread_notes: Sources of unknown uncertainty, a sentence each.
+        others: Other systems on the same GPUs.
+        threshold: Share of the mean within which prefills and decode batches are kept; None: they are not resized.
+        static_front: Pareto front of static batches.
+        parts: The GPUs split into parts that serve more than all of them together; None: no split does.
     """
 
     name: str
@@ -338,16 +316,7 @@ class SchedulePlan:
 
 @dataclass(frozen=True)
 class LengthFacts:
-    """Lengths in four numbers of tokens each.
-
-    Attributes:
-        prompt_mean: Mean of the prompts.
-        prompt_sd: Their standard deviation.
-        output_mean: Mean of the outputs.
-        output_sd: Their standard deviation.
-        output_skewness: Of the outputs; 0 where all are alike.
-        quantile_tokens: The output that the bound is for.
-    """
+    """Moments of prompt and output lengths in tokens, and the output length that the bound is for."""
 
     prompt_mean: float
     prompt_sd: float
@@ -359,16 +328,15 @@ class LengthFacts:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A better schedule that would have to be loaded.
+    """A better schedule that needs a reload of the weights.
 
     Attributes:
-        row: It.
-        constrained_latency_s: Its latency that the bound is held against.
+        constrained_latency_s: Its latency that the bound limits.
         load_s: Seconds without service until it runs.
-        storage: Where weights would be loaded from: "dram" or "ssd".
-        repaid_s: After how long more requests have been served than without; infinite: never; NaN where it is not
-            about throughput.
-        cause: What speaks for it, in words.
+        storage: Source of the weights: "dram" or "ssd".
+        repaid_s: Time after which more requests are served than without the reload; infinite: never; NaN if its
+            advantage is not throughput.
+        cause: Its advantage, in words.
     """
 
     row: ScheduleRow
@@ -381,26 +349,25 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be done about a deployed schedule.
+    """The decision about a deployed schedule after lengths changed.
 
     Attributes:
         before: Lengths that it was planned for.
-        after: Lengths as they are now.
-        bound_s: Latency that must be held; infinite: none.
-        margin: How much tighter the bound was taken for the new schedule.
-        free_rps: What the best has under the bound itself, without a margin; 0: nothing meets it.
-        retained: The deployed schedule under the new lengths; None: memory or seats would not hold it.
-        kept_held_s: Its latency that the bound is held against; infinite where it cannot run.
-        late_share: Share of requests that then take longer than the bound; of those that the bound was for at
-            most one minus its quantile were.
-        new: The best there is now, worth its change or not; None: nothing meets the bound.
-        new_held_s: Its latency.
+        after: Lengths now.
+        bound_s: Latency bound; infinite: none.
+        margin: How much tighter the bound was for the new schedule.
+        free_rps: Throughput of the best schedule under the bound without a margin; 0: none meets it.
+        retained: The deployed schedule under the new lengths; None: memory or its batch no longer suffices.
+        kept_held_s: Its latency that the bound limits; infinite if it cannot run.
+        late_share: Share of requests slower than the bound under it; at most one minus the bound's quantile before.
+        new: The best schedule now, whether worth the change or not; None: none meets the bound.
+        new_held_s: Its latency that the bound limits.
         load_s: Seconds without service until it runs: 0 unless weights move.
         made: Whether to change.
-        repaid_s: After how long more requests have been served than without the change; infinite: never; NaN where
-            it is not about throughput.
+        repaid_s: Time after which more requests are served than without the change; infinite: never; NaN if its
+            advantage is not throughput.
         cause: The reason, in words.
-        elsewhere: What would be worth loading where that may not be done while serving; None: nothing.
+        elsewhere: A schedule worth a reload where reloading while serving is not allowed; None: there is none.
     """
 
     before: LengthFacts
@@ -421,31 +388,30 @@ class Change:
 
     @property
     def is_satisfied(self) -> bool:
-        """Whether the deployed schedule still meets the bound."""
+        """Return whether the deployed schedule still meets the bound."""
         return self.retained is not None and self.kept_held_s <= self.bound_s
 
     @property
     def moves_weights(self) -> bool:
-        """Whether the new schedule has another layout."""
+        """Return whether the new schedule has another layout of the weights."""
         return self.load_s > 0
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """An alarm and what came of it.
+    """An alarm of changed lengths and its outcome.
 
     Attributes:
-        request: The request at which it was sure that lengths moved, counted from 1.
-        at_s: When that was.
-        started: The request from which on lengths are taken to be others.
-        started_s: When that was.
-        requests: How many the new lengths were taken from.
+        request: Number (from 1) of the request at which the change was certain.
+        at_s: Time of that request.
+        started: Number of the request from which on lengths are taken to be different.
+        started_s: Time of that request.
+        requests: Requests that the new lengths were estimated from.
         sides: "prompts", "outputs" or both.
-        evidence: By side, what a unit staked on its change became.
-        first: Whether it is the alarm itself; else the same change of lengths, told by more requests.
-        change: What is to be done.
-        first_held_s: Latency of the schedule that ran first under the new lengths, had nothing ever been done.
-        first_late_share: Share of requests that would take longer than the bound under it.
+        evidence: By side, the value of one unit bet on the change (a betting test martingale).
+        first: Whether it is the alarm; else the same change, estimated from more requests.
+        first_held_s: Bound-limited latency of the first schedule under the new lengths, had nothing been changed.
+        first_late_share: Share of requests slower than the bound under it.
     """
 
     request: int
@@ -463,22 +429,20 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a schedule that follows lengths did over some requests.
+    """The course of a schedule that adapts to lengths over a stream of requests.
 
     Attributes:
-        name: Of the question.
-        live: Where the requests come from.
-        requests: How many were told.
-        left_out: How many more did not end on their own.
-        bound_s: Latency that must be held; infinite: none.
-        false_positive_rate: Probability of ever an alarm while lengths do not change.
-        planned: The schedule that ran first.
-        planned_lengths: What it was planned for.
-        deployed: The one that runs at the end.
-        adaptations: Alarms, and what came of them.
-        matching: How much more a tested request is like the next one than like one fifty later: the larger rank
-            correlation of both sides. Well above 0, alarms may be of that.
-        evidence: At the end: what a unit staked on another change became; an alarm is given at 1 / false_alarms.
+        live: Source of the requests.
+        requests: Requests that were observed.
+        left_out: Requests that did not end on their own, in addition.
+        bound_s: Latency bound; infinite: none.
+        false_positive_rate: Probability of any alarm while lengths do not change.
+        planned: The first schedule.
+        planned_lengths: The lengths that it was planned for.
+        deployed: The last schedule.
+        matching: How much more a tested request resembles the next one than one fifty later: the larger rank
+            correlation of both sides. Values well above 0 may cause alarms.
+        evidence: At the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate.
     """
 
     name: str
@@ -496,7 +460,7 @@ class Watched:
 
     @property
     def late(self) -> float:
-        """Requests that would have taken longer than the bound, had the first schedule been left as it was."""
+        """Return how many requests would be slower than the bound under the first schedule."""
         ends = [*(one.started - 1 for one in self.adaptations[1:]), self.requests]
         spans = zip(self.adaptations, ends, strict=True) if self.adaptations else ()
         return sum(one.first_late_share * max(end - one.started + 1, 0) for one, end in spans)

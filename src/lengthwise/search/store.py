@@ -40,7 +40,8 @@ DECIDING = (
     "engine",
     "metrics",
     "search",
-    "scenario",
+    "config",
+    "usecases",
 )
 _LIBRARIES = ("lengthwise", "numba", "numpy", "scipy")
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtr, owens_t
 
 from lengthwise.schema.errors import InputError
 
@@ -71,6 +70,8 @@ def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[f
 
 def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
     """Mean and sd after the cut (Johnson, Kotz, Balakrishnan, 1994, section 10.1)."""
+    from scipy.special import log_ndtr
+
     a, b = (low - mean) / sd, (high - mean) / sd
     if a > 0:  # the mirror image keeps the mass away from 1 - tiny
         left, spread = _cut_moments(-mean, sd, -high, -low)
@@ -84,6 +85,8 @@ def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float
 
 def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Floats:
     """Share below ``x`` of Azzalini's skew normal with these moments (1985; Owen's T function)."""
+    from scipy.special import ndtr, owens_t
+
     ratio = abs(skewness) ** (2 / 3)
     delta = np.sign(skewness) * sqrt(pi / 2 * ratio / (ratio + ((4 - pi) / 2) ** (2 / 3)))
     alpha = delta / sqrt(1 - delta * delta)

@@ -9,7 +9,7 @@ import pytest
 from simulated_world import World, fresh, plan, tasks_of
 
 from lengthwise.apps.run import Exported, manifest
-from lengthwise.cli.app_run import line, table, unheard
+from lengthwise.cli.app_run import line, silent_engines, table
 
 
 class Mute:
@@ -66,7 +66,7 @@ def test_an_engine_that_never_serves_is_named_with_since_when(tmp_path, starts):
         assert silent.for_s == pytest.approx(progress.at_s - since_s, abs=1.0)
     told = "m1 on GPU 1 has not answered for" if starts else "m1 on GPU 1 is not ready"
     assert told in line(late[-1])
-    assert unheard(late[-1]) == list(table(late[-1]).renderables[2:])
+    assert silent_engines(late[-1]) == list(table(late[-1]).renderables[2:])
     if not starts:
         assert "after its start, 20 s were planned" in line(late[-1])
     (one,) = metadata

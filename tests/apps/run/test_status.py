@@ -15,7 +15,7 @@ from lengthwise.apps.ledger import Ending, Output, State, open_ledger
 from lengthwise.apps.run import new_owner, status_of
 from lengthwise.apps.run.job import ENGINES, OWNER
 from lengthwise.apps.run.progress import SHAPE, engines_of, shape_of
-from lengthwise.cli import apps
+from lengthwise.cli import app_status
 
 
 def two_calls(rows=4):
@@ -71,13 +71,13 @@ def test_the_command_tells_models(tmp_path, as_json):
         assert world.run(ledger).exit_code == 0
     (tmp_path / "run.lock").touch()
     program = typer.Typer()
-    program.command()(apps.status)
+    program.command()(app_status.status)
     said = CliRunner().invoke(program, [str(tmp_path), *(["--json"] if as_json else [])])
     assert said.exit_code == 0, said.output
     if not as_json:
-        assert "12 of 12 tasks have ended: 12 done" in said.output
+        assert "12 of 12 tasks have finished: 12 done" in said.output
         assert "m0: 8 of 8" in said.output
-        assert "8 tries" in said.output
+        assert "8 attempts" in said.output
         return
     told = json.loads(said.output)
     assert told["tasks"] == {"done": 12}

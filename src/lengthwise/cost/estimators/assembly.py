@@ -1,4 +1,4 @@
-"""Cost tables from fitted operators; what was not measured comes from the roofline."""
+"""Cost tables from fitted operators; the roofline supplies what was not measured."""
 
 from __future__ import annotations
 
@@ -8,220 +8,201 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.estimators.cross_validation import Judged
-from lengthwise.cost.estimators.learners import Interpolated, fit_tables
-from lengthwise.cost.estimators.points import NAMES, Points, Target, kernel_points, shard_points
-from lengthwise.cost.memory import Shard, shard_of
-from lengthwise.cost.operator_work import Kernels, Operators, Work, kernels_of
+from lengthwise.cost.estimators.cross_validation import ValidatedFit
+from lengthwise.cost.estimators.fitters import Interpolated, fit_tables
+from lengthwise.cost.estimators.points import Target, kernel_points, shard_points
+from lengthwise.cost.memory import shard_of
+from lengthwise.cost.operator_work import PROFILE_OPERATORS, Kernels, Operators, Work, kernels_of, layer_share
 from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS, HostOverhead, roofline_errors, with_front_error
 from lengthwise.schema.cost_tables import CostTables, Floats, PartError, grid_axis
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
-from lengthwise.schema.specs import NodeSpec
 
-_IN_ATTENTION = "kv write"
-_PARTS = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode")
+Fits = Mapping[str, ValidatedFit]
 
 
 @dataclass
 class _Part:
-    """A part's seconds on its axes, and whose they are."""
+    """Seconds of a part on its axes, and the operators that they sum."""
 
     seconds: Floats
-    of: list[tuple[float, float]] = field(default_factory=list)
+    errors: list[tuple[float, float]] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
 
-    def add(self, seconds: Floats, log_sd: float, filled: str = "") -> None:
+    def add(self, seconds: Floats, log_sd: float) -> None:
         self.seconds = self.seconds + seconds
-        self.of.append((float(seconds.mean()), log_sd))
-        if filled:
-            self.filled.append(filled)
+        self.errors.append((float(seconds.mean()), log_sd))
 
     @property
     def log_sd(self) -> float:
-        """Sum over operators of (share of the part's time) x (their log_sd), as if all erred one way."""
-        total = sum(seconds for seconds, _ in self.of)
-        return sum(seconds * sd for seconds, sd in self.of) / total if total > 0 else 0.0
+        """Return the sum over operators of (share of the part's time) x log_sd, as if all errors had one sign."""
+        total = sum(seconds for seconds, _ in self.errors)
+        return sum(seconds * sd for seconds, sd in self.errors) / total if total > 0 else 0.0
 
 
 class Assembly:
-    """Tables of one deployment.
+    """Builds the tables of one deployment.
 
     Args:
         target: The deployment.
-        ops: Its operators: the roofline's, or with measured kernels of no model.
-        shard: By operator, what was learnt of the model's shard.
-        kernels: By operator, what was learnt of kernels of no model, for their errors.
-        host: Overhead of the host where the profile has none.
+        shard: Fits of the model's shard by operator.
+        kernels: Fits of model-independent kernels by operator; "gemm" and "gemm wide" are matrix products.
+        host: Overhead of the host if the profile has none.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        ops: Operators,
-        shard: Mapping[str, Judged],
-        kernels: Mapping[str, Judged],
-        host: HostOverhead,
-    ) -> None:
-        self.target, self.ops, self.shard, self.kernels, self.host = target, ops, shard, kernels, host
+    def __init__(self, target: Target, shard: Fits, kernels: Fits, host: HostOverhead) -> None:
+        self.target, self.shard, self.kernels, self.host = target, shard, kernels, host
         self.parts: dict[str, _Part] = {}
-        told = roofline_errors(target.model, target.gpu, target.weight_dtype)
-        self.roofline = {error.part: error.log_sd for error in told}
+        errors = roofline_errors(target.model, target.gpu, target.weight_dtype)
+        self.roofline = {error.part: error.log_sd for error in errors}
 
     def tables(self) -> CostTables:
-        """The tables, their errors by part."""
+        """Return the tables with their errors by part."""
         limits, longest = self.target.limits, self.target.max_model_len
         tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
         seqs = np.arange(limits.max_num_seqs + 1.0)
         chunk = grid_axis(max(limits.max_num_batched_tokens, longest)).astype(np.float64)
         context = grid_axis(longest).astype(np.float64)
-        batch = grid_axis(limits.max_num_seqs).astype(np.float64)
-        cached = grid_axis(min(limits.max_num_seqs * longest, LARGEST_KV_TOKENS)).astype(np.float64)
-        prompts = {"chunk": chunk[:, None], "context": context[None, :]}
-        decodes = {"seqs": batch[:, None], "kv_tokens": cached[None, :]}
-        ops = self.ops
+        ops = FittedOperators(self.target, self.kernels)
         by_part: dict[str, tuple[Callable[..., list[Work]], dict[str, Floats]]] = {
             "layer": (ops.layer, {"tokens": tokens}),
             "comm": (ops.all_reduces, {"tokens": tokens}),
             "first": (ops.first, {"tokens": tokens}),
             "send": (ops.send, {"tokens": tokens}),
             "head": (ops.head, {"tokens": seqs}),
-            "host": (self._host, {"tokens": seqs}),
-            "prefill": (ops.prefill, prompts),
-            "decode": (ops.decode, decodes),
+            "host": (self.host.work, {"tokens": seqs}),
+            "prefill": (ops.prefill, {"chunk": chunk[:, None], "context": context[None, :]}),
+            "decode": (ops.decode, decode_axes(self.target)),
         }
-        seconds: dict[str, Any] = {f"{part}_s": self._part(part, *asked) for part, asked in by_part.items()}
+        seconds: dict[str, Any] = {f"{part}_s": self._seconds(part, *axes) for part, axes in by_part.items()}
+        errors = tuple(PartError(name, part.log_sd) for name, part in self.parts.items() if part.seconds.any())
         stages = np.array(ops.shard.layers, dtype=np.int64)
-        errors = with_front_error(self.errors(), self.host.front)
-        return CostTables(**seconds, stage_layers=stages, errors=errors, front=self.host.front)
-
-    def errors(self) -> tuple[PartError, ...]:
-        """A PartError for each part that takes any time."""
-        named = [(name, self.parts[name]) for name in _PARTS]
-        return tuple(PartError(name, part.log_sd) for name, part in named if part.seconds.any())
+        front = self.host.front
+        return CostTables(**seconds, stage_layers=stages, errors=with_front_error(errors, front), front=front)
 
     def filled(self) -> tuple[str, ...]:
-        """Operators that the roofline filled in, by part."""
+        """Return the operators that the roofline supplied, by part."""
         return tuple(f"{name}: {', '.join(part.filled)}" for name, part in self.parts.items() if part.filled)
 
-    def _part(self, part: str, works: Callable[..., list[Work]], axes: dict[str, Floats]) -> Floats:
+    def _seconds(self, name: str, works: Callable[..., list[Work]], axes: dict[str, Floats]) -> Floats:
         shape = np.broadcast_shapes(*(axis.shape for axis in axes.values()))
-        flat = {name: np.broadcast_to(axis, shape).ravel() for name, axis in axes.items()}
-        self.parts[part] = own = _Part(np.zeros(shape))
-        left = self._measured(part, flat, own, shape)
-        for work in works(*axes.values()):
-            rest = left.get(work.name, 1.0)
-            if rest > 0:
-                sd, filled = self._error_of(work, part)
-                own.add(np.broadcast_to(rest * work.seconds, shape), sd, filled)
-        own.seconds[0] = own.seconds[0] if part == "host" else 0.0
-        return np.ascontiguousarray(own.seconds)
-
-    def _measured(self, part: str, flat: dict[str, Floats], own: _Part, shape: tuple[int, ...]) -> dict[str, float]:
-        """Adds what was learnt of the shard; what is left of the roofline's operators, by name."""
-        left: dict[str, float] = {}
-        for operator, judged in self.shard.items():
-            points = shard_points(operator, flat, self.target) if OPERATOR_PARTS[operator] == part else None
+        columns = {axis: np.broadcast_to(values, shape).ravel() for axis, values in axes.items()}
+        self.parts[name] = part = _Part(np.zeros(shape))
+        remaining: dict[str, float] = {}
+        for operator, fit in self.shard.items():
+            points = shard_points(operator, columns, self.target) if OPERATOR_PARTS[operator] == name else None
             if points is None:
                 continue
-            seconds = judged.fit_result(points).reshape(shape) * self.target.share(operator)
-            own.add(seconds, self._sd(judged, part))
-            for name, share in NAMES.get(operator, ((operator, 1.0),)):
-                left[name] = left.get(name, 1.0) - share
+            seconds = fit.predict(points).reshape(shape) * layer_share(self.target.model, operator)
+            part.add(seconds, self._log_sd(fit, name))
+            for replaced, share in PROFILE_OPERATORS.get(operator, ((operator, 1.0),)):
+                remaining[replaced] = remaining.get(replaced, 1.0) - share
         if "kv write" not in self.shard and any(OPERATOR_PARTS[o] == "prefill" for o in self.shard):
-            left[_IN_ATTENTION] = 0.0
-        return left
+            remaining["kv write"] = 0.0  # measured attention kernels write the cache
+        for work in works(*axes.values()):
+            rest = remaining.get(work.name, 1.0)
+            if rest > 0:
+                kernel = self._kernel(work)
+                if kernel is None:
+                    part.filled.append(work.name)
+                log_sd = self.roofline[name] if kernel is None else self._log_sd(kernel, name)
+                part.add(np.broadcast_to(rest * work.seconds, shape), log_sd)
+        part.seconds[0] = part.seconds[0] if name == "host" else 0.0
+        return np.ascontiguousarray(part.seconds)
 
-    def _error_of(self, work: Work, part: str) -> tuple[float, str]:
-        """(log_sd, name if the roofline filled it in) of an operator that no shard was measured for."""
+    def _kernel(self, work: Work) -> ValidatedFit | None:
+        """Return the model-independent kernel whose fit an operator's time comes from; None for the roofline's time."""
         name = "all-reduce" if "all-reduce" in work.name else work.name
-        judged = self.kernels.get(name) or self.kernels.get(name.replace("window ", ""))
+        fit = self.kernels.get(name) or self.kernels.get(name.replace("window ", ""))
+        # FittedOperators gives measured times as latency alone.
         is_measured = not np.any(work.compute_s) and not np.any(work.memory_s) and not np.any(work.network_s)
-        if judged is None and is_measured and work.name != "host":
-            judged = self.kernels.get("gemm") or self.kernels.get("gemm wide")
-        return (self._sd(judged, part), "") if judged is not None else (self.roofline[part], work.name)
+        if fit is None and is_measured and work.name != "host":
+            fit = self.kernels.get("gemm") or self.kernels.get("gemm wide")
+        return fit
 
-    def _sd(self, evaluated: Judged, part: str) -> float:
-        """What is known of its error; else the widest that anything of the part has, the roofline among them."""
-        if evaluated.log_sd is not None:
-            return evaluated.log_sd
+    def _log_sd(self, fit: ValidatedFit, part: str) -> float:
+        """Return a fit's error; if unknown, the largest error of the part's operators, the roofline's included."""
+        if fit.log_sd is not None:
+            return fit.log_sd
         known = [one.log_sd for name, one in self.shard.items() if OPERATOR_PARTS[name] == part]
         return max([self.roofline[part], *(sd for sd in known if sd is not None)])
 
-    def _host(self, seqs: Floats) -> list[Work]:
-        return [Work("host", latency_s=self.host.step_s + self.host.sequence_s * seqs)]
+
+def decode_axes(target: Target) -> dict[str, Floats]:
+    """Return the axes of the decode table: sequences [b, 1] and KV tokens [1, k]."""
+    seqs = target.limits.max_num_seqs
+    cached = grid_axis(min(seqs * target.max_model_len, LARGEST_KV_TOKENS))
+    return {"seqs": grid_axis(seqs).astype(np.float64)[:, None], "kv_tokens": cached.astype(np.float64)[None, :]}
 
 
 @dataclass(frozen=True)
 class FittedKernels(Kernels):
-    """A GPU whose products of matrices were measured, in the layers' dtype or in 16 bits (``wide``)."""
+    """A GPU with measured matrix products, in the layers' dtype (False) or in 16 bits (True)."""
 
-    products: Mapping[bool, Judged] = field(default_factory=dict)
+    products: Mapping[bool, ValidatedFit] = field(default_factory=dict)
 
-    def gemm(self, name: str, m: Any, n: float, k: float, *, wide: bool = False) -> Work:
-        """An [m, k] by [k, n] product as it was measured."""
+    @property
+    def roofline(self) -> Kernels:
+        """Return the same kernels without measurements."""
+        return Kernels(self.gpu, self.weight_dtype, self.wide_bytes, self.curves)
+
+    def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
+        """Return the measured work of an [m, k] by [k, n] product."""
         work = super().gemm(name, m, n, k, wide=wide)
-        judged = self.products.get(wide)
-        if judged is None:
+        if wide not in self.products:
             return work
-        tokens = np.atleast_1d(np.asarray(m, dtype=np.float64))
-        kernels = kernels_of(self.gpu, "bfloat16") if wide else self
-        found = kernel_points("gemm", {"tokens": tokens, "n": float(n), "k": float(k)}, _plain(kernels), _NO_NODE)
-        return measured(work, judged.fit_result(found) if found is not None else work.seconds, m)
+        kernels = kernels_of(self.gpu, "bfloat16") if wide else self.roofline
+        columns = {"tokens": np.atleast_1d(np.asarray(m, dtype=np.float64)), "n": float(n), "k": float(k)}
+        points = kernel_points("gemm", columns, kernels, None)
+        assert points is not None
+        return measured(work, self.products[wide].predict(points), m)
 
 
 def measured(work: Work, seconds: Any, like: Any) -> Work:
-    """The work with these seconds, all told as latency."""
+    """Return the work with measured seconds, all as latency."""
     seconds = np.asarray(seconds).reshape(np.shape(like))
     return replace(work, compute_s=0.0, memory_s=0.0, network_s=0.0, latency_s=seconds)
 
 
-def _plain(kernels: Kernels) -> Kernels:
-    return Kernels(kernels.gpu, kernels.weight_dtype, kernels.wide_bytes, kernels.curves)
-
-
 class FittedOperators(Operators):
-    """A deployment's operators with measured attention, experts and collectives of no model.
+    """A deployment's operators with measured model-independent kernels: attention, experts, products, collectives."""
 
-    Args:
-        target: The deployment.
-        kernels: By operator, what was learnt of kernels of no model; "gemm" and "gemm wide" are products.
-    """
-
-    def __init__(self, target: Target, kernels: Mapping[str, Judged]) -> None:
-        self.fit_result, self.target = kernels, target
-        shard: Shard = shard_of(target.model, target.parallel, target.limits)
+    def __init__(self, target: Target, fits: Fits) -> None:
+        self.fits = fits
+        shard = shard_of(target.model, target.parallel, target.limits)
         plain = kernels_of(target.gpu, shard.weight_dtype)
-        products = {wide: kernels[n] for wide, n in ((False, "gemm"), (True, "gemm wide")) if n in kernels}
-        fitted = FittedKernels(plain.gpu, plain.weight_dtype, plain.wide_bytes, plain.curves, products)
-        super().__init__(shard, fitted if products else plain, target.node)
+        products = {wide: fits[name] for wide, name in ((False, "gemm"), (True, "gemm wide")) if name in fits}
+        kernels = FittedKernels(plain.gpu, plain.weight_dtype, plain.wide_bytes, plain.curves, products)
+        super().__init__(shard, kernels, target.node)
+        self.plain = plain
 
     def _measured(self, work: Work, operator: str, columns: Mapping[str, Any], like: Any) -> Work:
-        judged = self.fit_result.get(operator)
-        if judged is None:
+        if operator not in self.fits:
+            operator = operator.replace("window ", "")  # full attention stands in for unmeasured window attention
+        if operator not in self.fits:
             return work
-        found = kernel_points(operator, columns, _plain(self.kernels), self.node)
-        return work if found is None else measured(work, judged.fit_result(found), like)
+        points = kernel_points(operator, columns, self.plain, self.node)
+        return work if points is None else measured(work, self.fits[operator].predict(points), like)
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
         work = super()._prefill(name, chunk, context, window)
         if self._is_mla or self.model.encoder_layers:
             return work
         chunks, contexts = np.broadcast_arrays(np.asarray(chunk, float), np.asarray(context, float))
-        columns = {"seqs": 1.0, "chunk": chunks.ravel(), "context": contexts.ravel(), **self._heads(window)}
-        return self._measured(work, self._known(name), columns, chunks)
+        columns = {"seqs": 1.0, "chunk": chunks.ravel(), "context": contexts.ravel(), **self._heads(window or 0)}
+        return self._measured(work, name, columns, chunks)
 
     def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
         work = super()._decode(name, seqs, keys)
         if self._is_mla:
             return work
         batch, cached = np.broadcast_arrays(np.asarray(seqs, float), np.asarray(keys, float))
-        columns = {"seqs": batch.ravel(), "kv_tokens": cached.ravel(), **self._heads(None)}
-        return self._measured(work, self._known(name), columns, batch)
+        columns = {"seqs": batch.ravel(), "kv_tokens": cached.ravel(), **self._heads(0)}
+        return self._measured(work, name, columns, batch)
 
     def _moe(self, tokens: Any) -> list[Work]:
         works = super()._moe(tokens)
         ffn = self.model.ffn
-        if "fused moe" not in self.fit_result:
+        if "fused moe" not in self.fits:
             return works
         columns = {
             "tokens": np.atleast_1d(np.asarray(tokens, dtype=np.float64)),
@@ -239,24 +220,16 @@ class FittedOperators(Operators):
         columns = {"bytes": np.atleast_1d(sizes).ravel(), "gpus": float(self.tp)}
         return self._measured(work, "all-reduce", columns, sizes)
 
-    def _known(self, name: str) -> str:
-        """A window's own measurements, or those of full attention."""
-        return name if name in self.fit_result else name.replace("window ", "")
-
-    def _heads(self, window: int | None) -> dict[str, float]:
+    def _heads(self, window: int) -> dict[str, float]:
         attention, shard = self.model.attention, self.shard
         heads = {"heads": float(shard.heads), "kv_heads": float(shard.kv_heads)}
-        return {**heads, "head_dim": float(attention.head_dim), "window": float(window or 0)}
-
-
-_NO_NODE: NodeSpec = None  # type: ignore[assignment]  # products of matrices ask no link
+        return {**heads, "head_dim": float(attention.head_dim), "window": float(window)}
 
 
 _FOLDS = 5
-_MOST_ROWS = 4000
-_MIN_ROWS = 20
-_USUAL_CHUNKS = (64, 4096)
-_SKEWED = (1.5, 4.0)
+_MIN_ROWS, _MAX_ROWS = 20, 4000
+_COMMON_CHUNKS = (64, 4096)
+_UNEQUAL = (1.5, 4.0)
 
 
 @dataclass(frozen=True)
@@ -264,76 +237,67 @@ class MixedBatchCost:
     """Decode attention in a step with prompts.
 
     Attributes:
-        fit_result: Seconds of the decodes beside a prompt, at points of "decode attention".
-        summed: Median relative error of (prompt alone) + (decodes alone) on held-out steps with both.
-        disaggregated: The same with the decodes' own seconds beside a prompt.
+        predict: Returns seconds of the decodes next to a prompt, at points of "decode attention".
+        sum_error: Median relative error of (prompt alone) + (decodes alone) on held-out mixed steps.
+        mixed_error: The error of (prompt alone) + (decodes next to a prompt) on the same steps.
     """
 
-    fit_result: Interpolated
-    summed: float
-    disaggregated: float
+    predict: Interpolated
+    sum_error: float
+    mixed_error: float
 
 
-def fit_beside(rows: Profile, prompts: Judged, decodes: Judged, target: Target) -> MixedBatchCost | None:
-    """What is left of steps with both when the prompt's own attention is taken away; None: too little to tell.
+def fit_mixed_batches(
+    rows: Profile, prompts: ValidatedFit, decodes: ValidatedFit, target: Target
+) -> MixedBatchCost | None:
+    """Fit what remains of mixed steps without the prompt's own attention; None if too few rows.
 
-    Rows of chunks of 64 to 4,096 tokens count, where there are some: the usual ones of mixed steps.
+    If there are enough rows of chunks of 64 to 4,096 tokens, which are common in mixed steps, only those count.
     """
     rows = rows.where(rows["skew"] <= 1)
-    usual = (rows["chunk"] >= _USUAL_CHUNKS[0]) & (rows["chunk"] <= _USUAL_CHUNKS[1])
-    rows = rows.where(usual) if usual.sum() >= _MIN_ROWS else rows
-    rows = rows.where(np.arange(len(rows)) % (-(-max(len(rows), 1) // _MOST_ROWS)) == 0)
+    common = (rows["chunk"] >= _COMMON_CHUNKS[0]) & (rows["chunk"] <= _COMMON_CHUNKS[1])
+    rows = rows.where(common) if common.sum() >= _MIN_ROWS else rows
+    rows = rows.where(np.arange(len(rows)) % (-(-max(len(rows), 1) // _MAX_ROWS)) == 0)
     if len(rows) < _MIN_ROWS:
         return None
-    prompt = shard_points("prefill attention", {"chunk": rows["chunk"], "context": rows["context"]}, target)
-    asked = {"seqs": rows["seqs"], "kv_tokens": rows["kv_tokens"]}
-    decode = shard_points("decode attention", asked, target)
+    prompt = shard_points("prefill attention", {name: rows[name] for name in ("chunk", "context")}, target)
+    decode = shard_points("decode attention", {name: rows[name] for name in ("seqs", "kv_tokens")}, target)
     if prompt is None or decode is None:
         return None
-    prompt_s, isolated_s = prompts.fit_result(prompt), decodes.fit_result(decode)
-    left = replace(decode, seconds=np.maximum(rows["seconds"] - prompt_s, isolated_s))
-    held = _held_out(left)
-    summed = _median_error(prompt_s + isolated_s, rows["seconds"])
-    return MixedBatchCost(fit_tables(left), summed, _median_error(prompt_s + held, rows["seconds"]))
+    prompt_s, decode_s = prompts.predict(prompt), decodes.predict(decode)
+    rest = replace(decode, seconds=np.maximum(rows["seconds"] - prompt_s, decode_s))
+    places = rest.places()
+    fold = np.random.default_rng(0).permutation(places.max() + 1)[places] % _FOLDS
+    held_out_s = np.empty(len(rest))
+    for number in range(_FOLDS):
+        held_out_s[fold == number] = fit_tables(rest.take(fold != number))(rest.take(fold == number))
+    sum_error, mixed_error = (
+        float(np.median(np.abs((prompt_s + seconds) / rows["seconds"] - 1))) for seconds in (decode_s, held_out_s)
+    )
+    return MixedBatchCost(fit_tables(rest), sum_error, mixed_error)
 
 
-def factors(additional: MixedBatchCost, decodes: Judged, seqs: Floats, cached: Floats, target: Target) -> Floats:
-    """[sequences, KV tokens] how many times as long decodes take beside a prompt, at least as long."""
-    shape = np.broadcast_shapes(seqs.shape, cached.shape)
-    asked = {"seqs": np.broadcast_to(seqs, shape).ravel(), "kv_tokens": np.broadcast_to(cached, shape).ravel()}
-    points = shard_points("decode attention", asked, target)
+def mixed_batch_factors(mixed: MixedBatchCost, decodes: ValidatedFit, target: Target) -> Floats:
+    """Return [sequences, KV tokens] decode time next to a prompt over decode time alone, at least 1."""
+    axes = decode_axes(target)
+    shape = np.broadcast_shapes(*(axis.shape for axis in axes.values()))
+    columns = {name: np.broadcast_to(axis, shape).ravel() for name, axis in axes.items()}
+    points = shard_points("decode attention", columns, target)
     if points is None:
         return np.ones(shape)
-    ratio = additional.fit_result(points) / np.maximum(decodes.fit_result(points), 1e-12)
+    ratio = mixed.predict(points) / np.maximum(decodes.predict(points), 1e-12)
     factor = np.maximum(ratio, 1.0).reshape(shape)
     factor[0] = 1.0
     return np.ascontiguousarray(factor)
 
 
-def skewed(rows: Profile, decodes: Judged, target: Target) -> tuple[int, float] | None:
-    """(rows, median of measured / said - 1) of decodes of unequal lengths; None: none were measured.
+def unequal_lengths_error(rows: Profile, decodes: ValidatedFit, target: Target) -> tuple[int, float] | None:
+    """Return (rows, median of measured / predicted - 1) of decodes of unequal lengths; None if none were measured.
 
-    Rows of which the longest is one and a half to four times the mean count.
+    Rows count whose longest context is 1.5 to 4 times the mean.
     """
-    rows = rows.where((rows["skew"] > _SKEWED[0]) & (rows["skew"] <= _SKEWED[1]))
-    if not len(rows):
+    rows = rows.where((rows["skew"] > _UNEQUAL[0]) & (rows["skew"] <= _UNEQUAL[1]))
+    points = shard_points("decode attention", {name: rows[name] for name in ("seqs", "kv_tokens")}, target)
+    if not len(rows) or points is None:
         return None
-    asked = {"seqs": rows["seqs"], "kv_tokens": rows["kv_tokens"]}
-    points = shard_points("decode attention", asked, target)
-    if points is None:
-        return None
-    return len(rows), float(np.median(rows["seconds"] / decodes.fit_result(points))) - 1
-
-
-def _held_out(left: Points) -> Floats:
-    """Seconds at each place, from the others."""
-    places = left.places()
-    fold = np.random.default_rng(0).permutation(places.max() + 1)[places] % _FOLDS
-    said = np.empty(len(left))
-    for one in range(_FOLDS):
-        said[fold == one] = fit_tables(left.take(fold != one))(left.take(fold == one))
-    return said
-
-
-def _median_error(predicted: Floats, measured: Floats) -> float:
-    return float(np.median(np.abs(predicted / measured - 1)))
+    return len(rows), float(np.median(rows["seconds"] / decodes.predict(points))) - 1

@@ -1,4 +1,4 @@
-"""One operator: every estimator tried on unseen points, one of them taken."""
+"""Choice of an operator's estimator by its errors on held-out points."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.cost.estimators.learners import LEARNERS, FitResult, Learner, usable
+from lengthwise.cost.estimators.fitters import FITTERS, Fitter, Predictor, can_fit
 from lengthwise.cost.estimators.points import Points
 from lengthwise.cost.tables import OperatorFit, RegionFit
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.errors import ProfileError
 
-FOLDS = 10
-_MOST_ROWS = 4000
-_LEAST_SHAPES = 4
-_SLOW = ("forest",)
-_SLOW_FOLDS = 4
+FOLDS, FOREST_FOLDS = 10, 4
+_MAX_ROWS = 4000
+_MIN_SHAPES = 4
 REGIONS = ("small", "medium", "large", "out_of_range")
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What an estimator said of points that were held out.
+    """Errors of an estimator on held-out points.
 
-    ``log_ratio`` [n] is log(measured / said), ``region`` [n] the index into REGIONS: thirds of the points
-    between the outermost by their size, and the points beyond those that were learnt from. ``half`` [n] is 0 or
-    1, the same of a place for every estimator: they are chosen by one half and told on the other.
+    ``log_ratio`` [n] is log(measured / predicted). ``region`` [n] is an index into REGIONS: thirds by size of the
+    points between the outermost, and the points beyond those that were fitted. ``half`` [n] is 0 or 1, the same for
+    every estimator at a place: the estimator is chosen on one half and its errors are reported on the other.
     """
 
     log_ratio: Floats
@@ -38,245 +36,224 @@ class Validation:
 
     @property
     def inside(self) -> Floats:
-        """Of points that have measured neighbours on all sides."""
+        """Return log ratios of points that have measured neighbours on all sides."""
         return np.asarray(self.log_ratio[self.region < len(REGIONS) - 1], dtype=np.float64)
 
     @property
     def out_of_range(self) -> Floats:
-        """Of the largest third, told by the others."""
+        """Return log ratios of the largest third, predicted from the others."""
         return np.asarray(self.log_ratio[self.region == len(REGIONS) - 1], dtype=np.float64)
 
     def of_half(self, half: int) -> Validation:
-        """The points of one half."""
+        """Return the points of one half."""
         own = self.half == half
         return Validation(self.log_ratio[own], self.region[own], self.half[own])
 
+    def counted(self, *, out_of_range: bool) -> Floats:
+        """Return log ratios inside, with those out of range if they count or if none is inside."""
+        if out_of_range or not len(self.inside):
+            return np.concatenate([self.inside, self.out_of_range])
+        return self.inside
 
-def joined_halves(first: Validation, second: Validation) -> Validation:
-    """The first half of one estimator with the second half of another."""
-    parts = (first.of_half(0), second.of_half(1))
-    columns = ([getattr(part, name) for part in parts] for name in ("log_ratio", "region", "half"))
-    return Validation(*(np.concatenate(column) for column in columns))
+    def score(self, *, out_of_range: bool) -> float:
+        """Return the root mean square of the log errors inside, averaged with that out of range if it counts."""
+        scores = [_rms(self.inside), _rms(self.out_of_range)] if out_of_range else [_rms(self.inside)]
+        known = [score for score in scores if np.isfinite(score)]
+        return float(np.mean(known)) if known else float("inf")
 
 
-def held_out(name: str, learner: Learner, points: Points) -> Validation:
-    """What the learner says of every interior place without its rows, and of the largest third without all of it.
+def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
+    """Predict every interior place without its own rows, and the largest third of the places from the others.
 
-    Each place that is no extreme of an axis is told from the others: places are dealt out in turn along the
-    axes to FOLDS folds, so that a place is held out while its neighbours stay, as if it were left out alone. The
-    edges of every axis are never held out inside: what lies at them is only told as beyond.
+    Places are dealt to folds in turn along the axes, so that a held-out place keeps its neighbours, as if it alone were
+    left out. Places at the edge of an axis are never held out inside: only extrapolation could predict them.
     """
-    points = thinned(points)
-    places = points.places()
-    size = points.roofline
-    inner = interior(points)
-    fold = _dealt(points, _SLOW_FOLDS if name in _SLOW else FOLDS)
-    said = np.full(len(points), np.nan)
-    for one in range(fold.max() + 1):
-        hidden = inner & (fold == one)
+    points = _sample(points)
+    places, size, inner = points.places(), points.roofline, interior(points)
+    fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
+    predicted = np.full(len(points), np.nan)
+    for number in range(fold.max() + 1):
+        hidden = inner & (fold == number)
         if hidden.any() and (~hidden).any():
-            said[hidden] = learner(points.take(~hidden))(points.take(hidden))
-    rows = np.flatnonzero(inner & np.isfinite(said))
+            predicted[hidden] = fitter(points.take(~hidden))(points.take(hidden))
+    rows = np.flatnonzero(inner & np.isfinite(predicted))
     third = np.searchsorted(np.quantile(size[rows], [1 / 3, 2 / 3]), size[rows]) if len(rows) else rows
-    outside, told = _out_of_range(learner, points, places, size)
-    log_ratio = np.log(points.seconds[np.concatenate([rows, outside])] / np.concatenate([said[rows], told]))
+
+    outside, extrapolated = np.zeros(0, dtype=np.int64), np.zeros(0)
+    by_place = np.zeros(places.max() + 1)
+    by_place[places] = size
+    if len(by_place) >= 6:
+        large = by_place[places] > np.quantile(by_place, 2 / 3)
+        outside, extrapolated = np.flatnonzero(large), fitter(points.take(~large))(points.take(large))
+
+    both = np.concatenate([rows, outside])
+    log_ratio = np.log(points.seconds[both] / np.concatenate([predicted[rows], extrapolated]))
     region = np.concatenate([third, np.full(len(outside), len(REGIONS) - 1)])
-    half = _dealt(points, FOLDS)[np.concatenate([rows, outside])] % 2
-    return Validation(log_ratio, region.astype(np.int64), half)
+    return Validation(log_ratio, region.astype(np.int64), _folds(points, FOLDS)[both] % 2)
 
 
-def thinned(points: Points) -> Points:
-    """The timed points; if they are many, every so many shapes whole, so that neighbours along the axes stay."""
+def _sample(points: Points) -> Points:
+    """Return the timed points; of many, complete shapes at a stride, so that neighbours along the axes remain."""
     points = points.take(points.seconds > 0)
-    if len(points) <= _MOST_ROWS:
+    if len(points) <= _MAX_ROWS:
         return points
-    step = -(-len(points) // _MOST_ROWS)
-    shapes, kind = np.unique(points.shape, axis=0, return_inverse=True)
-    kept = kind.ravel() if len(shapes) >= _LEAST_SHAPES * step else points.places()
-    return points.take(kept % step == 0)
+    stride = -(-len(points) // _MAX_ROWS)
+    shapes, shape = np.unique(points.shape, axis=0, return_inverse=True)
+    group = shape.ravel() if len(shapes) >= _MIN_SHAPES * stride else points.places()
+    return points.take(group % stride == 0)
 
 
 def interior(points: Points) -> npt.NDArray[np.bool_]:
-    """[n] whether a point lies between the first and the last of its shape on every axis that varies."""
+    """Return [n] whether a point lies between the first and the last of its shape on every axis that varies."""
     inner = np.ones(len(points), dtype=bool)
-    _, kind = np.unique(points.shape, axis=0, return_inverse=True)
-    for one in np.unique(kind.ravel()):
-        rows = kind.ravel() == one
+    shape = np.unique(points.shape, axis=0, return_inverse=True)[1].ravel()
+    for number in np.unique(shape):
+        rows = shape == number
         for axis in points.axes[rows].T:
             if axis.min() < axis.max():
                 inner[rows] &= (axis > axis.min()) & (axis < axis.max())
     return inner
 
 
-def _dealt(points: Points, folds: int) -> npt.NDArray[np.int64]:
-    """[n] a fold by rank on every axis: neighbours along an axis never share one."""
+def _folds(points: Points, folds: int) -> npt.NDArray[np.int64]:
+    """Return [n] a fold by rank on every axis: neighbours along an axis never share one."""
     turn = np.zeros(len(points), dtype=np.int64)
-    columns = [*points.shape.T, *points.axes.T]
-    for step, column in zip((1, 3, 7, 9, 11, 13, 17, 19), columns[::-1], strict=False):
+    for step, column in zip((1, 3, 7, 9, 11, 13, 17, 19), points.features.T[::-1], strict=False):
         turn += step * np.unique(column, return_inverse=True)[1].ravel()
     return np.asarray(turn % folds, dtype=np.int64)
 
 
-def _out_of_range(
-    learner: Learner, points: Points, places: npt.NDArray[np.int64], size: Floats
-) -> tuple[npt.NDArray[np.int64], Floats]:
-    """(rows, said) of the largest third of the places, from the smaller ones."""
-    by_place = np.zeros(places.max() + 1)
-    by_place[places] = size
-    if len(by_place) < 6:
-        return np.zeros(0, dtype=np.int64), np.zeros(0)
-    large = by_place[places] > np.quantile(by_place, 2 / 3)
-    said = learner(points.take(~large))(points.take(large))
-    return np.flatnonzero(large), said
+SELECTIONS = ("auto", "all")
+"""Choose the best estimator on held-out points; "all" tries the forest, too, which takes a minute."""
 
+_MIN_ROWS = 8
+MIN_HELD_OUT = 3
+"""With fewer held-out points, the error is unknown."""
 
-MULTIPLE = ("auto", "all")
-"""Take the best of several by held-out points; "all" tries the forest, too, which takes a minute."""
+TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
+"""Error of physics on another TP degree, model or GPU over its error where it was measured (out of range included).
 
-_FEW_ROWS = 8
-LEAST_HELD = 3
-"""Fewer held-out points than this tell no error."""
+The 75th percentile over operators measured on both sides: LLMServingSim's kernels of vLLM (RTX 4090, RTX PRO 6000),
+Vidur's (A100, H100, A40; six models) and AIConfigurator's (A100, H100, H200, B200):
 
-FAR_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
-"""How many times its error where it was measured (beyond the points, too) physics has on another TP degree, model
-or GPU: the 75th percentile over operators that were measured on both sides. Of LLMServingSim's kernels of vLLM
-(RTX 4090, RTX PRO 6000), Vidur's (A100, H100, A40; six models) and AIConfigurator's (A100, H100, H200, B200):
+========  =========  ======  ===============  ===============  ===================================
+transfer  transfers  median  75th percentile  90th percentile  root-mean-square error: own, target
+========  =========  ======  ===============  ===============  ===================================
+tp             1262    1.21             1.56             2.07  0.13, 0.17
+model          1496    1.16             1.50             1.84  0.12, 0.14
+gpu             482    1.68             2.31             3.55  0.16, 0.32
+========  =========  ======  ===============  ===============  ===================================
 
-=======  =======  ======  ===============  ===============  ================================
-carried  carries  median  75th percentile  90th percentile  root-mean-square error: own, there
-=======  =======  ======  ===============  ===============  ================================
-tp          1262    1.21             1.56             2.07  0.13, 0.17
-model       1496    1.16             1.50             1.84  0.12, 0.14
-gpu          482    1.68             2.31             3.55  0.16, 0.32
-=======  =======  ======  ===============  ===============  ================================
-
-The worst is the embedding on another GPU (9.4 at the 75th percentile); attention and products
-of matrices there are at 1.8 and less. Several at once multiply."""
+The worst is the embedding on another GPU (9.4 at the 75th percentile); attention and matrix products are at 1.8 or
+less. Factors of several transfers multiply."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An operator's estimator, learnt from all points, and how far it is off.
+class ValidatedFit:
+    """An operator's estimator, fitted to all points, and its error.
 
     Attributes:
-        operator: Its name.
-        estimator: The one taken: the best on all held-out points.
-        fit_result: Tells seconds.
-        rows: Points that it learnt from.
-        log_sd: Of log(measured / said) on held-out points, inside, or with those beyond where the tables go on
-            beyond the points; each half told by the estimator that the other half chose. None: too few to tell.
-        compared: The errors of every estimator that was tried.
-        error: (median, 95th percentile) of the relative error on the same points; None: too few to tell, or the
-            points are of another shard, model or GPU, whose errors are not those here.
-        carried: The points are of another shard, model or GPU.
-        is_made_up: Some of the points were made up and not measured.
+        operator: Its name in a profile.
+        estimator: The chosen one: the best on all held-out points.
+        predict: Returns seconds at points.
+        rows: Points that were fitted.
+        log_sd: Root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
+            tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
+        compared: Errors of every estimator that was tried.
+        error: (median, 95th percentile) of the relative error on the same points; None: too few points, or they belong
+            to another shard, model or GPU.
+        transferred: The points belong to another shard, model or GPU.
+        is_made_up: Some of the points are made up and not measured.
     """
 
     operator: str
     estimator: str
-    fit_result: FitResult
+    predict: Predictor
     rows: int
     log_sd: float | None
     compared: tuple[RegionFit, ...]
     error: tuple[float, float] | None
-    carried: bool
+    transferred: bool
     is_made_up: bool = False
 
+    def without_errors(self) -> ValidatedFit:
+        """Return the fit of made-up points, whose distances from each other do not measure a device's error."""
+        return replace(self, log_sd=None, compared=(), error=None, is_made_up=True)
+
     def summary(self) -> OperatorFit | None:
-        """The errors inside (beyond, where nothing was inside); None where they cannot be told."""
+        """Return the errors inside (out of range if none is inside); None if they are unknown."""
         return None if self.error is None else OperatorFit(self.operator, self.rows, *self.error)
 
 
-def judge(points: Points, estimator: str, *, out_of_range: bool, carried: Collection[str] = ()) -> Judged:
-    """The estimator asked for, or (SEVERAL) the one with the smallest error on unseen points.
+def fit_validated(
+    points: Points, estimator: str, *, out_of_range: bool, transfers: Collection[str] = ()
+) -> ValidatedFit:
+    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points.
 
     Args:
-        points: What was measured.
-        estimator: Of LEARNERS, or of SEVERAL.
-        out_of_range: The tables go beyond the points; then errors beyond count as much as those inside.
-        carried: What the tables have another of (FAR_FACTORS): then only physics may speak.
+        points: Measured points.
+        estimator: A name of FITTERS or SELECTIONS.
+        out_of_range: The tables extrapolate; then errors out of range count as much as those inside.
+        transfers: Keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.
 
     Raises:
-        ProfileError: The estimator cannot learn from these points.
+        ProfileError: The estimator cannot predict another shard, model or GPU.
     """
-    names = _candidates(points, estimator, elsewhere=bool(carried))
-    held = {name: held_out(name, LEARNERS[name], points) for name in names} if len(points) > 2 else {}
-    compared = tuple(fit for name, of in held.items() for fit in _regions(points.operator, name, of))
-    picked = _best(held, out_of_range=out_of_range) if held else names[0]
-    told = nested_choice(held, out_of_range=out_of_range) if held else None
-    counted = _counted(told, out_of_range=out_of_range or bool(carried)) if told else np.zeros(0)
-    log_sd = _rms(counted) if len(counted) >= LEAST_HELD else None
-    if log_sd is not None:
-        log_sd *= math.prod(FAR_FACTORS[what] for what in carried)
-    inside = _counted(told, out_of_range=False) if told else np.zeros(0)
-    error = _errors(inside) if len(inside) >= LEAST_HELD and not carried else None
-    fitted = LEARNERS[picked](points)
-    return Judged(points.operator, picked, fitted, len(points), log_sd, compared, error, bool(carried))
+    if transfers and estimator not in (*SELECTIONS, "physics"):
+        raise ProfileError(
+            f"{points.operator} was measured for another shard, model or GPU, which only the estimator physics "
+            f"can predict; {estimator} was requested. Use physics or auto, or measure this one."
+        )
+    names = ["physics"]
+    if not transfers and estimator in SELECTIONS and len(points) >= _MIN_ROWS:
+        names = [name for name in FITTERS if can_fit(name, points) and (name != "forest" or estimator == "all")]
+    elif not transfers and estimator not in SELECTIONS and can_fit(estimator, points):
+        names = [estimator]
 
-
-def made_up(evaluated: Judged) -> Judged:
-    """The same without any error: how far made-up points lie from each other says nothing of a device."""
-    return replace(evaluated, log_sd=None, compared=(), error=None, is_made_up=True)
-
-
-def nested_choice(validation: Mapping[str, Validation], *, out_of_range: bool) -> Validation:
-    """Held-out points, each half told by the estimator that is best on the other half.
-
-    The best of several on some points looks better on these than it is; on others it has no such luck.
-    """
-    chosen = [
-        _best({name: of.of_half(1 - half) for name, of in validation.items()}, out_of_range=out_of_range)
-        for half in (0, 1)
-    ]
-    return joined_halves(validation[chosen[0]], validation[chosen[1]])
-
-
-def _best(validation: Mapping[str, Validation], *, out_of_range: bool) -> str:
-    return min(validation, key=lambda name: _score(validation[name], out_of_range=out_of_range))
-
-
-def _candidates(points: Points, estimator: str, *, elsewhere: bool) -> list[str]:
-    if elsewhere:
-        if estimator not in (*MULTIPLE, "physics"):
-            raise ProfileError(
-                f"{points.operator} was measured for another shard, model or GPU, of which only the estimator "
-                f"physics can speak; {estimator} was asked for. Use physics or auto, or measure this one."
-            )
-        return ["physics"]
-    if estimator in MULTIPLE:
-        names = [name for name in LEARNERS if usable(name, points) and (name != "forest" or estimator == "all")]
-        return names if len(points) >= _FEW_ROWS else ["physics"]
-    return [estimator] if usable(estimator, points) else ["physics"]
-
-
-def _score(validation: Validation, *, out_of_range: bool) -> float:
-    """Root mean square of the log errors inside; with those beyond, half and half."""
-    inside, outside = _rms(validation.inside), _rms(validation.out_of_range)
-    scores = [inside, outside] if out_of_range else [inside]
-    known = [score for score in scores if np.isfinite(score)]
-    return float(np.mean(known)) if known else float("inf")
-
-
-def _counted(validation: Validation, *, out_of_range: bool) -> Floats:
-    """Log errors inside; with those beyond where these count, or alone where nothing is inside."""
-    return (
-        np.concatenate([validation.inside, validation.out_of_range])
-        if out_of_range or not len(validation.inside)
-        else validation.inside
+    chosen, compared, log_sd, error = names[0], [], None, None
+    if len(points) > 2:
+        validations = {name: cross_validate(name, FITTERS[name], points) for name in names}
+        chosen = _best(validations, out_of_range=out_of_range)
+        compared = [fit for name, of in validations.items() for fit in _region_fits(points.operator, name, of)]
+        validation = nested_choice(validations, out_of_range=out_of_range)
+        counted = validation.counted(out_of_range=out_of_range or bool(transfers))
+        if len(counted) >= MIN_HELD_OUT:
+            log_sd = _rms(counted) * math.prod(TRANSFER_FACTORS[transfer] for transfer in transfers)
+        inside = validation.counted(out_of_range=False)
+        error = _errors(inside) if len(inside) >= MIN_HELD_OUT and not transfers else None
+    return ValidatedFit(
+        points.operator, chosen, FITTERS[chosen](points), len(points), log_sd, tuple(compared), error, bool(transfers)
     )
+
+
+def nested_choice(validations: Mapping[str, Validation], *, out_of_range: bool) -> Validation:
+    """Return held-out points, each half predicted by the estimator that is best on the other half.
+
+    The best of several estimators looks better on the points that chose it than it is.
+    """
+    halves = []
+    for half in (0, 1):
+        other = {name: validation.of_half(1 - half) for name, validation in validations.items()}
+        halves.append(validations[_best(other, out_of_range=out_of_range)].of_half(half))
+    columns = ([getattr(half, name) for half in halves] for name in ("log_ratio", "region", "half"))
+    return Validation(*(np.concatenate(column) for column in columns))
+
+
+def _best(validations: Mapping[str, Validation], *, out_of_range: bool) -> str:
+    return min(validations, key=lambda name: validations[name].score(out_of_range=out_of_range))
 
 
 def _rms(log_ratio: Floats) -> float:
     return float(np.sqrt(np.mean(log_ratio**2))) if len(log_ratio) else float("nan")
 
 
-def _regions(operator: str, estimator: str, validation: Validation) -> list[RegionFit]:
+def _region_fits(operator: str, estimator: str, validation: Validation) -> list[RegionFit]:
     groups = [(name, validation.log_ratio[validation.region == i]) for i, name in enumerate(REGIONS)]
     groups.insert(len(REGIONS) - 1, ("inside", validation.inside))
     return [RegionFit(operator, estimator, name, len(ratio), *_errors(ratio)) for name, ratio in groups if len(ratio)]
 
 
 def _errors(log_ratio: Floats) -> tuple[float, float]:
-    """(median, 95th percentile) of |said / measured - 1|."""
+    """Return (median, 95th percentile) of |predicted / measured - 1|."""
     error = np.abs(np.expm1(-log_ratio))
     return float(np.median(error)), float(np.quantile(error, 0.95))

@@ -1,4 +1,4 @@
-"""Which rows of a profile speak of a deployment."""
+"""Selection of a profile's rows that apply to a deployment."""
 
 from __future__ import annotations
 
@@ -11,104 +11,24 @@ import numpy.typing as npt
 
 from lengthwise import catalog
 from lengthwise.cost.estimators.points import Target
+from lengthwise.cost.operator_work import layer_share
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
 
-def of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
-    """Rows of one backend an operator: of the one asked for, else of graphs, else of the one that has most.
-
-    Args:
-        rows: Of any backends.
-        requested: A backend's name or a part of it, in any case; "" leaves the choice.
-        notes: Gets which was taken of several, and which others there are.
-
-    Raises:
-        ProfileError: No operator has rows of the backend asked for; lists those that there are.
-    """
-    keep = np.ones(len(rows), dtype=bool)
-    found = False
-    for operator in rows.operators:
-        own = rows["operator"] == operator
-        names, counts = np.unique(rows["backend"][own], return_counts=True)
-        wanted = _matching(names, requested)
-        found = found or bool(requested and wanted.any())
-        if len(names) > 1:
-            best = _best(names, counts, wanted)
-            keep &= ~own | (rows["backend"] == best)
-            notes.append(_report(operator, best, names.tolist(), requested if wanted.any() else ""))
-    if requested and not found:
-        there = ", ".join(sorted(set(rows["backend"].tolist()) - {""})) or "none with a name"
-        raise ProfileError(
-            f"the profile {rows.metadata.name} has no rows of the backend {requested}; its backends are: {there}"
-        )
-    return rows.where(keep)
-
-
-def of_attention(rows: Profile, requested: str, uses: Callable[[str], bool], notes: list[str]) -> None:
-    """Nothing; the notes get whose attention was measured.
-
-    Args:
-        rows: Of one backend an operator.
-        requested: The deployment's backend, as of ``of_backend``; "" where it does not say.
-        uses: Whether the deployment has an operator.
-        notes: Gets the names, where they are known.
-
-    Raises:
-        ProfileError: Some attention was measured with the backend asked for, and some of the deployment's was not.
-    """
-    named = {name: _names(rows, name) for name in rows.operators if _is_attention(name) and uses(name)}
-    named = {name: names for name, names in named.items() if names}
-    others = {name: names for name, names in named.items() if not _matching(np.array(names), requested).any()}
-    if not others:
-        return
-    told = "; ".join(f"{name} with {', '.join(names)}" for name, names in others.items())
-    if len(others) < len(named):
-        raise ProfileError(
-            f"the profile {rows.metadata.name} must be of the attention backend {requested}; it has {told} alone. Use a "
-            f"profile of {requested}, or name no backend"
-        )
-    but = f", not with {requested}" if requested else ": right if the deployment's is the same"
-    notes.append(f"measured {told}{but}")
-
-
-def _is_attention(operator: str) -> bool:
-    return OPERATOR_PARTS[operator] in ("prefill", "decode")
-
-
-def _names(rows: Profile, operator: str) -> list[str]:
-    return sorted(set(rows.of(operator)["backend"].tolist()) - {""})
-
-
-def _matching(names: npt.NDArray[np.str_], requested: str) -> npt.NDArray[np.bool_]:
-    return np.array([bool(requested) and requested.lower() in str(name).lower() for name in names], dtype=bool)
-
-
-def _best(names: npt.NDArray[np.str_], counts: npt.NDArray[np.int64], desired: npt.NDArray[np.bool_]) -> str:
-    """The one asked for; else what engines run in steps of decodes (graphs); else the one with most rows."""
-    graphs = np.array(["graph" in str(name) for name in names])
-    return str(names[np.lexsort((counts, graphs, desired))[-1]])
-
-
-def _report(operator: str, best: str, names: list[str], requested: str) -> str:
-    others = ", ".join(name or "an unnamed backend" for name in names if name != best)
-    why = "as asked" if requested else "the most rows, or graphs"
-    taken = f"{best or 'an unnamed backend'} taken ({why})"
-    return f"{operator}: rows of {taken}, those of {others} left out; #@NAME chooses"
-
-
 @dataclass(frozen=True)
 class Source:
-    """A profile's rows of the right dtype, and of what they were measured.
+    """Rows of a profile in the deployment's dtype, and what they were measured on.
 
     Attributes:
         shard: Rows of a model's shard.
-        kernels: Rows of kernels of no model.
-        target: The model and GPU that were measured, to tell the roofline of each row.
+        kernels: Rows of model-independent kernels.
+        target: The measured model and GPU, for the roofline of each row.
         same: The rows are of the deployment's own model and GPU.
-        notes: What was left out or bridged, in words.
+        same_gpu: The rows are of the deployment's own GPU.
+        notes: Rows left out and differences bridged, in words.
     """
 
     shard: Profile
@@ -120,33 +40,125 @@ class Source:
 
 
 def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
-    """The rows that may speak of a deployment; of the backend given, where an operator has rows of it.
+    """Return the rows that apply to a deployment; of the backend given, if an operator has rows of it.
 
     Raises:
-        ProfileError: Nothing in the profile has the deployment's dtype or the backend, some attention is of another
-            backend, or the profile's model or GPU is another one that no catalog knows, so that not even the physics
-            can tell the way from it.
+        ProfileError: The profile lacks the deployment's dtype or the backend, some attention is of another backend, or
+            the profile's model or GPU differs from the deployment's and is not in the catalog.
     """
     notes: list[str] = []
     rows = _of_dtype(profile, target, notes)
-    rows = of_backend(rows, backend, notes)
-    of_attention(rows, backend, lambda operator: target.share(operator) > 0, notes)
+    rows = _of_backend(rows, backend, notes)
+    _require_attention_backend(rows, backend, target.model, notes)
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
     model = _measured_model(profile, target) if len(shard) else target.model
-    same_gpu, same = (gpu.name == target.gpu.name, gpu.name == target.gpu.name and model.name == target.model.name)
+    same_gpu = gpu.name == target.gpu.name
     if not same_gpu:
         notes.append(f"measured on {gpu.name}, carried to {target.gpu.name} by their data sheets")
     if len(shard) and model.name != target.model.name:
         notes.append(f"measured for {model.name}, carried to {target.model.name} by the sizes of its operators")
     measured = Target(model, gpu, target.node, target.parallel, target.limits, target.max_model_len)
-    return Source(shard, kernels, measured, same, same_gpu, tuple(notes))
+    return Source(shard, kernels, measured, same_gpu and model.name == target.model.name, same_gpu, tuple(notes))
+
+
+def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
+    """Return rows of the layers' dtype; head, norms and attention may be of the activations' 16 bits."""
+    layers, cache = _speed_class(target.weight_dtype), _speed_class(target.limits.kv_dtype or "")
+    names, kv_names = (_speed_classes(profile[column]) for column in ("dtype", "kv_dtype"))
+    wide, wide_kv = names == "bfloat16", kv_names == "bfloat16"
+    part = np.array([OPERATOR_PARTS[str(name)] for name in profile["operator"]])
+    matrices = np.isin(part, ("layer", "gemm"))
+    fits = (names == "") | (names == layers) | (~matrices & wide) | ((part == "gemm") & wide)
+    attention = np.isin(part, ("prefill", "decode", "mixed"))
+    fits &= ~attention | (kv_names == "") | (kv_names == (cache or layers)) | (not cache) & wide_kv
+    if not (fits & matrices).any() and matrices.any():
+        raise ProfileError(
+            f"{target.model.name} has {layers} weights, and the profile {profile.metadata.name} was measured with "
+            f"{', '.join(sorted(set(names[matrices].tolist())))}; use a profile of {layers}"
+        )
+    rows = profile.where(fits)
+    if len(rows) < len(profile):
+        notes.append(f"{len(profile) - len(rows):,} rows of other dtypes left out")
+    return rows
+
+
+def _speed_class(dtype: str) -> str:
+    """Return the canonical name of a dtype, where both 16-bit formats count as bfloat16."""
+    name = dtype_name(dtype) if dtype else ""
+    return "bfloat16" if name == "float16" else name
+
+
+def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    """Return [n] speed classes of dtypes; unknown dtypes stay as they are."""
+    known, index = np.unique(column, return_inverse=True)
+    names = []
+    for name in known.tolist():
+        try:
+            names.append(_speed_class(name))
+        except InputError:
+            names.append(name)
+    return np.array(names, dtype=np.str_)[index] if names else column
+
+
+def _of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
+    """Return rows of one backend per operator: the requested one, else CUDA graphs, else the one with most rows."""
+    mask = np.ones(len(rows), dtype=bool)
+    found = False
+    for operator in rows.operators:
+        own = rows["operator"] == operator
+        names, counts = np.unique(rows["backend"][own], return_counts=True)
+        matching = np.array([_matches(name, requested) for name in names.tolist()])
+        found = found or bool(matching.any())
+        if len(names) > 1:
+            # Engines run steps of decodes as CUDA graphs.
+            graphs = np.array(["graph" in str(name) for name in names])
+            best = str(names[np.lexsort((counts, graphs, matching))[-1]])
+            mask &= ~own | (rows["backend"] == best)
+            others = ", ".join(name or "an unnamed backend" for name in names.tolist() if name != best)
+            reason = "as requested" if matching.any() else "the most rows, or graphs"
+            notes.append(
+                f"{operator}: rows of {best or 'an unnamed backend'} taken ({reason}), those of {others} left out; "
+                "#@NAME chooses"
+            )
+    if requested and not found:
+        known = ", ".join(sorted(set(rows["backend"].tolist()) - {""})) or "none with a name"
+        raise ProfileError(
+            f"the profile {rows.metadata.name} has no rows of the backend {requested}; its backends are: {known}"
+        )
+    return rows.where(mask)
+
+
+def _matches(name: str, requested: str) -> bool:
+    return bool(requested) and requested.lower() in name.lower()
+
+
+def _require_attention_backend(rows: Profile, requested: str, model: ModelSpec, notes: list[str]) -> None:
+    """Note the backends of the attention rows, and refuse rows of which only some are of the requested backend."""
+    backends: dict[str, list[str]] = {}
+    for operator in rows.operators:
+        names = sorted(set(rows.of(operator)["backend"].tolist()) - {""})
+        if names and OPERATOR_PARTS[operator] in ("prefill", "decode") and layer_share(model, operator) > 0:
+            backends[operator] = names
+    others = {op: names for op, names in backends.items() if not any(_matches(name, requested) for name in names)}
+    if not others:
+        return
+    listed = "; ".join(f"{operator} with {', '.join(names)}" for operator, names in others.items())
+    if len(others) < len(backends):
+        raise ProfileError(
+            f"the profile {rows.metadata.name} must be of the attention backend {requested}; it has {listed} alone. "
+            f"Use a profile of {requested}, or name no backend"
+        )
+    contrast = f", not with {requested}" if requested else ": right if the deployment's is the same"
+    notes.append(f"measured {listed}{contrast}")
 
 
 def _measured_gpu(profile: Profile, target: Target) -> GpuSpec:
+    def plain(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
+
     named = profile.metadata.gpu
-    own = {target.gpu.name, *target.gpu.aliases}
-    if not named or _plain(named) in {_plain(name) for name in own}:
+    if not named or plain(named) in {plain(name) for name in (target.gpu.name, *target.gpu.aliases)}:
         return target.gpu
     try:
         return catalog.gpu(named)
@@ -167,95 +179,41 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
     except InputError as error:
         raise ProfileError(
             f"the profile {profile.metadata.name} is of the model {named}, which is not {target.model.name} and in "
-            "no catalog; use a profile of this model, or of kernels of no model"
+            "no catalog; use a profile of this model, or of model-independent kernels"
         ) from error
 
 
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
-    """Rows of the layers' dtype; the head, norms and attention may be of the activations' 16 bits."""
-    layers, cache = _named(target.weight_dtype), _named(target.limits.kv_dtype or "")
-    names, kv_names = (_spelt(profile[column]) for column in ("dtype", "kv_dtype"))
-    part = np.array([OPERATOR_PARTS[str(name)] for name in profile["operator"]])
-    matrices = np.isin(part, ("layer", "gemm"))
-    fits = (names == "") | (names == layers) | (~matrices & _wide(names)) | ((part == "gemm") & _wide(names))
-    attention = np.isin(part, ("prefill", "decode", "mixed"))
-    fits &= ~attention | (kv_names == "") | (kv_names == (cache or layers)) | (not cache) & _wide(kv_names)
-    kept = profile.where(fits)
-    if not (fits & matrices).any() and matrices.any():
-        raise ProfileError(
-            f"{target.model.name} has {layers} weights, and the profile {profile.metadata.name} was measured with "
-            f"{', '.join(sorted(set(names[matrices].tolist())))}; use a profile of {layers}"
-        )
-    if len(kept) < len(profile):
-        notes.append(f"{len(profile) - len(kept):,} rows of other dtypes left out")
-    return kept
-
-
-def _named(dtype: str) -> str:
-    """Its one spelling; both kinds of 16 bits are as fast."""
-    name = dtype_name(dtype) if dtype else ""
-    return "bfloat16" if name == "float16" else name
-
-
-def _spelt(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """The dtypes in their one spelling; what is not known stays as it is."""
-    known, which = np.unique(column, return_inverse=True)
-    names = []
-    for name in known.tolist():
-        try:
-            names.append(_named(name))
-        except InputError:
-            names.append(name)
-    return np.array(names, dtype=np.str_)[which] if names else column
-
-
-def _wide(names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
-    return np.asarray(names == "bfloat16")
-
-
 def reach_of(source: Source, target: Target) -> Reach:
-    """The largest step that was measured: the smallest of the operators' own largest.
+    """Return the largest step that was measured: the smallest of the operators' own maxima.
 
-    Rows of the model's shard of the deployment's TP degree count, of all where that one was not measured;
-    kernels of no model where there are none of a shard. None: nothing of the kind was measured.
+    Rows of the model's shard at the deployment's TP degree count; at all degrees if that one was not measured;
+    model-independent kernels if there are no rows of a shard. None: nothing of the kind was measured.
 
-    A request is as long as the longest sequence of either phase: of prompts what is cached before a chunk counts,
-    of decodes the mean over the batch. Decodes of a window are cut to it, and measured at any length for that.
+    A request is as long as the longest sequence of either phase: for prompts what is cached before a chunk counts, for
+    decodes the mean over the batch. Decodes of window attention are cut to the window at any length.
     """
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
     rows = own if len(own) else shard
 
-    def largest(part: str, value: str | Callable[[Profile], npt.NDArray[Any]]) -> int | None:
-        told = _least_largest(rows, part, value)
-        return _least_largest(source.kernels, part, value) if told is None else told
+    def maximum(profile: Profile, part: str, value: Callable[[Profile], npt.NDArray[Any]]) -> int | None:
+        operators = [profile.of(operator) for operator in profile.operators if OPERATOR_PARTS[operator] == part]
+        return min((int(value(own).max()) for own in operators), default=None)
 
-    tokens = _least_largest(rows, "layer", "tokens")
-    lengths = (largest("prefill", _prompt_tokens), largest("decode", _sequence_tokens))
-    return Reach(
-        tokens=_least_largest(source.kernels, "gemm", "tokens") if tokens is None else tokens,
-        seqs=largest("decode", "seqs"),
-        chunk=largest("prefill", "chunk"),
-        context=max((length for length in lengths if length is not None), default=None),
-        kv_tokens=largest("decode", "kv_tokens"),
-        prefix=largest("prefill", "context"),
+    def largest(part: str, value: Callable[[Profile], npt.NDArray[Any]]) -> int | None:
+        found = maximum(rows, part, value)
+        return maximum(source.kernels, part, value) if found is None else found
+
+    tokens = maximum(rows, "layer", lambda p: p["tokens"])
+    lengths = (
+        largest("prefill", lambda p: np.asarray(p["chunk"] + p["context"])),
+        largest("decode", lambda p: np.asarray(p["kv_tokens"] // np.maximum(p["seqs"], 1))),
     )
-
-
-def _sequence_tokens(rows: Profile) -> npt.NDArray[Any]:
-    """[n] Mean tokens of the sequences of decodes."""
-    return np.asarray(rows["kv_tokens"] // np.maximum(rows["seqs"], 1))
-
-
-def _prompt_tokens(rows: Profile) -> npt.NDArray[Any]:
-    """[n] Tokens of the prompts up to the end of their chunks."""
-    return np.asarray(rows["chunk"] + rows["context"])
-
-
-def _least_largest(rows: Profile, part: str, value: str | Callable[[Profile], npt.NDArray[Any]]) -> int | None:
-    of = [rows.of(operator) for operator in rows.operators if OPERATOR_PARTS[operator] == part]
-    return min((int((own[value] if isinstance(value, str) else value(own)).max()) for own in of), default=None)
+    return Reach(
+        tokens=maximum(source.kernels, "gemm", lambda p: p["tokens"]) if tokens is None else tokens,
+        seqs=largest("decode", lambda p: p["seqs"]),
+        chunk=largest("prefill", lambda p: p["chunk"]),
+        context=max((length for length in lengths if length is not None), default=None),
+        kv_tokens=largest("decode", lambda p: p["kv_tokens"]),
+        prefix=largest("prefill", lambda p: p["context"]),
+    )

@@ -1,4 +1,4 @@
-"""Whether a new measurement says something else than an old profile, operator by operator."""
+"""Comparison of a new profile with an old one, operator by operator."""
 
 from __future__ import annotations
 
@@ -19,132 +19,47 @@ _SHAPE = (
     "tp", "dtype", "kv_dtype", "n", "k", "heads", "kv_heads", "head_dim", "window", "experts", "topk", "gpus",
 )  # fmt: skip
 _LINE = {"prefill": "context", "decode": "kv_tokens", "mixed": "kv_tokens", "comm": "bytes", "send": "bytes"}
-"""The axis along which an operator is interpolated; the others by tokens."""
+"""Axis along which an operator of a part is interpolated; others are interpolated by tokens."""
 
 _AXES = ("tokens", "seqs", "chunk", "context", "kv_tokens", "bytes", "skew")
-NEAREST = 2.05
-"""No interpolation between points farther apart than this factor."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """One operator in both: logarithm of new over old, its noise, and the size of the step, [n] each.
-
-    ``noise`` is NaN where neither tells its spread.
-    """
-
-    log_ratio: Floats
-    noise: Floats
-    size: Floats
-
-
-def matched(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, str], Pairs], int]:
-    """Pairs by TP degree and dtype, and how many of the new points have no counterpart."""
-    import polars as pl
-
-    left, right = _places(new, operator), _places(old, operator)
-    shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
-    left, right = _once(left, [*shape, *_AXES]), _once(right, [*shape, *_AXES])
-    both = left.join(right, on=[*shape, *_AXES], suffix="_old", nulls_equal=True)
-    rest = left.join(right, on=[*shape, *_AXES], how="anti", nulls_equal=True)
-    between = _between(rest, right, shape, _LINE.get(OPERATOR_PARTS[operator], "tokens"))
-    found = pl.concat([both.select(_OUT), between.select(_OUT)])
-    groups = {
-        (int(tp), str(dtype)): _pairs(one, operator)
-        for (tp, dtype), one in found.group_by("tp", "dtype", maintain_order=True)
-    }
-    return groups, len(left) - len(found)
-
-
-_OUT = ["tp", "dtype", *_AXES, "seconds", "noise", "seconds_old", "noise_old"]
-
-
-def _places(profile: Profile, operator: str) -> pl.DataFrame:
-    import polars as pl
-
-    own = profile.of(operator)
-    table = pl.DataFrame({n: own[n].tolist() if own[n].dtype.kind == "U" else own[n] for n in COLUMNS})
-    table = table.with_columns(skew=pl.when(pl.col("skew") <= 1).then(1.0).otherwise(pl.col("skew").round(6)))
-    # a median of r repeats is 1.25 / sqrt(r) of their standard deviation off, quartiles are 1.349 of it apart
-    repeats = pl.max_horizontal("repeats", 1).sqrt()
-    noise = pl.col("spread_s") / 1.349 * 1.25 / repeats / pl.col("seconds")
-    return table.filter(pl.col("seconds") > 0).with_columns(noise=noise)
-
-
-def _once(table: pl.DataFrame, place: list[str]) -> pl.DataFrame:
-    """One row a place: the median of what was measured there again."""
-    import polars as pl
-
-    return table.group_by(place, maintain_order=True).agg(
-        pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
-    )
-
-
-def _between(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
-    """New points between two old ones of the same line, whose time is read off between them (log by log)."""
-    import polars as pl
-
-    line = [*shape, *(name for name in _AXES if name != axis)]
-    knots = old.filter(pl.col(axis) > 0).sort(axis)
-    here = rest.filter(pl.col(axis) > 0).with_row_index("row").sort(axis)
-    points = knots.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")
-    both = {"on": axis, "by": line, "check_sortedness": False}
-    below = here.join_asof(points, strategy="backward", **both)  # type: ignore[arg-type]
-    above = here.join_asof(points, strategy="forward", **both).select(  # type: ignore[arg-type]
-        "row", at_above="at", s_above="s", e_above="e"
-    )
-    joined = below.join(above, on="row").filter(
-        pl.col("at").is_not_null() & pl.col("at_above").is_not_null(), pl.col("at_above") <= NEAREST * pl.col("at")
-    )
-    part = ((pl.col(axis) / pl.col("at")).log() / (pl.col("at_above") / pl.col("at")).log()).fill_nan(0.0)
-    return joined.with_columns(
-        seconds_old=(pl.col("s").log() * (1 - part) + pl.col("s_above").log() * part).exp(),
-        noise_old=pl.max_horizontal("e", "e_above"),
-    )
-
-
-def _pairs(found: pl.DataFrame, operator: str) -> Pairs:
-    columns = {name: found[name].to_numpy().astype(np.float64) for name in found.columns if name != "dtype"}
-    new, old = columns["noise"], columns["noise_old"]
-    known = np.isfinite(new) | np.isfinite(old)
-    noise = np.where(known, np.hypot(np.nan_to_num(new), np.nan_to_num(old)), np.nan)
-    part = OPERATOR_PARTS[operator]
-    size = {
-        "prefill": columns["chunk"] + columns["context"],
-        "decode": columns["kv_tokens"],
-        "mixed": columns["chunk"] + columns["context"] + columns["kv_tokens"],
-        "comm": columns["bytes"],
-        "send": columns["bytes"],
-    }.get(part, columns["tokens"])
-    return Pairs(np.log(columns["seconds"] / columns["seconds_old"]), noise, size)
-
+_UNITS = {
+    "prefill": "tokens",
+    "decode": "KV tokens",
+    "mixed": "tokens",
+    "comm": "bytes",
+    "send": "bytes",
+    "head": "sequences",
+    "host": "sequences",
+}
+MAX_DISTANCE = 2.05
+"""Points farther apart than this factor are not interpolated."""
 
 DRAWS = 1000
 LEVEL = 0.99
-"""Of an interval: some dozens of operators and regions are looked at, and one in twenty would often be wrong."""
+"""Of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance."""
 
 MIN_COUNT = 3
-"""So few points whose spread nobody tells say nothing."""
+"""Fewer points than this without known spreads prove no change."""
 
-_UNITS = {"prefill": "tokens", "decode": "KV tokens", "mixed": "tokens", "comm": "bytes", "send": "bytes"}
+_MAX_SAMPLE = 400
 
 
 @dataclass(frozen=True)
 class Moved:
-    """New over old of one operator, shard and region.
+    """New time over old time of one operator, shard and region.
 
     Attributes:
         operator: Its name.
-        tp: The shard (0: a kernel of no model).
+        tp: Tensor-parallel degree (0: a model-independent kernel).
         dtype: Of its weights or activations.
-        region: "small" or "large", cut at the geometric middle of the sizes; "all" where there is one size.
-        sizes: The smallest and the largest size that was compared, in ``unit``.
+        region: "small" or "large", split at the geometric middle of the sizes; "all" if there is one size.
+        sizes: The smallest and the largest size compared, in ``unit``.
         unit: "tokens", "KV tokens", "sequences" or "bytes".
-        points: How many were compared.
-        ratio: The median of new over old.
-        low: The lower end of its interval (99 %, a bootstrap over points and their spreads).
-        high: The upper end.
-        changed: Whether the whole interval lies beyond the tolerance.
+        points: Points compared.
+        ratio: Median of new over old.
+        low: Lower end of its interval (99 %, a bootstrap over points and their spreads).
+        high: Upper end.
+        changed: Whether the complete interval lies beyond the tolerance.
     """
 
     operator: str
@@ -162,7 +77,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class ProfileCheck:
-    """All that was compared, and what could not be."""
+    """Rows that were compared, and points and operators without a counterpart."""
 
     rows: tuple[Moved, ...]
     tolerance: float
@@ -173,21 +88,21 @@ class ProfileCheck:
 
     @property
     def changed(self) -> tuple[Moved, ...]:
-        """What moved by more than the tolerance, and surely."""
+        """Return the rows that changed significantly by more than the tolerance."""
         return tuple(row for row in self.rows if row.changed)
 
 
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
-    """Which operators moved by more than a tolerance, beyond what the spreads explain.
+    """Find operators whose times changed by more than a tolerance, beyond what the spreads explain.
 
-    Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a
-    factor of two apart is compared with what lies between them.
+    Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
+    of two apart is compared with their interpolation.
 
     Args:
-        new: What was measured now.
-        old: What it should agree with.
-        tolerance: A share: 0.05 lets a time be 5 % longer, or as many times shorter.
-        seed: Of the intervals.
+        new: The new measurement.
+        old: The profile that it should agree with.
+        tolerance: A share: 0.05 allows a time to be 5 % longer, or shorter by the same factor.
+        seed: Seed of the bootstrap.
 
     Raises:
         InputError: The tolerance is not positive.
@@ -202,35 +117,37 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
     unmatched = 0
     shared = [name for name in new.operators if name in old.operators]
     for operator in shared:
-        groups, alone = matched(new, old, operator)
-        unmatched += alone
+        groups, missing = _match(new, old, operator)
+        unmatched += missing
         for (tp, dtype), pairs in sorted(groups.items()):
-            rows += _regions(operator, tp, dtype, pairs, tolerance, rng)
+            rows += _compare_regions(operator, tp, dtype, pairs, tolerance, rng)
     if not rows:
         raise ProfileError(
             "the profiles must share points; they share none: no operator has equal or neighbouring sizes, TP and "
             f"dtype in both (operators in both: {', '.join(shared) or 'none'})"
         )
+    names = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
     return ProfileCheck(
         tuple(rows),
         tolerance,
         unmatched,
-        tuple(name for name in new.operators if name not in shared),
-        tuple(name for name in old.operators if name not in shared),
-        _notes(new, old),
+        only_new=tuple(name for name in new.operators if name not in shared),
+        only_old=tuple(name for name in old.operators if name not in shared),
+        notes=tuple(
+            f"the {key} is another: {now} now, {before} then" for key, (now, before) in names.items() if now != before
+        ),
     )
 
 
 def _require_same(new: Profile, old: Profile) -> None:
-    if new.metadata.model != old.metadata.model:
-        raise ProfileError(
-            f"both profiles must be of one model; they are of {new.metadata.model or 'no model (kernels)'} and "
-            f"{old.metadata.model or 'no model (kernels)'}"
-        )
-    kinds = [bool((one["tp"] > 0).any()) for one in (new, old)]
+    models = [one.metadata.model or "no model (kernels)" for one in (new, old)]
+    if models[0] != models[1]:
+        raise ProfileError(f"both profiles must be of one model; they are of {' and '.join(models)}")
+    kinds = [
+        "operators of a model's shards" if (one["tp"] > 0).any() else "model-independent kernels" for one in (new, old)
+    ]
     if kinds[0] != kinds[1]:
-        words = ["operators of a model's shards" if shard else "kernels of no model" for shard in kinds]
-        raise ProfileError(f"both profiles must be of one kind; one holds {words[0]}, the other {words[1]}")
+        raise ProfileError(f"both profiles must be of one kind; one holds {kinds[0]}, the other {kinds[1]}")
     dtypes = [sorted(set(one["dtype"].tolist()) - {""}) for one in (new, old)]
     if all(dtypes) and not set(dtypes[0]) & set(dtypes[1]):
         raise ProfileError(
@@ -238,61 +155,130 @@ def _require_same(new: Profile, old: Profile) -> None:
         )
     degrees = [one.tensor_parallel for one in (new, old)]
     if all(degrees) and not set(degrees[0]) & set(degrees[1]):
-        words = [f"TP {', '.join(map(str, own))}" for own in degrees]
-        raise ProfileError(f"both profiles must share a TP degree; one has {words[0]}, the other {words[1]}")
-    _require_same_attention(new, old)
-
-
-def _require_same_attention(new: Profile, old: Profile) -> None:
-    """Where both name whose kernels; one name within another, such as fa3 beside none, may be the same."""
+        listed = [f"TP {', '.join(map(str, own))}" for own in degrees]
+        raise ProfileError(f"both profiles must share a TP degree; one has {listed[0]}, the other {listed[1]}")
     for operator in new.operators:
         if OPERATOR_PARTS[operator] not in ("prefill", "decode"):
             continue
-        now, then = (sorted(set(one.of(operator)["backend"].tolist()) - {""}) for one in (new, old))
-        if now and then and not any(a in b or b in a for a in now for b in then):
+        now, before = (sorted(set(one.of(operator)["backend"].tolist()) - {""}) for one in (new, old))
+        # A name within another, such as fa3 in a longer one, may be the same backend.
+        if now and before and not any(a in b or b in a for a in now for b in before):
             raise ProfileError(
-                f"both profiles must be of one attention backend; {operator} is of {', '.join(now)} in one, of "
-                f"{', '.join(then)} in the other. Measure both with the same"
+                f"both profiles must be of one attention backend; {operator} is of {', '.join(now)} in one, "
+                f"of {', '.join(before)} in the other. Measure both with the same"
             )
 
 
-def _notes(new: Profile, old: Profile) -> tuple[str, ...]:
-    pairs = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
-    return tuple(f"the {what} is another: {a} now, {b} then" for what, (a, b) in pairs.items() if a != b)
+@dataclass(frozen=True)
+class _Pairs:
+    """[n] points in both profiles: log of new over old seconds, its noise (NaN if unknown), and size of the step."""
+
+    log_ratio: Floats
+    noise: Floats
+    size: Floats
 
 
-def _regions(
-    operator: str, tp: int, dtype: str, pairs: Pairs, tolerance: float, rng: np.random.Generator
+def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, str], _Pairs], int]:
+    """Return pairs by TP degree and dtype, and the number of new points without a counterpart."""
+    import polars as pl
+
+    left, right = _timed_rows(new, operator), _timed_rows(old, operator)
+    shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
+    place = [*shape, *_AXES]
+    # Repeated measurements of a place count by their median.
+    left, right = (
+        table.group_by(place, maintain_order=True).agg(
+            pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
+        )
+        for table in (left, right)
+    )
+    both = left.join(right, on=place, suffix="_old", nulls_equal=True)
+    rest = left.join(right, on=place, how="anti", nulls_equal=True)
+    between = _interpolate(rest, right, shape, _LINE.get(OPERATOR_PARTS[operator], "tokens"))
+    columns = ["tp", "dtype", *_AXES, "seconds", "noise", "seconds_old", "noise_old"]
+    found = pl.concat([both.select(columns), between.select(columns)])
+    groups = {
+        (int(tp), str(dtype)): _pairs(group, operator)
+        for (tp, dtype), group in found.group_by("tp", "dtype", maintain_order=True)
+    }
+    return groups, len(left) - len(found)
+
+
+def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
+    import polars as pl
+
+    own = profile.of(operator)
+    table = pl.DataFrame({n: own[n].tolist() if own[n].dtype.kind == "U" else own[n] for n in COLUMNS})
+    table = table.with_columns(skew=pl.when(pl.col("skew") <= 1).then(1.0).otherwise(pl.col("skew").round(6)))
+    # The error of a median of r repeats is 1.25 sd / sqrt(r); the quartiles of a normal are 1.349 sd apart.
+    repeats = pl.max_horizontal("repeats", 1).sqrt()
+    noise = pl.col("spread_s") / 1.349 * 1.25 / repeats / pl.col("seconds")
+    return table.filter(pl.col("seconds") > 0).with_columns(noise=noise)
+
+
+def _interpolate(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
+    """Return new points between two old ones on the same line, with the old time interpolated in logarithms."""
+    import polars as pl
+
+    line = [*shape, *(name for name in _AXES if name != axis)]
+    points = old.filter(pl.col(axis) > 0).sort(axis)
+    points = points.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")
+    rest = rest.filter(pl.col(axis) > 0).with_row_index("row").sort(axis)
+    options = {"on": axis, "by": line, "check_sortedness": False}
+    below = rest.join_asof(points, strategy="backward", **options)  # type: ignore[arg-type]
+    above = rest.join_asof(points, strategy="forward", **options).select(  # type: ignore[arg-type]
+        "row", at_above="at", s_above="s", e_above="e"
+    )
+    joined = below.join(above, on="row").filter(
+        pl.col("at").is_not_null() & pl.col("at_above").is_not_null(), pl.col("at_above") <= MAX_DISTANCE * pl.col("at")
+    )
+    share = ((pl.col(axis) / pl.col("at")).log() / (pl.col("at_above") / pl.col("at")).log()).fill_nan(0.0)
+    return joined.with_columns(
+        seconds_old=(pl.col("s").log() * (1 - share) + pl.col("s_above").log() * share).exp(),
+        noise_old=pl.max_horizontal("e", "e_above"),
+    )
+
+
+def _pairs(found: pl.DataFrame, operator: str) -> _Pairs:
+    columns = {name: found[name].to_numpy().astype(np.float64) for name in found.columns if name != "dtype"}
+    new, old = columns["noise"], columns["noise_old"]
+    known = np.isfinite(new) | np.isfinite(old)
+    noise = np.where(known, np.hypot(np.nan_to_num(new), np.nan_to_num(old)), np.nan)
+    size = {
+        "prefill": columns["chunk"] + columns["context"],
+        "decode": columns["kv_tokens"],
+        "mixed": columns["chunk"] + columns["context"] + columns["kv_tokens"],
+        "comm": columns["bytes"],
+        "send": columns["bytes"],
+    }.get(OPERATOR_PARTS[operator], columns["tokens"])
+    return _Pairs(np.log(columns["seconds"] / columns["seconds_old"]), noise, size)
+
+
+def _compare_regions(
+    operator: str, tp: int, dtype: str, pairs: _Pairs, tolerance: float, rng: np.random.Generator
 ) -> list[Moved]:
     sizes = np.maximum(pairs.size, 1)
     middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
-    cuts = {"small": sizes <= middle, "large": sizes > middle}
-    if not cuts["large"].any():
-        cuts = {"all": cuts["small"]}
-    part = OPERATOR_PARTS[operator]
-    unit = "sequences" if part in ("head", "host") else _UNITS.get(part, "tokens")
+    regions = {"small": sizes <= middle, "large": sizes > middle}
+    if not regions["large"].any():
+        regions = {"all": regions["small"]}
+    unit, limit = _UNITS.get(OPERATOR_PARTS[operator], "tokens"), math.log1p(tolerance)
     found = []
-    for region, mask in cuts.items():
-        ratio, noise = pairs.log_ratio[mask], pairs.noise[mask]
-        low, high = _interval(ratio, noise, rng)
-        limit = math.log1p(tolerance)
-        enough = len(ratio) >= MIN_COUNT or bool(np.isfinite(noise).all())
-        span = (int(pairs.size[mask].min()), int(pairs.size[mask].max()))
+    for region, mask in regions.items():
+        ratio, noise, size = pairs.log_ratio[mask], pairs.noise[mask], pairs.size[mask]
+        sample = (
+            rng.choice(len(ratio), _MAX_SAMPLE, replace=False) if len(ratio) > _MAX_SAMPLE else np.arange(len(ratio))
+        )
+        drawn = rng.choice(sample, (DRAWS, len(sample)))
+        errors = np.nan_to_num(noise)[drawn] * rng.standard_normal(drawn.shape)
+        medians = np.median(ratio[drawn] + errors, axis=1)
+        low, high = (float(end) for end in np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+        is_sufficient = len(ratio) >= MIN_COUNT or bool(np.isfinite(noise).all())
         found.append(
             Moved(
-                operator, tp, dtype, region, span, unit, len(ratio), math.exp(float(np.median(ratio))),
-                math.exp(low), math.exp(high), enough and (low > limit or high < -limit),
+                operator, tp, dtype, region, (int(size.min()), int(size.max())), unit, len(ratio),
+                math.exp(float(np.median(ratio))), math.exp(low), math.exp(high),
+                is_sufficient and (low > limit or high < -limit),
             )
         )  # fmt: skip
     return found
-
-
-def _interval(ratio: np.ndarray, noise: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """Of the median: points drawn again, each off by its noise."""
-    most = 400  # of many points, a sample says the same
-    kept = rng.choice(len(ratio), most, replace=False) if len(ratio) > most else np.arange(len(ratio))
-    drawn = rng.choice(kept, (DRAWS, len(kept)))
-    off = np.nan_to_num(noise)[drawn] * rng.standard_normal(drawn.shape)
-    medians = np.median(ratio[drawn] + off, axis=1)
-    low, high = np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)

@@ -1,4 +1,4 @@
-"""What every importer does: reads a table, names device and model as the catalog does, stacks the rows."""
+"""Common steps of the importers: read a table, use the catalog's names, stack the rows to a profile."""
 
 from __future__ import annotations
 
@@ -17,83 +17,73 @@ from lengthwise.schema.profile import COLUMNS, TEXT_COLUMNS, Profile, ProfileFac
 from lengthwise.schema.specs import dtype_name
 
 QUARTILES_OF_NORMAL = 1.349
-"""The distance between the quartiles of a normal distribution, in its standard deviations."""
-
-Rows = list[pl.DataFrame]
+"""Distance between the quartiles of a normal distribution in standard deviations."""
 
 
-def read_csv(path: Path, needed: Sequence[str]) -> pl.DataFrame:
-    """The rows of a CSV file, packed or not, each of which has a number where one is needed.
+def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
+    """Read a Parquet file or a CSV file, packed by gzip or not.
 
     Raises:
         ProfileError: The file cannot be read, or lacks a column.
     """
+    kind = "Parquet" if path.suffix == ".parquet" else "CSV"
     try:
-        rows = pl.read_csv(path, infer_schema_length=None)
+        rows = pl.read_parquet(path) if kind == "Parquet" else pl.read_csv(path, infer_schema_length=None)
     except (OSError, pl.exceptions.PolarsError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ProfileError(f"{path} must be a readable CSV file: {first}") from error
-    return having(rows, needed, path)
+        raise ProfileError(f"{path} must be a readable {kind} file: {first}") from error
+    return require_columns(rows, required, path)
 
 
-def read_table(path: Path, needed: Sequence[str]) -> pl.DataFrame:
-    """The rows of a Parquet file; raises ProfileError as ``read_csv`` does."""
-    try:
-        rows = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ProfileError(f"{path} must be a readable Parquet file: {first}") from error
-    return having(rows, needed, path)
-
-
-def having(rows: pl.DataFrame, needed: Sequence[str], path: Path) -> pl.DataFrame:
-    """The rows, if they have these columns; raises ProfileError that lists what is there."""
-    missing = [name for name in needed if name not in rows.columns]
+def require_columns(rows: pl.DataFrame, required: Sequence[str], path: Path) -> pl.DataFrame:
+    """Return the rows; raise ProfileError if they lack a column."""
+    missing = [name for name in required if name not in rows.columns]
     if missing:
         raise ProfileError(f"{path} must have the columns {', '.join(missing)}; it has {', '.join(rows.columns)}")
     return rows
 
 
 def gpu_name(name: str) -> str:
-    """The catalog's name of a device, or the source's own."""
-    try:
-        return catalog.gpu(name).name
-    except UnknownNameError:
-        return name
+    """Return the catalog's name of a device, or the source's own."""
+    gpu = catalog.find_gpu(name)
+    return gpu.name if gpu else name
 
 
 def model_name(name: str) -> str:
-    """The catalog's name of a model, or the source's own."""
-    known = catalog.models()
-    wanted = name.lower()
-    for key, spec in known.items():
-        if wanted in {key.lower(), *(alias.lower() for alias in spec.metadata.aliases)}:
+    """Return the catalog's name of a model, or the source's own."""
+    for key, spec in catalog.models().items():
+        if name.lower() in {key.lower(), *(alias.lower() for alias in spec.metadata.aliases)}:
             return key
     return name
 
 
-def dtype(name: str) -> str:
-    """Our spelling of a dtype, or the source's own ("fp8_block")."""
+def canonical_dtype(name: str) -> str:
+    """Return the canonical spelling of a dtype, or the source's own ("fp8_block")."""
     try:
         return dtype_name(name)
     except UnknownNameError:
         return name
 
 
-def assembled(metadata: ProfileFacts, frames: Rows, where: Path) -> Profile:
-    """A profile of stacked frames with columns named as a profile's; doubtful values are noted.
+def build_profile(metadata: ProfileFacts, frames: list[pl.DataFrame], where: Path) -> Profile:
+    """Return a profile of stacked frames with columns named as a profile's; notes list suspicious values.
 
     Raises:
-        ProfileError: No row is left, or one holds what it must not.
+        ProfileError: No row is left, or one holds an invalid value.
     """
-    kept = [frame for frame in frames if len(frame)]
-    if not kept:
-        raise ProfileError(f"{where} must hold rows that a profile has a place for; it holds none")
-    rows = pl.concat(kept, how="diagonal_relaxed")
-    holes = rows.filter(pl.col("seconds").is_null())
-    if len(holes):
-        raise ProfileError(f"{where} must hold a time in every row; {len(holes)} rows have none")
-    columns = {name: _column(rows, name) for name in COLUMNS if name in rows.columns}
+    filled = [frame for frame in frames if len(frame)]
+    if not filled:
+        raise ProfileError(f"{where} must hold rows of operators that a profile has; it holds none")
+    rows = pl.concat(filled, how="diagonal_relaxed")
+    untimed = rows["seconds"].null_count()
+    if untimed:
+        raise ProfileError(f"{where} must hold a time in every row; {untimed} rows have none")
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        if name in TEXT_COLUMNS and name in rows.columns:
+            columns[name] = np.array(rows[name].fill_null("").to_list(), dtype=np.str_)
+        elif name in rows.columns:
+            columns[name] = rows[name].fill_null(float("nan") if name == "spread_s" else 0).to_numpy()
     try:
         profile = Profile(metadata, columns)
     except ProfileError as error:
@@ -101,17 +91,6 @@ def assembled(metadata: ProfileFacts, frames: Rows, where: Path) -> Profile:
     return replace(profile, metadata=replace(metadata, notes=(*metadata.notes, *warnings(profile))))
 
 
-def _column(rows: pl.DataFrame, name: str) -> Any:
-    blank: Any = "" if name in TEXT_COLUMNS else float("nan") if name == "spread_s" else 0
-    filled = rows[name].fill_null(blank)
-    return np.array(filled.to_list(), dtype=np.str_) if name in TEXT_COLUMNS else filled.to_numpy()
-
-
-def entries(counts: Mapping[str, int]) -> str:
-    """Names with their rows ("alltoall (168)"), sorted."""
+def row_counts(counts: Mapping[str, int]) -> str:
+    """Return names with their rows ("alltoall (168)"), sorted."""
     return ", ".join(f"{name} ({rows:,})" for name, rows in sorted(counts.items()))
-
-
-def names_in(folder: Path) -> str:
-    """What a folder holds, for a message."""
-    return ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"

@@ -1,89 +1,74 @@
-"""LLMServingSim's profiles as ours: which of its two layouts a folder has, and who reads it."""
+"""Importer of LLMServingSim's profiles in both of its layouts, v0 and v1."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from lengthwise.cost.profiles.external_tables import QUARTILES_OF_NORMAL, dtype, entries, gpu_name, having, model_name
-from lengthwise.cost.vidur_format import csv_file, has_csv
+from lengthwise.cost.profiles.external_tables import (
+    QUARTILES_OF_NORMAL,
+    build_profile,
+    canonical_dtype,
+    gpu_name,
+    model_name,
+    read_table,
+    require_columns,
+    row_counts,
+)
+from lengthwise.cost.vidur_format import csv_file, has_csv, names_in
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.profile import Profile, ProfileFacts
-
-if TYPE_CHECKING:
-    import polars as pl
-
-_DEGREE = re.compile(r"tp(\d+)$")
 
 
 @dataclass
 class Shard:
-    """One tpN folder, and what a reader must know of it."""
+    """One tpN folder and the notes of its reader."""
 
     folder: Path
     tp: int
     notes: list[str]
 
-    def read(self, name: str, needed: tuple[str, ...]) -> pl.DataFrame | None:
-        """The rows of one of its CSV files; None where there is none."""
-        from lengthwise.cost.profiles.external_tables import read_csv
-
-        return read_csv(csv_file(self.folder, name), needed) if has_csv(self.folder, name) else None
+    def read(self, name: str, *required: str) -> pl.DataFrame | None:
+        """Return the rows of a CSV file; None if there is none."""
+        return read_table(csv_file(self.folder, name), required) if has_csv(self.folder, name) else None
 
 
 def import_llmservingsim(folder: Path | str) -> Profile:
-    """The profile of a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1.
+    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1.
 
     v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
-    tpN/{dense,attention,per_sequence,moe,skew}.csv. All TP degrees go in; notes of the profile's facts say
-    what was left out or converted.
+    tpN/{dense,attention,per_sequence,moe,skew}.csv. All TP degrees are imported; notes of the profile's metadata list
+    what is left out or converted.
 
     Raises:
-        ProfileError: It has neither layout, or a file lacks a column; says what is there.
+        ProfileError: The folder has neither layout, or a file lacks a column; the message lists what is present.
     """
     root = Path(folder)
+    if not root.is_dir():
+        raise ProfileError(f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one")
+    degrees = [(path, re.match(r"tp(\d+)$", path.name)) for path in root.iterdir() if path.is_dir()]
     notes: list[str] = []
-    shards = _shards(root, notes)
+    shards = sorted((Shard(path, int(m[1]), notes) for path, m in degrees if m), key=lambda shard: shard.tp)
+    if not shards:
+        raise ProfileError(f"{root} must hold tp1/, tp2/ ... of LLMServingSim's profiler; it holds {names_in(root)}")
     v0, v1 = (any(has_csv(one.folder, name) for one in shards) for name in ("layers", "dense"))
     if v0 == v1:
-        from lengthwise.cost.profiles.external_tables import names_in
-
         raise ProfileError(
             f"{shards[0].folder} must hold layers.csv (v0) or dense.csv (v1) of LLMServingSim, not both; it "
             f"holds {names_in(shards[0].folder)}"
         )
-    return _made(root, shards, notes, newer=v1)
+    metadata, read = (_v1_metadata, _v1_rows) if v1 else (_v0_metadata, _v0_rows)
+    description = metadata(root)
+    frames = [frame for shard in shards for frame in read(shard, root)]
+    return build_profile(replace(description, notes=(*description.notes, *dict.fromkeys(notes))), frames, root)
 
 
-def _made(root: Path, shards: list[Shard], notes: list[str], *, newer: bool) -> Profile:
-    from lengthwise.cost.profiles.external_tables import assembled
-
-    metadata: Callable[[Path], ProfileFacts]
-    metadata, rows = (_v1_facts, _v1_rows) if newer else (_v0_facts, _v0_rows)
-    about = metadata(root)
-    frames = [frame for shard in shards for frame in rows(shard, root)]
-    whole = ProfileFacts(**{**vars(about), "notes": (*about.notes, *dict.fromkeys(notes))})
-    return assembled(whole, frames, root)
-
-
-def _shards(root: Path, notes: list[str]) -> list[Shard]:
-    from lengthwise.cost.profiles.external_tables import names_in
-
-    if not root.is_dir():
-        raise ProfileError(f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one")
-    found = [(int(m[1]), path) for path in root.iterdir() if path.is_dir() and (m := _DEGREE.match(path.name))]
-    if not found:
-        raise ProfileError(f"{root} must hold tp1/, tp2/ ... of LLMServingSim's profiler; it holds {names_in(root)}")
-    return [Shard(path, tp, notes) for tp, path in sorted(found)]
-
-
-_ONE = {
+_V0_LAYERS = {
     "embedding": "embedding",
     "input_layernorm": "input norm",
     "post_layernorm": "post-attention norm",
@@ -95,15 +80,11 @@ _ONE = {
     "final_layernorm": "final norm",
     "lm_head": "lm head",
 }
-_SUMS = {"qkv projection": ("q_proj", "k_proj", "v_proj"), "mlp up": ("gate_proj", "up_proj")}
-"""Ours of several of theirs, which run one after another."""
-
-_ATTENTION = ("is_prefill", "prefill_chunk_size", "kv_cache_size", "batch_size")
-_REPEATS = 30
+_V0_SUMS = {"qkv projection": ("q_proj", "k_proj", "v_proj"), "mlp up": ("gate_proj", "up_proj")}
+"""Operators of a profile that are several layers of v0, which run one after another."""
 
 
-def _v0_facts(root: Path) -> ProfileFacts:
-    """What the folder's names tell."""
+def _v0_metadata(root: Path) -> ProfileFacts:
     model, device = f"{root.parent.name}/{root.name}", root.parent.parent.name
     return ProfileFacts(
         name=f"{root.name} on {device}, LLMServingSim v0",
@@ -117,84 +98,71 @@ def _v0_facts(root: Path) -> ProfileFacts:
 
 
 def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Frames with columns named as a profile's."""
-    layers = shard.read("layers", ("layer_name", "input", "latency(ns)"))
-    attention = shard.read("attention", _ATTENTION)
-    frames = [] if layers is None else _layers(layers, shard)
+    """Return frames with columns named as a profile's."""
+    layers = shard.read("layers", "layer_name", "input", "latency(ns)")
+    attention = shard.read("attention", "is_prefill", "prefill_chunk_size", "kv_cache_size", "batch_size")
+    dtype = pl.lit("bfloat16" if "TPU" in str(shard.folder) else "float16")
+    shared = {"dtype": dtype, "tp": pl.lit(shard.tp)}
+    frames = [] if layers is None else _v0_layers(layers, shard, shared)
     if attention is None:
         shard.notes.append(f"tp {shard.tp} has no attention.csv: no decode attention")
         if layers is not None and "attn" in layers["layer_name"]:
-            frames.append(_fresh_prompts(layers, shard))
-    elif "p50_ns" in attention.columns:
-        frames += _tpu_attention(attention, shard)
-    else:
-        where = root / shard.folder.name / "attention.csv"
-        needed = [f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")]
-        frames += _gpu_attention(having(attention, needed, where), shard)
-    return frames
-
-
-def _layers(layers: pl.DataFrame, shard: Shard) -> list[pl.DataFrame]:
-    by_name = {name[0]: one for name, one in layers.group_by("layer_name")}
-    frames = [_row(by_name[name], operator, shard) for name, operator in _ONE.items() if name in by_name]
-    used = {*_ONE, "attn"}
-    for operator, parts in _SUMS.items():
-        if all(name in by_name for name in parts):
-            used |= set(parts)
-            together = layers.filter(pl.col("layer_name").is_in(parts)).group_by("input", maintain_order=True)
-            whole = together.agg(pl.col("latency(ns)").sum(), pl.len()).filter(pl.col("len") == len(parts))
-            frames.append(_row(whole, operator, shard))
-    left = {str(name): len(one) for name, one in by_name.items() if name not in used}
-    if left:
-        shard.notes.append(f"left out, having no counterpart alone: {entries(left)}")
-    return frames
-
-
-def _row(layers: pl.DataFrame, operator: str, shard: Shard) -> pl.DataFrame:
-    return layers.select(
-        operator=pl.lit(operator),
-        dtype=pl.lit(_dtype(shard)),
-        tp=pl.lit(shard.tp),
-        tokens=pl.col("input"),
-        seconds=pl.col("latency(ns)") / 1e9,
-    )
-
-
-def _dtype(shard: Shard) -> str:
-    return "bfloat16" if "TPU" in str(shard.folder) else "float16"
-
-
-def _fresh_prompts(layers: pl.DataFrame, shard: Shard) -> pl.DataFrame:
-    """The model's own attention module over one prompt, the only attention where there is no attention.csv."""
-    shard.notes.append(f"tp {shard.tp}: prefill attention is of the model's module, without a cached context")
-    return layers.filter(pl.col("layer_name") == "attn").select(
-        operator=pl.lit("prefill attention"),
-        dtype=pl.lit(_dtype(shard)),
-        tp=pl.lit(shard.tp),
-        seqs=pl.lit(1),
-        chunk=pl.col("input"),
-        seconds=pl.col("latency(ns)") / 1e9,
-    )
-
-
-def _gpu_attention(attention: pl.DataFrame, shard: Shard) -> list[pl.DataFrame]:
+            shard.notes.append(f"tp {shard.tp}: prefill attention is of the model's module, without a cached context")
+            frames.append(
+                layers.filter(pl.col("layer_name") == "attn").select(
+                    operator=pl.lit("prefill attention"),
+                    seqs=pl.lit(1),
+                    chunk=pl.col("input"),
+                    seconds=pl.col("latency(ns)") / 1e9,
+                    **shared,
+                )
+            )
+        return frames
     chunk, seqs, keys = pl.col("prefill_chunk_size"), pl.col("batch_size"), pl.col("kv_cache_size")
-    decode = attention.filter(~pl.col("is_prefill"))
-    empty = decode.filter(keys < seqs)
-    if len(empty):
-        shard.notes.append(f"{len(empty):,} decode rows have fewer keys than sequences and are left out")
+    prefill, decode = attention.filter("is_prefill"), attention.filter(~pl.col("is_prefill"))
+    if "p50_ns" in attention.columns:  # of a TPU
+        shared |= {"kv_dtype": pl.lit("bfloat16"), "seqs": seqs, "seconds": pl.col("p50_ns") / 1e9}
+        shared["dtype"] = pl.lit("bfloat16")
+        frames.append(prefill.select(operator=pl.lit("prefill attention"), chunk=chunk, context=keys, **shared))
+        decodes = {"kv_tokens": seqs * keys, "skew": pl.lit(1.0)}
+        return [*frames, decode.select(operator=pl.lit("decode attention"), **decodes, **shared)]
+    columns = [f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")]
+    require_columns(attention, columns, root / shard.folder.name / "attention.csv")
+    incomplete = decode.filter(keys < seqs)
+    if len(incomplete):
+        shard.notes.append(f"{len(incomplete):,} decode rows have fewer keys than sequences and are left out")
     shard.notes.append(
         "kv_cache_size of attention.csv counts the keys of the whole batch, a prompt's own chunk among them"
     )
+    decode = decode.filter(keys >= seqs)
     return [
-        _timed(attention.filter("is_prefill"), "prefill", shard, seqs=seqs, chunk=chunk, context=keys - chunk),
-        _timed(
-            decode.filter(keys >= seqs), "decode", shard, seqs=seqs, kv_tokens=keys // seqs * seqs, skew=pl.lit(1.0)
-        ),
+        *frames,
+        _v0_gpu_attention(prefill, "prefill", shard, seqs=seqs, chunk=chunk, context=keys - chunk),
+        _v0_gpu_attention(decode, "decode", shard, seqs=seqs, kv_tokens=keys // seqs * seqs, skew=pl.lit(1.0)),
     ]
 
 
-def _timed(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr) -> pl.DataFrame:
+def _v0_layers(layers: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> list[pl.DataFrame]:
+    by_name = {name[0]: one for name, one in layers.group_by("layer_name")}
+    tables = {operator: by_name[name] for name, operator in _V0_LAYERS.items() if name in by_name}
+    used = {*_V0_LAYERS, "attn"}
+    for operator, names in _V0_SUMS.items():
+        if all(name in by_name for name in names):
+            used |= set(names)
+            parts = layers.filter(pl.col("layer_name").is_in(names)).group_by("input", maintain_order=True)
+            sums = parts.agg(pl.col("latency(ns)").sum(), pl.len())
+            tables[operator] = sums.filter(pl.col("len") == len(names))
+    unused = {str(name): len(one) for name, one in by_name.items() if name not in used}
+    if unused:
+        shard.notes.append(f"left out, having no counterpart alone: {row_counts(unused)}")
+    seconds = pl.col("latency(ns)") / 1e9
+    return [
+        table.select(operator=pl.lit(operator), tokens=pl.col("input"), seconds=seconds, **shared)
+        for operator, table in tables.items()
+    ]
+
+
+def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr) -> pl.DataFrame:
     median, std = (pl.col(f"time_stats.attn_{kind}.{name}").cast(pl.Float64) for name in ("median", "std"))
     backend = "attention_backend" if "attention_backend" in attention.columns else pl.lit("")
     return attention.filter(median.is_not_null()).select(
@@ -204,32 +172,13 @@ def _timed(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr)
         tp=pl.lit(shard.tp),
         seconds=median / 1e3,
         spread_s=std * (QUARTILES_OF_NORMAL / 1e3),
-        repeats=pl.lit(_REPEATS),
+        repeats=pl.lit(30),
         backend=backend,
         **columns,
     )
 
 
-def _tpu_attention(attention: pl.DataFrame, shard: Shard) -> list[pl.DataFrame]:
-    chunk, seqs, keys = pl.col("prefill_chunk_size"), pl.col("batch_size"), pl.col("kv_cache_size")
-    shared = {
-        "dtype": pl.lit("bfloat16"),
-        "kv_dtype": pl.lit("bfloat16"),
-        "tp": pl.lit(shard.tp),
-        "seqs": seqs,
-        "seconds": pl.col("p50_ns") / 1e9,
-    }
-    return [
-        attention.filter("is_prefill").select(
-            operator=pl.lit("prefill attention"), chunk=chunk, context=keys, **shared
-        ),
-        attention.filter(~pl.col("is_prefill")).select(
-            operator=pl.lit("decode attention"), kv_tokens=seqs * keys, skew=pl.lit(1.0), **shared
-        ),
-    ]
-
-
-_DENSE: dict[str, tuple[tuple[str, float], ...]] = {
+_V1_LAYERS: dict[str, tuple[tuple[str, float], ...]] = {
     "embedding": (("embedding", 1.0),),
     "layernorm": (("input norm", 1.0), ("post-attention norm", 1.0)),
     "qk_norm": (("norms", 2.0),),
@@ -241,19 +190,17 @@ _DENSE: dict[str, tuple[tuple[str, float], ...]] = {
     "down_proj": (("mlp down", 1.0),),
     "final_layernorm": (("final norm", 1.0),),
 }
-"""Ours of theirs, and how often a layer calls it: times are of one call, and queries and keys are normed in two."""
+"""Operators of a profile by v1's layers, and calls per layer: v1 times one call, and norms queries and keys in two."""
 
-_HEAD = {"lm_head": "lm head", "sampler": "sampler"}
-_NOTES = (
+_V1_NOTES = (
     "times in us converted; queries' and keys' norms (qk_norm) are one operator, norms, of two calls",
     "kv_decode is of one sequence; mixed attention holds steps of one prompt's chunk with decodes",
 )
-_AGREES = 0.1
+_AGREEMENT = 0.1
 
 
-def _v1_facts(root: Path) -> ProfileFacts:
-    """What meta.yaml tells."""
-    meta = _meta(root)
+def _v1_metadata(root: Path) -> ProfileFacts:
+    meta = _v1_meta(root)
     engine = meta.get("engine_effective") or {}
     device = str(meta.get("gpu", meta.get("hardware", "")))
     model = model_name(str(meta.get("model", "")))
@@ -271,41 +218,11 @@ def _v1_facts(root: Path) -> ProfileFacts:
             "enforce_eager": bool(engine.get("enforce_eager")),
             "block_size": int(engine.get("block_size", 0)),
         },
-        notes=_NOTES,
+        notes=_V1_NOTES,
     )
 
 
-def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Frames with columns named as a profile's."""
-    meta = _meta(root)
-    shared = {
-        "dtype": pl.lit(dtype(str(meta.get("variant", "bf16")).split("-")[0])),
-        "tp": pl.lit(shard.tp),
-        "repeats": pl.lit(int(meta.get("measurement_iterations", 0))),
-    }
-    frames = []
-    dense = shard.read("dense", ("layer", "tokens", "time_us"))
-    if dense is not None:
-        frames += _dense(dense, shard, shared)
-    head = shard.read("per_sequence", ("layer", "sequences", "time_us"))
-    if head is not None:
-        frames += [_by_tokens(head, theirs, ours, "sequences", shared) for theirs, ours in _HEAD.items()]
-    moe = shard.read("moe", ("tokens", "activated_experts", "time_us"))
-    if moe is not None:
-        frames.append(_experts(moe, shard, shared))
-    attention = shard.read("attention", ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"))
-    if attention is None:
-        shard.notes.append(f"tp {shard.tp} has no attention.csv")
-        return frames
-    cache = str((meta.get("engine_effective") or {}).get("kv_cache_dtype", "auto"))
-    shared["kv_dtype"] = shared["dtype"] if cache == "auto" else pl.lit(dtype(cache))
-    frames += _attention(attention, shared)
-    needed = ("n", "nb", "pc", "kp", "kvs", "kv_big", "t_max_us", "t_skew_us")
-    skew = shard.read("skew", needed)
-    return frames if skew is None else [*frames, *_skew(skew, attention, meta, shard, shared)]
-
-
-def _meta(root: Path) -> dict[str, Any]:
+def _v1_meta(root: Path) -> dict[str, Any]:
     import yaml
 
     path = root / "meta.yaml"
@@ -322,38 +239,57 @@ def _meta(root: Path) -> dict[str, Any]:
     return meta
 
 
-def _dense(dense: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> list[pl.DataFrame]:
-    counts = dict(dense.group_by("layer").len().rows())
-    left = {layer: rows for layer, rows in counts.items() if layer not in _DENSE}
-    if left:
-        shard.notes.append(f"left out, having no counterpart: {entries(left)}")
-    return [
-        _by_tokens(dense, theirs, ours, "tokens", shared, times)
-        for theirs, many in _DENSE.items()
-        for ours, times in many
-    ]
+def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
+    """Return frames with columns named as a profile's."""
+    meta = _v1_meta(root)
+    repeats = int(meta.get("measurement_iterations", 0))
+    dtype = pl.lit(canonical_dtype(str(meta.get("variant", "bf16")).split("-")[0]))
+    shared: dict[str, Any] = {"dtype": dtype, "tp": pl.lit(shard.tp), "repeats": pl.lit(repeats)}
+    time_us, frames = pl.col("time_us"), []
+    dense = shard.read("dense", "layer", "tokens", "time_us")
+    if dense is not None:
+        counts = dict(dense.group_by("layer").len().rows())
+        unused = {layer: rows for layer, rows in counts.items() if layer not in _V1_LAYERS}
+        if unused:
+            shard.notes.append(f"left out, having no counterpart: {row_counts(unused)}")
+        for layer, operators in _V1_LAYERS.items():
+            rows = dense.filter(pl.col("layer") == layer)
+            frames += [
+                rows.select(operator=pl.lit(name), tokens=pl.col("tokens"), seconds=time_us * calls / 1e6, **shared)
+                for name, calls in operators
+            ]
+    head = shard.read("per_sequence", "layer", "sequences", "time_us")
+    if head is not None:
+        for layer, operator in (("lm_head", "lm head"), ("sampler", "sampler")):
+            rows = head.filter(pl.col("layer") == layer)
+            sizes = {"tokens": pl.col("sequences"), "seconds": time_us * 1.0 / 1e6}
+            frames.append(rows.select(operator=pl.lit(operator), **sizes, **shared))
+    moe = shard.read("moe", "tokens", "activated_experts", "time_us")
+    if moe is not None:
+        shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
+        sizes = {"tokens": pl.col("tokens"), "experts": pl.col("activated_experts"), "seconds": time_us / 1e6}
+        frames.append(moe.select(operator=pl.lit("fused moe"), **sizes, **shared))
+    attention = shard.read("attention", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+    if attention is None:
+        shard.notes.append(f"tp {shard.tp} has no attention.csv")
+        return frames
+    cache = str((meta.get("engine_effective") or {}).get("kv_cache_dtype", "auto"))
+    shared["kv_dtype"] = dtype if cache == "auto" else pl.lit(canonical_dtype(cache))
+    frames += _v1_attention(attention, shared)
+    skew = shard.read("skew", "n", "nb", "pc", "kp", "kvs", "kv_big", "t_max_us", "t_skew_us")
+    calls = 0 if skew is None else _calls_per_time(skew, attention, int(meta.get("measurement_iterations", 1)), shard)
+    if skew is None or not calls:
+        return frames
+    # nb of a batch's n sequences have kv_big tokens, the others kvs.
+    n, tokens = pl.col("n"), pl.col("nb") * pl.col("kv_big") + (pl.col("n") - pl.col("nb")) * pl.col("kvs")
+    kind = pl.when(pl.col("pc") > 0).then(pl.lit("mixed attention")).otherwise(pl.lit("decode attention"))
+    decodes = {"seqs": n, "kv_tokens": tokens, "skew": pl.col("kv_big") * n / tokens}
+    prompt = {"chunk": pl.col("pc"), "context": pl.col("kp")}
+    seconds = pl.col("t_skew_us") / (1e6 * calls)
+    return [*frames, skew.select(operator=kind, **decodes, **prompt, seconds=seconds, **shared)]
 
 
-def _by_tokens(
-    table: pl.DataFrame, other: str, own: str, tokens: str, shared: dict[str, Any], times: float = 1.0
-) -> pl.DataFrame:
-    return table.filter(pl.col("layer") == other).select(
-        operator=pl.lit(own), tokens=pl.col(tokens), seconds=pl.col("time_us") * times / 1e6, **shared
-    )
-
-
-def _experts(moe: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> pl.DataFrame:
-    shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
-    return moe.select(
-        operator=pl.lit("fused moe"),
-        tokens=pl.col("tokens"),
-        experts=pl.col("activated_experts"),
-        seconds=pl.col("time_us") / 1e6,
-        **shared,
-    )
-
-
-def _attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.DataFrame]:
+def _v1_attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.DataFrame]:
     prompts, decodes = pl.col("prefill_chunk") > 0, pl.col("n_decode") > 0
     shared = shared | {"seconds": pl.col("time_us") / 1e6}
     prompt = {"chunk": pl.col("prefill_chunk"), "context": pl.col("kv_prefill")}
@@ -367,30 +303,10 @@ def _attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.DataF
     ]
 
 
-def _skew(
-    skew: pl.DataFrame, attention: pl.DataFrame, meta: dict[str, Any], shard: Shard, shared: dict[str, Any]
-) -> list[pl.DataFrame]:
-    """Batches of which ``nb`` sequences have ``kv_big`` tokens and the others ``kvs``."""
-    calls = _calls(skew, attention, int(meta.get("measurement_iterations", 1)), shard)
-    if not calls:
-        return []
-    n, large, small = (pl.col("n"), pl.col("nb") * pl.col("kv_big"), (pl.col("n") - pl.col("nb")) * pl.col("kvs"))
-    columns = {
-        "seqs": n,
-        "kv_tokens": large + small,
-        "skew": pl.col("kv_big") * n / (large + small),
-        "chunk": pl.col("pc"),
-        "context": pl.col("kp"),
-        "seconds": pl.col("t_skew_us") / (1e6 * calls),
-    }
-    kind = pl.when(pl.col("pc") > 0).then(pl.lit("mixed attention")).otherwise(pl.lit("decode attention"))
-    return [skew.select(operator=kind, **columns, **shared)]
-
-
-def _calls(skew: pl.DataFrame, attention: pl.DataFrame, iterations: int, shard: Shard) -> int:
-    """How many calls a time of skew.csv counts, by batches that attention.csv has as well; 0 if neither fits."""
-    here = {"pc": "prefill_chunk", "kp": "kv_prefill", "n": "n_decode", "kv_big": "kv_decode"}
-    both = skew.join(attention, left_on=list(here), right_on=list(here.values()))
+def _calls_per_time(skew: pl.DataFrame, attention: pl.DataFrame, iterations: int, shard: Shard) -> int:
+    """Return how many calls a time of skew.csv counts, by batches that are in attention.csv too; 0 if undecidable."""
+    keys = {"pc": "prefill_chunk", "kp": "kv_prefill", "n": "n_decode", "kv_big": "kv_decode"}
+    both = skew.join(attention, left_on=list(keys), right_on=list(keys.values()))
     if both.is_empty():
         shard.notes.append(
             f"tp {shard.tp}: no batch of skew.csv is in attention.csv as well; its times are taken as sums over "
@@ -399,7 +315,7 @@ def _calls(skew: pl.DataFrame, attention: pl.DataFrame, iterations: int, shard: 
         return iterations
     ratio = float(np.median(both["t_max_us"] / both["time_us"]))
     for calls in dict.fromkeys((iterations, 1)):
-        if abs(ratio / calls - 1) <= _AGREES:
+        if abs(ratio / calls - 1) <= _AGREEMENT:
             shard.notes.append(
                 f"tp {shard.tp}: times of skew.csv divided by {calls}, since equal batches take {ratio:.3g} times "
                 "as long as in attention.csv"

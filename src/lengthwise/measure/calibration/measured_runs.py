@@ -149,7 +149,7 @@ def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
     metadata, told = measured.metadata, _report(measured)
     found = list(_model_doubts(told, metadata, deployment))
     for name in _nonempty_strings(told.get("gpu"), metadata.get("gpu")):
-        gpu, own = catalog.told_gpu(name), catalog.told_gpu(deployment.gpu.name)
+        gpu, own = catalog.find_gpu(name), catalog.find_gpu(deployment.gpu.name)
         if gpu is not None and own is not None and gpu.name != own.name:
             found.append(f"it is of the GPU {name}, and the deployment's is {deployment.gpu.name}")
             break

@@ -1,0 +1,46 @@
+"""Limits and bounds on the command line of a comparison: text to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lengthwise.metrics import Slo
+from lengthwise.schema.errors import InputError
+
+_UNITS_S = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "s": 1.0, "h": 3600.0, "": 1.0}  # "s" after the units that end in s
+_METRICS = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "tpot_s", "jct": "jct_s", "e2e": "jct_s"}
+
+
+def slo_of(texts: Sequence[str]) -> Slo | None:
+    """Return the limits of texts such as "ttft=2s"; None without any.
+
+    Raises:
+        InputError: A text is no limit.
+    """
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, limit = (part.strip() for part in text.partition("="))
+        unit = next(unit for unit in _UNITS_S if limit.endswith(unit))
+        try:
+            limits[_METRICS[name]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
+        except (KeyError, ValueError):
+            raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}") from None
+    return Slo(**limits) if limits else None
+
+
+def bounds_of(texts: Sequence[str]) -> dict[str, float]:
+    """Return the bounds of texts such as "ttft.p95=10%" by metric and statistic.
+
+    Raises:
+        InputError: A text is no bound.
+    """
+    bounds = {}
+    for text in texts:
+        key, _, share = (part.strip() for part in text.partition("="))
+        try:
+            bounds[key] = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+        except ValueError:
+            raise InputError(f"--fail-above must be like ttft.p95=0.10; it is {text!r}") from None
+        if not bounds[key] >= 0:
+            raise InputError(f"--fail-above must have a share of at least 0; it is {text!r}")
+    return bounds

@@ -1,0 +1,127 @@
+"""Requests and service times that a command names: traces, presets, files of numbers, distributions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.workload import Workload
+
+if TYPE_CHECKING:
+    from lengthwise.theory import ServiceTimes
+
+PRESET_REQUESTS = 20_000
+
+Floats = npt.NDArray[np.float64]
+
+
+def open_workload(
+    source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
+) -> Workload:
+    """Return the requests of a trace file, or a draw from the preset of that name.
+
+    Raises:
+        InputError: There is neither, or the file cannot be read.
+    """
+    from lengthwise import workload
+    from lengthwise.config.workload import read_trace
+
+    path = Path(source).expanduser()
+    if path.exists() or format_ is not None or path.suffix:
+        return read_trace(path, format_)
+    try:
+        return workload.preset(source).generate(num_requests, seed=seed)
+    except UnknownNameError as error:
+        raise InputError(f"there is no file {source}, and {error}") from None
+
+
+def service_times(
+    uniform: tuple[float, float] | None, exponential: float | None, lengths: str | None, token_s: float, fixed_s: float
+) -> tuple[ServiceTimes, list[str]]:
+    """Return service times and their description.
+
+    Args:
+        uniform: Lowest and highest, seconds.
+        exponential: Rate, 1/s.
+        lengths: Output tokens: a trace, a preset, or a .txt file of numbers.
+        token_s: Seconds per token of ``lengths``.
+        fixed_s: Seconds per request of ``lengths``.
+
+    Raises:
+        InputError: Not exactly one of the first three is given, or it cannot be used.
+    """
+    from lengthwise import theory
+
+    options = {"--uniform": uniform, "--exponential": exponential, "--lengths": lengths}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) != 1:
+        raise InputError(
+            "service times come from one of --uniform LOW HIGH, --exponential RATE, --lengths FILE; given: "
+            f"{' and '.join(given) or 'none of them'}"
+        )
+    if uniform is not None:
+        return theory.UniformTimes(*uniform), [f"service uniform, {uniform[0]:g} to {uniform[1]:g} s"]
+    if exponential is not None:
+        times = theory.ExponentialTimes(exponential)
+        return times, [f"service exponential, mean {times.mean_s:.3g} s"]
+    source = str(lengths)
+    if Path(source).suffix == ".txt":
+        tokens = _read_numbers(Path(source)).ravel()
+        if not (np.isfinite(tokens).all() and (tokens > 0).all()):
+            raise InputError(f"{source} must have finite lengths above 0, one a line")
+    else:
+        tokens = np.asarray(open_workload(source).output_tokens, float)
+    text = f"{len(tokens):,} lengths of {source}, mean {tokens.mean():.4g} tokens"
+    return theory.SampledTimes(_seconds(tokens, token_s, fixed_s)), [text, f"{token_s:g} s a token"]
+
+
+def predicted_times(path: Path, token_s: float, fixed_s: float) -> tuple[Floats, Floats]:
+    """Read true and predicted tokens, two numbers a line, and return both as service times, seconds.
+
+    Raises:
+        InputError: The file cannot be read, or a number is out of range.
+    """
+    table = _read_numbers(path)
+    if table.shape[1] != 2:
+        raise InputError(f"{path} must have true and predicted tokens, two numbers a line; it has {table.shape[1]}")
+    if not (np.isfinite(table).all() and (table[:, 0] > 0).all() and (table[:, 1] >= 0).all()):
+        raise InputError(f"{path} must have finite tokens, true ones above 0 and predicted ones at least 0")
+    true, predicted = _seconds(table, token_s, fixed_s).T
+    return true, predicted
+
+
+def _read_numbers(path: Path) -> Floats:
+    """Return a table of numbers between spaces or commas, a row a line."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} must have numbers, the same count in each line: {error}") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, 1):
+        if not (words := line.replace(",", " ").split()):
+            continue
+        try:
+            rows.append([float(word) for word in words])
+        except ValueError:
+            raise InputError(f"{path} must have numbers; line {number} is {' '.join(words)!r}") from None
+        if len(words) != len(rows[0]):
+            raise InputError(
+                f"{path} must have the same count of numbers in each line, {len(rows[0])} as in its first; line "
+                f"{number} has {len(words)}: {line.strip()!r}"
+            )
+    if not rows:
+        raise InputError(f"{path} has no numbers; write one request a line")
+    return np.array(rows)
+
+
+def _seconds(tokens: Floats, token_s: float, fixed_s: float) -> Floats:
+    if not (math.isfinite(token_s) and token_s > 0 and math.isfinite(fixed_s) and fixed_s >= 0):
+        raise InputError(
+            f"--token-time must be above 0 and --fixed-time at least 0 seconds; they are {token_s:g} and {fixed_s:g}"
+        )
+    return fixed_s + token_s * tokens

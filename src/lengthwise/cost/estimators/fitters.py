@@ -1,0 +1,261 @@
+"""Estimators by name: each fits measured points of one operator and returns a function that predicts seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lengthwise.cost.estimators.points import PARTS, Points, combined, slopes
+from lengthwise.schema.cost_tables import Floats
+from lengthwise.schema.profile import PRODUCTS
+
+Predictor = Callable[[Points], Floats]
+"""Returns [n] seconds at n points."""
+
+Fitter = Callable[[Points], Predictor]
+
+_MIN_POINTS = 3
+_MIN_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class Linear:
+    """SamuLLM's ``a[B] x + b[B]``: linear between measured batch sizes, one pooled function outside of them.
+
+    ``batches`` [b] ascending; ``coefficients`` [b + 1, 4] of (1, FLOPs, B s, S), the last row pooled.
+    """
+
+    batches: Floats
+    coefficients: Floats
+
+    def __call__(self, at: Points) -> Floats:
+        """Return [n] seconds at these points."""
+        features = _linear_features(at)
+        pooled = features @ self.coefficients[-1]
+        if not len(self.batches):
+            return np.asarray(np.maximum(pooled, _MIN_SECONDS), dtype=np.float64)
+        inside = (at.batch >= self.batches[0]) & (at.batch <= self.batches[-1])
+        low, high, share = _bracket(self.batches, at.batch)
+        by_batch = (1 - share) * np.einsum("ij,ij->i", features, self.coefficients[low])
+        by_batch += share * np.einsum("ij,ij->i", features, self.coefficients[high])
+        return np.asarray(np.maximum(np.where(inside, by_batch, pooled), _MIN_SECONDS), dtype=np.float64)
+
+
+def fit_linear(points: Points) -> Linear:
+    """Fit non-negative coefficients to relative errors of the seconds.
+
+    An operator over one coordinate has one function, since its batch is the coordinate itself. An operator over
+    several has a function for each batch size with three points or more.
+    """
+    points = points.take(points.seconds > 0)
+    pooled = _nonnegative_fit(points)
+    if points.axes.shape[1] == 1:
+        return Linear(np.zeros(0), pooled[None, :])
+    batches, count = np.unique(points.batch, return_counts=True)
+    batches = batches[count >= _MIN_POINTS]
+    own = [_nonnegative_fit(points.take(points.batch == batch)) for batch in batches]
+    return Linear(batches, np.stack([*own, pooled]))
+
+
+def _nonnegative_fit(points: Points) -> Floats:
+    from scipy.optimize import nnls
+
+    features = _linear_features(points) / points.seconds[:, None]
+    size = np.maximum(np.abs(features).max(axis=0, initial=0.0), 1e-300)
+    return np.asarray(nnls(features / size, np.ones(len(points)))[0] / size, dtype=np.float64)
+
+
+def _linear_features(points: Points) -> Floats:
+    return np.stack([np.ones(len(points)), points.flops / 1e9, points.padded / 1e3, points.total / 1e3], axis=1)
+
+
+def _bracket(axis: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
+    """Return (lower index, upper index, share of the upper) of places among ascending values."""
+    low = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, len(axis) - 1)
+    high = np.minimum(low + 1, len(axis) - 1)
+    width = axis[high] - axis[low]
+    return low, high, np.divide(at - axis[low], width, out=np.zeros(len(at)), where=width > 0)
+
+
+def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
+    """Return [q] values at ``where`` [q, d], interpolated linearly between the nearest of ``at`` [n, d] per coordinate.
+
+    The first coordinate picks the two groups of points around a place, the second two within each, and so on, so that
+    points need not form a grid. Repeated points count by their mean; beyond the outermost point its value continues.
+    """
+    if at.shape[1] == 0:
+        return np.full(len(where), values.mean())
+    axis, group = np.unique(at[:, 0], return_inverse=True)
+    low, high, share = _bracket(axis, np.clip(where[:, 0], axis[0], axis[-1]))
+    if at.shape[1] == 1:
+        mean = np.bincount(group.ravel(), values) / np.bincount(group.ravel())
+        return np.asarray((1 - share) * mean[low] + share * mean[high], dtype=np.float64)
+    found = np.zeros(len(where))
+    for index, weight in ((low, 1 - share), (high, share)):
+        for one in np.unique(index[weight > 0]):
+            here = (index == one) & (weight > 0)
+            own = group.ravel() == one
+            found[here] += weight[here] * interpolate_nested(at[own, 1:], values[own], where[here, 1:])
+    return found
+
+
+def _minimize(
+    residuals: Callable[[Floats], Floats],
+    jacobian: Callable[[Floats], Floats],
+    start: Floats,
+    *,
+    bound: float,
+    scale: float,
+) -> Floats:
+    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) over the residuals by Levenberg's damped steps.
+
+    With a handful of unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no
+    threads. Unknowns stay within -bound and bound.
+    """
+
+    def loss(scaled: Floats) -> float:
+        return float(np.sum(np.sqrt(1 + scaled * scaled) - 1))
+
+    at, scaled = start, residuals(start) / scale
+    total, damping = loss(scaled), 1e-3
+    for _ in range(200):
+        slope, weight = jacobian(at) / scale, 1 / np.sqrt(1 + scaled * scaled)
+        hessian, gradient = slope.T @ (slope * (weight**3)[:, None]), slope.T @ (weight * scaled)
+        while damping < 1e9:
+            damped = hessian + damping * np.diag(np.diag(hessian) + 1e-12)
+            trial = np.clip(at - np.linalg.solve(damped, gradient), -bound, bound)
+            new = residuals(trial) / scale
+            if (lower := loss(new)) < total:
+                break
+            damping *= 4
+        else:
+            return at
+        decrease, at, scaled = total - lower, trial, new
+        total, damping = lower, max(damping / 4, 1e-9)
+        if decrease <= 1e-10 * total:
+            return at
+    return at
+
+
+PRIOR = 0.02
+"""Weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off."""
+
+_MAX_FACTOR = 100.0
+_MAX_ROWS = 3000
+_OUTLIER = 0.1
+"""A log error beyond this counts by its size rather than by its square."""
+
+
+@dataclass(frozen=True)
+class Physics:
+    """Seconds as the roofline's PARTS, each times one fitted factor."""
+
+    factors: Floats
+
+    def __call__(self, at: Points) -> Floats:
+        """Return [n] seconds at these points."""
+        return combined(at.parts, self.factors)
+
+
+def fit_physics(points: Points) -> Physics:
+    """Fit the factors of PARTS by robust least squares of log time.
+
+    A part that no row contains keeps the roofline's own constant, since PRIOR draws each log factor to 0. So a fit on
+    one TP degree, model or token range extends to others.
+    """
+    timed = np.flatnonzero(points.seconds > 0)
+    sample = timed[:: max(1, len(timed) // _MAX_ROWS)]
+    parts, log_seconds = points.parts[sample], np.log(points.seconds[sample])
+    pull = PRIOR * np.sqrt(max(len(sample), 1))
+
+    def residuals(log_factors: Floats) -> Floats:
+        error = np.log(combined(parts, np.exp(log_factors)) + 1e-12) - log_seconds
+        return np.concatenate([error, pull * log_factors])
+
+    def jacobian(log_factors: Floats) -> Floats:
+        factors = np.exp(log_factors)
+        of_log = slopes(parts, factors) / (combined(parts, factors) + 1e-12)[:, None]
+        return np.concatenate([of_log, pull * np.eye(len(PARTS))])
+
+    used = parts.max(axis=0, initial=0.0) > 0
+    found = _minimize(residuals, jacobian, np.zeros(len(PARTS)), bound=np.log(_MAX_FACTOR), scale=_OUTLIER)
+    return Physics(np.where(used, np.exp(found), 1.0))
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """Physics times the interpolated ratio of measured seconds to physics.
+
+    ``at`` [n, e + d] logs of shape and axes; ``log_ratio`` [n].
+    """
+
+    physics: Physics
+    at: Floats
+    log_ratio: Floats
+
+    def __call__(self, at: Points) -> Floats:
+        """Return [n] seconds at these points."""
+        ratio = np.exp(interpolate_nested(self.at, self.log_ratio, np.log1p(at.features)))
+        return np.asarray(self.physics(at) * ratio)
+
+
+def fit_tables(points: Points) -> Interpolated:
+    """Interpolate measured seconds over log coordinates, by their ratio to a physics curve."""
+    points = points.take(points.seconds > 0)
+    physics = fit_physics(points)
+    return Interpolated(physics, np.log1p(points.features), np.log(points.seconds / physics(points)))
+
+
+def fit_monotone(points: Points) -> Predictor:
+    """Fit a curve or surface that never falls; for one shape, and one or two axes."""
+    from lengthwise.cost import regression  # imports scipy
+
+    axes = points.axes
+    if axes.shape[1] == 1:
+        curve = regression.fit_curve(axes[:, 0], points.seconds)
+        return lambda at: np.maximum(curve(at.axes[:, 0]), _MIN_SECONDS)
+    surface = regression.fit_surface(axes[:, :2], points.seconds, quadratic=points.operator.startswith("prefill"))
+    return lambda at: np.maximum(surface(at.axes[:, 0], at.axes[:, 1]), _MIN_SECONDS)
+
+
+def fit_forest(points: Points) -> Predictor:
+    """Fit Vidur's random forest over shape and axes, which is constant beyond its points."""
+    from lengthwise.cost import regression  # imports scipy
+
+    forest = regression.fit_forest(points.features, points.seconds)
+    forest.set_params(n_jobs=1)  # threads would sum the trees in any order
+    return lambda at: np.asarray(forest.predict(at.features.astype(np.float32)), dtype=np.float64)
+
+
+FITTERS: dict[str, Fitter] = {
+    "physics": fit_physics,
+    "linear": fit_linear,
+    "monotone": fit_monotone,
+    "tables": fit_tables,
+    "forest": fit_forest,
+}
+
+
+def can_fit(name: str, points: Points) -> bool:
+    """Return whether an estimator can fit these points and predict others of their kind."""
+    if name == "monotone":
+        one_shape = len(np.unique(points.shape, axis=0)) <= 1
+        return one_shape and points.axes.shape[1] <= 2 and len(np.unique(points.axes, axis=0)) > 1
+    return len(points) > 1
+
+
+def split_single_token(points: Points) -> tuple[Points, Points] | None:
+    """Split a matrix product's points into (one token, more tokens); None if either is missing."""
+    single = points.axes[:, 0] == 1
+    more = points.take(~single)
+    if points.operator not in PRODUCTS or not single.any() or more.places().max(initial=-1) < 1:
+        return None
+    return points.take(single), more
+
+
+def with_single_token(single: Points, more: Points, predict: Predictor) -> Predictor:
+    """Predict one token by its measured median, at most the shortest time of more tokens, and others by ``predict``."""
+    single_s = min(float(np.median(single.seconds)), float(more.seconds.min()))
+    return lambda at: np.where(at.axes[:, 0] == 1, single_s, predict(at))

@@ -1,0 +1,58 @@
+"""Fits of profiles to people and programs: errors by operator, estimator and region."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from lengthwise.cost import FitReport
+from lengthwise.schema.cost_tables import CostTables
+
+REGIONS = ("inside", "small", "medium", "large", "out_of_range")
+_DECIMAL_BELOW = 0.02
+"""Percentages of at least this share are printed without decimals."""
+
+
+def fit_table(title: str, report: FitReport) -> Table:
+    """Return the errors on held-out points, median (95th percentile); a star marks the chosen estimators."""
+    table = Table(title=title, title_justify="left")
+    for column in ("operator", "estimator", "points", *REGIONS):
+        table.add_column(column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True)
+    picked, by_row = dict(report.picked), dict[tuple[str, str], dict[str, Any]]()
+    for fit in report.compared:
+        by_row.setdefault((fit.operator, fit.estimator), {})[fit.region] = fit
+    for operator, rows in groupby(by_row.items(), key=lambda row: row[0][0]):
+        label = operator
+        for (_, estimator), fits in rows:
+            mark = "*" if picked.get(operator) == estimator else " "
+            points = max(fit.rows for fit in fits.values())
+            cells = [_cell(fits[region]) if region in fits else "-" for region in REGIONS]
+            table.add_row(label, f"{mark} {estimator}", f"{points:,}", *cells)
+            label = ""
+    return table
+
+
+def _cell(fit: Any) -> str:
+    digits = 0 if fit.p95_error >= _DECIMAL_BELOW else 1
+    return f"{fit.median_error:.1%} ({fit.p95_error:.{digits}%})"
+
+
+def fit_json(tp: int, tables: CostTables, report: FitReport, path: Path | None) -> dict[str, Any]:
+    """Return a fit as JSON values under stable keys; ``path`` is the file of its tables."""
+    return {
+        "tp": tp,
+        "file": str(path) if path else None,
+        "source": tables.source,
+        "estimator": report.estimator,
+        "method": report.method,
+        "picked": dict(report.picked),
+        "compared": [asdict(fit) for fit in report.compared],
+        "filled": list(report.filled),
+        "notes": list(report.notes),
+        "errors": {error.part: error.log_sd for error in tables.errors},
+        "reach": asdict(tables.reach),
+    }

@@ -1,0 +1,66 @@
+"""Profiles and their comparisons as the cells of tables on a terminal."""
+
+from __future__ import annotations
+
+from lengthwise.cost.profiles import ProfileCheck, ProfileView
+from lengthwise.report.profile import axes_text, share_text, time_text
+
+OPERATOR_HEADS = ("operator", "TP", "dtype", "points", "sizes", "time", "spread", "of roofline", "best")
+CHECK_HEADS = ("operator", "TP", "dtype", "sizes", "points", "new / old", "from", "to")
+_MAX_GAPS = 4
+
+
+def operator_cells(view: ProfileView) -> list[list[str]]:
+    """Return the rows under ``OPERATOR_HEADS``."""
+    rows = []
+    for operator in view.operators:
+        low, high = operator.seconds
+        rows.append(
+            [
+                operator.operator,
+                str(operator.tp or "-"),
+                operator.dtype or "-",
+                f"{len(operator.rows):,}",
+                axes_text(operator),
+                time_text(low) if low == high else f"{time_text(low)} to {time_text(high)}",
+                share_text(operator.spread),
+                share_text(operator.median.roofline if operator.median else None),
+                share_text(operator.best.roofline if operator.best else None),
+            ]
+        )
+    return rows
+
+
+def profile_notes(view: ProfileView) -> list[str]:
+    """Return the operators without points in a region, the profile's notes, and why it has no roofline."""
+    gaps: dict[str, list[str]] = {}
+    for operator in view.operators:
+        if operator.gaps:
+            more = len(operator.gaps) - _MAX_GAPS
+            text = "; ".join(map(str, operator.gaps[:_MAX_GAPS])) + (f"; and {more} more" if more > 0 else "")
+            gaps.setdefault(text, []).append(operator.operator)
+    metadata = view.profile.metadata
+    notes = [f"no points at {text}: {', '.join(dict.fromkeys(names))}" for text, names in gaps.items()]
+    notes += [f"note: {note}" for note in metadata.notes]
+    if any(operator.best for operator in view.operators):
+        return notes
+    if view.work is None:
+        return [
+            *notes,
+            f"note: no roofline: the catalog has no GPU {metadata.gpu!r}; give it (--gpu NAME or FILE.toml)",
+        ]
+    if metadata.model:
+        hint = "give it (--model NAME or config.json)"
+        return [*notes, f"note: no roofline: the catalog has no model {metadata.model!r}; {hint}"]
+    return notes
+
+
+def check_cells(found: ProfileCheck) -> list[list[str]]:
+    """Return the rows of changed operators under ``CHECK_HEADS``; if there are none, of the five largest changes."""
+    rows = []
+    for row in found.changed or sorted(found.rows, key=lambda row: -abs(row.ratio - 1))[:5]:
+        low, high = row.sizes
+        sizes = f"{row.region}: {low:,} to {high:,} {row.unit}" if low != high else f"{low:,} {row.unit}"
+        ratios = (f"{value:.3f}" for value in (row.ratio, row.low, row.high))
+        rows.append([row.operator, str(row.tp or "-"), row.dtype or "-", sizes, f"{row.points:,}", *ratios])
+    return rows

@@ -1,0 +1,46 @@
+"""The deployment that a calibration is of, and whether its tables are worth writing."""
+
+from __future__ import annotations
+
+from lengthwise import config
+from lengthwise.config import Scenario
+from lengthwise.measure.calibration import Calibration
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+
+
+def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
+    """Return the deployment of a scenario without variants, or of the named variant.
+
+    Raises:
+        InputError: There are several variants and none is named, or there is none of that name.
+    """
+    if variant is not None:
+        return config.deployment(scenario.only(variant))
+    if scenario.variants:
+        names = ", ".join(known.name for known in scenario.variants)
+        raise InputError(
+            f"a calibration is of one deployment; {scenario.source} has variants ({names}). Name the measured one: "
+            "--variant NAME"
+        )
+    return config.deployment(scenario)
+
+
+def require_improvement(found: Calibration, *, printed: bool = False) -> None:
+    """Raise InputError if the calibrated tables are not better than the given ones in any way.
+
+    That is if they only make held-out requests worse, or if no parameter changed although runs and tables differ
+    significantly. ``printed``: the warnings are on the screen already and are not repeated.
+    """
+    if not found.changed and found.disagreement:
+        raise InputError(
+            f"runs and tables disagree ({found.disagreement}), and the noise of the runs hides which part of a step is "
+            "off, so nothing was written. Measure at several loads with nothing else on the machine, give the engine's "
+            "log of steps (--iterations), name the parameter to fit (--fit work), or write the tables anyway (--force)"
+        )
+    if not found.helps:
+        details = " (see above)" if printed else f": {'; '.join(found.warnings)}"
+        raise InputError(
+            f"the calibrated tables are only worse than the given ones, so none were written{details}. Measure longer "
+            "or at several loads, name the parameters to fit (--fit), or write them anyway (--force)"
+        )
