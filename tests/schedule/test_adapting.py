@@ -15,9 +15,9 @@ from lengthwise.schedule import (
     Estimator,
     Monitor,
     Planner,
+    ReplanOptions,
     Strategy,
     TaskLengths,
-    ReplanOptions,
     drift,
     redeployment,
     replan,
@@ -271,8 +271,8 @@ def test_a_bound_for_a_fixed_length_does_not_move_with_the_lengths(opt, four_a40
         ({"storage": "tape"}, "storage must be"),
         ({"horizon_s": math.inf}, "horizon_s must be above 0 and finite"),
         ({"margin": 1.0}, "margin must be at least 0 and below 1"),
-        ({"min_gain": -0.1}, "least_gain must be at least 0"),
-        ({"max_margin_cost": 2.0}, "most_cost must be from 0 to 1"),
+        ({"min_gain": -0.1}, "min_gain must be at least 0"),
+        ({"max_margin_cost": 2.0}, "max_margin_cost must be from 0 to 1"),
     ],
 )
 def test_terms_have_their_ranges(given, says):

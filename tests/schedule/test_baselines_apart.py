@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, Disaggregated
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
 from lengthwise.schedule.configurations import Configuration
 from lengthwise.schedule.simulation import SimulationSpec
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, stage_memory
+from lengthwise.schedule.stage_costs import stage_memory
 from lengthwise.schema.workload import Workload
 
 SYSTEM = "vllm-v1-disaggregated"
@@ -28,7 +29,7 @@ def eight(opt):
 def player(estimator, requests=200):
     setting = estimator.setting
     question = SimulationSpec(setting.task, setting.bound_tokens, 0.99, requests, 0)
-    return Disaggregated(setting, SYSTEMS_BY_NAME[SYSTEM], question)
+    return DisaggregatedSystem(setting, SYSTEMS_BY_NAME[SYSTEM], question)
 
 
 def test_every_gpu_prefills_or_decodes(opt_estimator):

@@ -8,9 +8,9 @@ from encodings_of import encodings_begin_s
 
 from lengthwise.engine import simulate
 from lengthwise.schedule import Assumptions, Estimator, Strategy, TaskLengths
-from lengthwise.schedule.planner import Planner
 from lengthwise.schedule.lengths import SIZES, adjusted_batches
-from lengthwise.schedule.simulation import deployment_of, concurrency_limit
+from lengthwise.schedule.planner import Planner
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.workload import Workload
 
 COUNT = 30_000

@@ -10,7 +10,7 @@ from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths, cluster_tables
 from lengthwise.schedule.estimation import resident_batches
-from lengthwise.schedule.simulation import deployment_of, concurrency_limit
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
@@ -89,7 +89,9 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
     rng, task = np.random.default_rng(2), setting.task
     prompt, output = (rng.choice(len(pmf), 20_000, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     steps = simulate(
-        Workload(np.zeros(20_000), prompt, output, concurrency=concurrency_limit(sixteen, controls)), whole, keep_steps=10**6
+        Workload(np.zeros(20_000), prompt, output, concurrency=concurrency_limit(sixteen, controls)),
+        whole,
+        keep_steps=10**6,
     ).steps
     held = steps.kv_blocks[steps.replica == 0] / whole.kv.num_blocks
     assert 0.7 < np.quantile(held, 0.95) <= 1.0, "they are held, and there is no need of more"

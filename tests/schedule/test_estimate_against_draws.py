@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise.schedule import Controls, Strategy, TaskLengths
 from lengthwise.schedule.controls import rra_layout, waa_layout
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, kv_transfer_s, stage_memory
+from lengthwise.schedule.stage_costs import kv_transfer_s, stage_memory
 
 ENDS = {"first": True, "last": True}
 ITERATIONS = 62

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from schedule_grids import Grid
 
-from lengthwise.schedule.optimizer import Perf, Variable, exhaustive, evaluate_grid
+from lengthwise.schedule.optimizer import Perf, Variable, evaluate_grid, exhaustive
 from lengthwise.schema.errors import InputError
 
 

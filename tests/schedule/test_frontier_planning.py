@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -22,7 +23,6 @@ from lengthwise.schedule import (
     static_batches,
 )
 from lengthwise.schedule.frontier import MAX_POINTS, non_dominated
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_at_its_end_a_frontier_has_all_there_is(planner, fronts):
 def test_between_searched_bounds_little_is_missed(planner, fronts):
     for strategy, shown in fronts:
         alone = Planner(planner.estimator, [1, 2, 4], [Strategy(strategy)])
-        points = non_dominated([side for side in planner.sides if side.strategy == strategy])
+        points = non_dominated([side for side in planner.spaces if side.strategy == strategy])
         for bound_s in (
             shown[0].constrained_latency_s * 1.3,
             math.sqrt(shown[0].constrained_latency_s * shown[-1].constrained_latency_s),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths
-from lengthwise.schedule.planner import phase_lengths, max_batches
+from lengthwise.schedule.planner import max_batches, phase_lengths
 from lengthwise.schedule.search_space import SearchSpace
 
 

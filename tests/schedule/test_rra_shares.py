@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.lengths import phase_position, paper_completions, phase_loads, renewal_completions
+from lengthwise.schedule.lengths import paper_completions, phase_loads, phase_position, renewal_completions
 from lengthwise.schema.errors import InputError
 
 
@@ -27,7 +27,10 @@ def test_completions_of_a_phase_are_what_enters_it(task, steps, encode_output_to
     entering = task.decode_survival(encode_output_tokens)[:1].sum()
     for completions, seqs in (
         (renewal_completions(task, steps, encode_output_tokens), share.seqs),
-        (paper_completions(task, steps, encode_output_tokens), phase_loads(task, steps, encode_output_tokens, paper=True).seqs),
+        (
+            paper_completions(task, steps, encode_output_tokens),
+            phase_loads(task, steps, encode_output_tokens, paper=True).seqs,
+        ),
     ):
         assert completions.min() >= 0
         assert seqs[0] * completions.sum() == pytest.approx(entering)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
@@ -20,7 +21,7 @@ from lengthwise.schedule import (
     estimate,
 )
 from lengthwise.schedule.controls import rra_layout, waa_layout
-from lengthwise.schedule.stage_costs import available_bytes, decode_visit_s, encode_visit_s, stage_memory
+from lengthwise.schedule.stage_costs import available_bytes, stage_memory
 from lengthwise.schema.errors import InputError
 
 C, M = Strategy.WAA_C, Strategy.WAA_M

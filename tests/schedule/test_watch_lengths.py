@@ -10,7 +10,7 @@ from scipy.stats import binom, kstest
 
 from lengthwise.schedule import Monitor, TaskLengths, Watcher
 from lengthwise.schedule.adaptation import lengths_since
-from lengthwise.schedule.drift_monitor import BETS, BUCKET, Evidence, KnownRanks, EmpiricalRanks, bet_factors
+from lengthwise.schedule.drift_monitor import BETS, BUCKET, EmpiricalRanks, Evidence, KnownRanks, bet_factors
 from lengthwise.schedule.length_drift import moved
 from lengthwise.schema.errors import InputError
 
