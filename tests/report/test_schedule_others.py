@@ -22,7 +22,7 @@ def plan():
     task = schedule.TaskLengths.fixed(200, 8)
     tables = schedule.cluster_tables(model, cluster, [1, 2])
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [1, 2])
-    return schedule.answer(planner, 8.0, baselines=["orca", "vllm-v1", "orca"], seed=3)
+    return schedule.build_plan(planner, 8.0, baselines=["orca", "vllm-v1", "orca"], seed=3)
 
 
 def other(plan, system, times, *, spread=0.01):

@@ -24,7 +24,7 @@ def plan() -> SchedulePlan:
     task = schedule.TaskLengths.from_preset("exegpt-s")
     tables = schedule.cluster_tables(model, cluster, [1, 2, 4])
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [2, 4])
-    return schedule.answer(planner, 3.0, name="a <b>plan</b>", metadata={"model": "</script>opt"})
+    return schedule.build_plan(planner, 3.0, name="a <b>plan</b>", metadata={"model": "</script>opt"})
 
 
 def test_the_answer_names_the_choice(plan):

@@ -24,7 +24,7 @@ def plan() -> SchedulePlan:
     task = schedule.TaskLengths.from_samples([200, 400, 900], [1, 5, 9])
     tables = schedule.cluster_tables(model, cluster, [1, 2])
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [1, 2])
-    made = schedule.answer(planner, 2.0)
+    made = schedule.build_plan(planner, 2.0)
     off = perturbed_degrees(tables, 10)
     costs = schedule.over_costs(planner.estimator, made.chosen, off, 2.0)
     front = schedule.banded(planner.estimator, made.front, off)

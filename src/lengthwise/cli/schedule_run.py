@@ -140,7 +140,7 @@ def _require_no_planning_options(latency_bound: str | None, strategy: str | None
 def _follow(
     false_positive_rate: float | None, storage: str | None, horizon: str | None, *, adapt: bool
 ) -> Follow | None:
-    from lengthwise.cli.schedule_watch import terms_of
+    from lengthwise.cli.schedule_watch import replan_options
     from lengthwise.schedule import Monitor
     from lengthwise.usecases.schedule_adaptation import Follow
 
@@ -151,7 +151,7 @@ def _follow(
     if not adapt:
         return None
     monitor = Monitor() if false_positive_rate is None else Monitor(false_positive_rate)
-    return Follow(monitor, terms_of(storage or "dram", horizon or "1h", None))
+    return Follow(monitor, replan_options(storage or "dram", horizon or "1h", None))
 
 
 def show_plan(planned: PlannedRun, engines: int) -> None:

@@ -76,7 +76,7 @@ def plan_schedule(
     """
     try:
         requested = question_of(scenario)
-        plan = schedule.answer(
+        plan = schedule.build_plan(
             requested.planner,
             requested.section.latency_bound,
             name=scenario.name,

@@ -15,7 +15,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.replanning import News
 from lengthwise.report.schedule_text import adaptation_sentences
-from lengthwise.schedule.length_drift import left_alone
+from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
@@ -70,7 +70,7 @@ class Live:
 def adapter_of(
     scenario: Scenario,
     monitor: schedule.Monitor | None = None,
-    terms: schedule.Terms | None = None,
+    terms: schedule.ReplanOptions | None = None,
     *,
     deployed: ScheduleRow | None = None,
     bound_s: float | None = None,
@@ -95,7 +95,7 @@ def adapter_of(
         planner, bound = requested.planner, requested.section.latency_bound if bound_s is None else bound_s
         row = planner.best(bound).row if deployed is None else deployed
         if deployed is not None:
-            latency_s = left_alone(planner.estimator, deployed, worst_case=planner.worst_case)[1]
+            latency_s = evaluate_deployed(planner.estimator, deployed, worst_case=planner.worst_case)[1]
             if not math.isfinite(latency_s):
                 text = f"{deployed.words} must fit the GPUs and lengths of the scenario; it does not"
                 raise InputError(text)  # noqa: TRY301
@@ -103,7 +103,7 @@ def adapter_of(
         error.add_note(f"in {scenario.source}")
         raise
     requests = None if requested.sample is None else requested.sample.requests
-    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, terms=terms)
+    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, options=terms)
 
 
 def replay(adapter: schedule.Adapter, live: Live, name: str = "") -> Watched:
@@ -166,7 +166,7 @@ class Follow:
     """
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
-    terms: schedule.Terms = field(default_factory=schedule.Terms)
+    terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
     max_num_seqs: float = math.inf
 
 
@@ -238,7 +238,7 @@ def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow
     Raises:
         InputError: The scenario cannot be used; a note says where.
     """
-    terms = replace(follow.terms, may_load=False, max_num_seqs=follow.max_num_seqs)
+    terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
     adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)
 

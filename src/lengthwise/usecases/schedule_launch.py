@@ -138,7 +138,7 @@ def _engines(
     step_tokens = min(MAX_STEP_TOKENS, max(MIN_STEP_TOKENS, step_tokens))
     model, gpu = hardware(scenario)
 
-    def deployed(cut: schedule.Cut, max_num_seqs: int, max_num_batched_tokens: int) -> Deployment:
+    def deployed(cut: schedule.EngineShape, max_num_seqs: int, max_num_batched_tokens: int) -> Deployment:
         longest = min(model.max_model_len, task.max_prompt_tokens + task.max_output_tokens)
         limits = EngineLimits(
             max_num_seqs=max_num_seqs,

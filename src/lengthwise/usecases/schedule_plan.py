@@ -11,7 +11,7 @@ from typing import Any
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.schedule import Strategy, TaskLengths
-from lengthwise.schedule.lengths import phase_shares, require_steps
+from lengthwise.schedule.lengths import phase_loads, require_steps
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.usecases.schedule import plan_metadata, plan_schedule, task_of
@@ -120,7 +120,7 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
     if row.strategy != Strategy.RRA:
         raise InputError(f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}")
     require_steps(task, row.decode_steps)
-    shares = phase_shares(task, row.decode_steps)
+    shares = phase_loads(task, row.decode_steps)
     mean = row.encode_batch * float(shares.seqs[0])
     sd = math.sqrt(row.encode_batch * float(shares.seqs_variance[0]))
     high = math.ceil(max(mean + _Z99 * sd, mean * (1 + (threshold or 0.0)))) + row.encode_batch

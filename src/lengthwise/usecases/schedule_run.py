@@ -46,8 +46,6 @@ ADAPTED_SEQS = 2
 """A schedule that follows lengths may need this multiple of the requests at an engine, if the engine runs them."""
 _WARM_UP = 0.25
 """Share of the time in which batches fill, left out."""
-<<<<<<< HEAD
-_MAX_CORRELATION = 0.8
 _COUNTED_PHASES = 30
 """Of an engine: a mean's interval is then a third of a phase's deviation wide on each side."""
 _SPLIT_ROUNDS = 4
@@ -55,12 +53,6 @@ _SPLIT_ROUNDS = 4
 _SPANS, _MIN_FINISHED = 20, 10
 """Spans of time that a mean's interval is from, and the least requests that finish in each."""
 _REPLAN_S = 300.0
-=======
-FEWEST_PHASES, MIN_REQUESTS = 3, 1000
-"""Phases that an interval takes; requests of a run for which nothing else is said."""
-_PHASES = 30
-"""Of an engine that are to count: a mean's interval is then a third of a phase's deviation wide on each side."""
->>>>>>> metrics
 
 
 @dataclass(frozen=True)
@@ -151,20 +143,8 @@ def mean(values: Floats) -> Interval:
     center = float(values.mean())
     if len(values) < MIN_PHASES:
         return center, math.nan, math.nan
-<<<<<<< HEAD
-    half = _half_width(values - center)
+    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
     return center, center - half, center + half
-
-
-def _half_width(residuals: Floats) -> float:
-    """Return the half-width of a mean's interval from the residuals of consecutive values."""
-    from scipy.special import stdtrit
-
-    n, square = len(residuals), float((residuals**2).sum())
-    if square == 0:
-        return 0.0
-    r = min(max(float((residuals[1:] * residuals[:-1]).sum()) / square, 0.0), _MAX_CORRELATION)
-    return float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * math.sqrt(square / (n - 1) / n * (1 + r) / (1 - r))
 
 
 def _rate(phases: Iterable[Phase]) -> Interval:
@@ -178,39 +158,15 @@ def _rate(phases: Iterable[Phase]) -> Interval:
     for own in by_worker.values():
         new = _column(own, "encode_batch") + _column(own, "overdue")
         duration_s = np.array([one.finished_s - one.started_s for one in own])
-        total_s = float(duration_s.sum())
-        own_rate = float(new.sum() / total_s)
+        own_rate = float(new.sum() / duration_s.sum())
         rate += own_rate
         if len(own) < MIN_PHASES:
             variance = math.nan
         else:
-            variance += (_half_width(new - own_rate * duration_s) * len(own) / total_s) ** 2
+            residuals = (new - own_rate * duration_s)[:, None]
+            variance += float(batch_half_width(residuals, 0.0, LEVEL)[0] / duration_s.mean()) ** 2
     half = math.sqrt(variance)
     return rate, rate - half, rate + half
-=======
-    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
-    return center, center - half, center + half
-
-
-def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
-    """Requests a second of all workers: of each what its phases encoded over the time that they took."""
-    by_worker: defaultdict[str, list[Phase]] = defaultdict(list)
-    for one in phases:
-        by_worker[one.worker].append(one)
-    rate, square = 0.0, 0.0
-    for of in by_worker.values():
-        new = _of(of, "encode_batch") + _of(of, "overdue")
-        duration_s = np.array([one.finished_s - one.started_s for one in of])
-        mine = float(new.sum() / duration_s.sum())
-        rate += mine
-        square += (
-            float(batch_half_width((new - mine * duration_s)[:, None], 0.0, LEVEL)[0] / duration_s.mean()) ** 2
-            if len(of) >= FEWEST_PHASES
-            else math.nan
-        )
-    half = math.sqrt(square) if by_worker else math.nan
-    return (rate, rate - half, rate + half) if by_worker else (math.nan, math.nan, math.nan)
->>>>>>> metrics
 
 
 def quantile(values: Sequence[float], level: float) -> Interval:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import math
 from collections import defaultdict
-=======
->>>>>>> metrics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -173,20 +169,6 @@ def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plan
     return tuple(play(stages, planned, reserve).end_s for stages in draws)
 
 
-<<<<<<< HEAD
-def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean and its 95 % interval (Student's t); a single value has none."""
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return Estimate(float(values[0]) if n else math.nan)
-    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n)
-    return Estimate(float(np.mean(values)), float(half))
-
-
-=======
->>>>>>> metrics
 def quantiles_of(values: Sequence[float]) -> dict[float, float]:
     """Return the 0.05, 0.5 and 0.95 quantiles by level."""
     return {level: float(np.quantile(values, level)) for level in _QUANTILES}
