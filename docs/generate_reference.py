@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from lengthwise import apps, config, policy
+from lengthwise import apps, policy
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch.local import Loaded, Patience
@@ -29,6 +29,7 @@ from lengthwise.config import gateway as gateway_sections
 from lengthwise.config import scenario as _canonical
 from lengthwise.gateway import config as gateway_config
 from lengthwise.policy import contracts
+from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS = """
@@ -68,10 +69,10 @@ GATEWAY_TABLES = {
     "admission": (gateway_sections.AdmissionSection, (gateway_config.Admission,)),
     "dispatch": (gateway_sections.DispatchSection, (gateway_config.Dispatch,)),
     "dispatch.phases": (gateway_sections.PhasesSection, (gateway_config.Phases,)),
-    "prediction": (gateway_sections.ForecastingSection, (gateway_config.Forecasting,)),
+    "prediction": (gateway_sections.PredictionSection, (gateway_config.Forecasting,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
-    "resilience": (gateway_sections.CareSection, (gateway_config.Care,)),
+    "resilience": (gateway_sections.ResilienceSection, (gateway_config.Care,)),
 }
 APP_MEANINGS = {
     "inputs.file": "Input rows: .jsonl, .csv or .parquet.",
@@ -136,7 +137,7 @@ GATEWAY_MEANINGS = {
     "quarter; 429 above that.",
     "values": "Maximum values in the JSON of a body, for example token ids of a prompt; 400 above it.",
 }
-_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "most_backoff", "linger")}
+_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {"max_backoff": "most_backoff_s"}
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -233,7 +234,7 @@ def policy_arguments() -> str:
 
 def policies() -> str:
     """Return every built-in policy and named scheduler."""
-    ways = [("binning", f"{name}(k)", text) for name, text in config.BINNING_RULES.items()]
+    ways = [("binning", f"{name}(k)", text) for name, text in variants.BINNING_RULES.items()]
     rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
     return "\n".join(["| axis | name | effect |", "|---|---|---|", *rows, ""])
 
@@ -292,7 +293,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _spellings(section: str, key: str) -> str:
-    return ", ".join(f"`{other}`" for other, name in _canonical._KEYS.get(section, {}).items() if name == key)  # noqa: SLF001
+    return ", ".join(f"`{other}`" for other, name in _canonical.ALIASES.get(section, {}).items() if name == key)
 
 
 def _type(field: FieldInfo) -> str:

@@ -12,6 +12,7 @@ import pytest
 from lengthwise import catalog, config, cost, engine, measure
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.schema.records import Measured, shape_facts
+from lengthwise.usecases import variants
 
 SCENARIO = """
 [workload]
@@ -33,7 +34,7 @@ def files(tmp_path):
     """A scenario and the run of an engine that is slower than its roofline by three tenths."""
     path = tmp_path / "mine.toml"
     path.write_text(SCENARIO, "utf-8")
-    (variant,) = config.build(config.load(path))
+    (variant,) = variants.build(config.load(path))
     slower = replace(variant.deployment, cost=apply(variant.deployment.cost, {"work": 1.3}))
     workload = variant.workload(0)
     run = Measured(engine.simulate(workload, slower), workload, "bench")

@@ -17,8 +17,8 @@ from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise import metrics
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.measure.load import bench
 from lengthwise.measure import read_records, write_records
+from lengthwise.measure.load import bench
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload

@@ -13,10 +13,10 @@ import pytest
 from scripted_server import Script, ScriptedServer
 
 from lengthwise import Workload, deploy
-from lengthwise.config import deployment as of_scenario
 from lengthwise.config import loads
 from lengthwise.measure.calibration.measured_runs import origin_warnings, untold_origin
 from lengthwise.usecases.bench import deployment_of_server
+from lengthwise.usecases.variants import deployment as of_scenario
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

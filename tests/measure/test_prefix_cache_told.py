@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
-from lengthwise.measure.load import bench
 from lengthwise.measure.calibration.measured_runs import split_of
+from lengthwise.measure.load import bench
 from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_doubts
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload

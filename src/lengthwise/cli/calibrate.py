@@ -95,7 +95,7 @@ def run(
     outputs.require_writable(files, inputs=[scenario_file, *runs, *(holdout or [])])
     as_html = report is not None and report.suffix.lower() in (".html", ".htm")
     if as_html:
-        outputs.require_plotly()
+        outputs.require_report_extra()
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     options.print_notes(scenario.notes, quiet=quiet)
     deployment = measured_deployment(scenario, variant)

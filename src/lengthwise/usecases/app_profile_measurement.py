@@ -43,8 +43,9 @@ from lengthwise.apps.run import (
 )
 from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
+from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
     Costed,
     Lengths,
@@ -53,7 +54,6 @@ from lengthwise.usecases.app_profile_folder import (
     cost_path,
     digest,
     lengths_path,
-    mean_of,
     read_book,
     write_book,
 )
@@ -203,13 +203,8 @@ def _one(row: Mapping[str, str]) -> Message:
 
 def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:
     """Lengths with the weights of the product-limit estimate; ``cut`` ones are at least so long."""
-    seen = np.unique(tokens)
-    ended = np.array([np.count_nonzero((tokens == one) & ~cut) for one in seen], float)
-    at_risk = np.array([np.count_nonzero(tokens >= one) for one in seen], float)
-    left = np.cumprod(1.0 - ended / at_risk)
-    weights = -np.diff(left, prepend=1.0)
-    weights[-1] += left[-1]
-    return Empirical(seen.astype(float), np.maximum(weights, 0.0))
+    lengths, cdf = kaplan_meier(tokens, cut & (tokens < tokens.max()))
+    return Empirical(lengths, np.diff(cdf, prepend=0.0))
 
 
 SHAPES = ("smallest", "all")
@@ -287,13 +282,13 @@ def mean_over_rows(message: Sequence[Message]) -> Estimate:
     A ratio of sums: by the linearised residuals of rows (Cochran, Sampling Techniques, 6.3).
     """
     if not message:
-        return mean_of([])
+        return UNKNOWN
     row = np.unique([one.row for one in message], return_inverse=True)[1]
     tokens = np.bincount(row, [one.output_tokens for one in message])
     counts = np.bincount(row)
     mean = float(tokens.sum() / counts.sum())
     residuals = (tokens - mean * counts) / counts.mean()
-    return Estimate(mean, mean_of(residuals.tolist()).half_width)
+    return Estimate(mean, float(t_half_width(residuals, 0.95)))
 
 
 def where(plan: ModelPlan) -> str:

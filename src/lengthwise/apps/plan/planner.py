@@ -17,7 +17,6 @@ from lengthwise.apps.plan.evaluate import (
     idle_seconds,
     judged,
     makespans_s,
-    mean_of,
     play,
     quantiles_of,
     spans_of,
@@ -45,6 +44,7 @@ from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameErr
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
 
 POLL_INTERVAL_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
 """Seconds of a stage that is looked at, of a run that is simulated and of a request in it, about: fitted (least squares
@@ -79,7 +79,7 @@ class Purse:
 
     def _all_s(self) -> float:
         return sum(
-            POLL_INTERVAL_S * stages.scans
+            POLL_INTERVAL_S * stages.evaluated
             + RUN_S * stages.runs.simulated_runs
             + REQUEST_S * stages.runs.simulated_requests
             for stages in self._counted
@@ -420,7 +420,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
     most_s = played.stages[0].end_s if played.stages else 0.0
     found = [replace(one, lead_s=max(one.lead_s, one.search_s - most_s)) for one in found]
     best = next(one for one in found if one.name == best.name)
-    whole_s = mean_of(mine).value + best.lead_s
+    whole_s = mean_estimate(mine).value + best.lead_s
     spans = spans_of(played, space, first)
     loads = first.load.models
     return AppPlan(
@@ -429,7 +429,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         stages=played.stages,
         planned=best.planned,
         reserve=_spare(space, best),
-        makespan=mean_of(mine),
+        makespan=mean_estimate(mine),
         makespans_s=mine,
         quantiles_s=quantiles_of(mine),
         spans=spans,
@@ -447,7 +447,7 @@ def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
 
 
 def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
-    mean = mean_of(ends_s)
+    mean = mean_estimate(ends_s)
     gain = (mean.value + one.lead_s) / max(whole_s, 1e-12)
     stages = len(one.planned)
     return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s), one.lead_s)
@@ -498,7 +498,7 @@ def what_if(
         except DoesNotFitError:
             continue
         apart = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
-        found.append(AppWhatIf(name, then.makespan, mean_of(apart)))
+        found.append(AppWhatIf(name, then.makespan, mean_estimate(apart)))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from lengthwise import catalog
 from lengthwise.measure.calibration.result import METRICS, Calibration
 from lengthwise.measure.prefix_cache import prefix_doubts
 from lengthwise.metrics import request_column
-from lengthwise.metrics.columns import clock_doubt
+from lengthwise.metrics.columns import clock_warning
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import IDLE_SHARE, Measured, RequestRecords, Status, shape_facts
@@ -241,7 +241,7 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
 
 def _warnings(measured: Measured, deployment: Deployment) -> list[str]:
     failed = (f"{n} requests failed of {why}" for why, n in measured.errors.items())
-    clock = clock_doubt(measured.records.requests, measured.records.end_s)
+    clock = clock_warning(measured.records.requests, measured.records.end_s)
     harmless = harmless_lateness(measured)
     own = (doubt for doubt in measured.warnings if doubt not in harmless)
     about = [*prefix_doubts(measured), *origin_warnings(measured, deployment)]
