@@ -104,7 +104,6 @@ def compare_table(comparison: Comparison) -> Group:
     """
     from rich import box
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -112,7 +111,7 @@ def compare_table(comparison: Comparison) -> Group:
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
-        numbers.add_column(f"{letter}: {escape(side.name)}", justify="right", overflow="fold")
+        numbers.add_column(Text(f"{letter}: {side.name}"), justify="right", overflow="fold")
     numbers.add_column("error", justify="right")
     numbers.add_column("interval", justify="right")
     for one, following in zip(comparison.errors, [*comparison.errors[1:], None], strict=True):
@@ -155,7 +154,7 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
         ]
         for metric in latencies
     ]
-    facts = [
+    metadata = [
         f"A: {comparison.a.source}",
         f"B: {comparison.b.source}, the reference",
         "same requests" if comparison.paired else "different requests",
@@ -166,7 +165,7 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
         "compare",
         data=[figure for group in drawn.values() for figure in group],
         heading=f"{comparison.a.name} against {comparison.b.name}",
-        metadata=facts + ([f"without the first {comparison.warmup_s:g} s"] if comparison.warmup_s else []),
+        metadata=metadata + ([f"without the first {comparison.warmup_s:g} s"] if comparison.warmup_s else []),
         comparison=comparison,
         method=_method(comparison),
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},

@@ -196,7 +196,7 @@ def _curve(name: str, x: Array, seconds: Array, spacing: Any = np.linspace, poin
 
 def _line_figure(view: ProfileView, one: OperatorView) -> Figure:
     """Return an operator's times over its main axis; it has no curves where no line has enough points."""
-    rows, shape = _most_measured_shape(view.profile.where(np.isin(np.arange(len(view.profile)), one.rows)), one)
+    rows, shape = _frequent_shape(view.profile.where(np.isin(np.arange(len(view.profile)), one.rows)), one)
     x, axis, names = _lines(rows, OPERATOR_PARTS[one.operator])
     found, which, counts = np.unique(np.array(names, dtype=np.str_), return_inverse=True, return_counts=True)
     usable = [i for i in range(len(found)) if found[i] and counts[i] >= MIN_POINTS]
@@ -216,7 +216,7 @@ def _line_figure(view: ProfileView, one: OperatorView) -> Figure:
     }
 
 
-def _most_measured_shape(rows: Profile, one: OperatorView) -> tuple[Profile, str]:
+def _frequent_shape(rows: Profile, one: OperatorView) -> tuple[Profile, str]:
     """Return the rows of the most measured head shape, window and cache dtype of attention kernels, and its text."""
     if one.tp or OPERATOR_PARTS[one.operator] not in ("prefill", "decode"):
         return rows, ""

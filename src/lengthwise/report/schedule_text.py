@@ -209,8 +209,8 @@ def spread_cells(spread: Spread) -> list[str]:
 
 def side_cells(side: ScheduleSide) -> list[str]:
     """Return the cells of a strategy and degree under ``SIDE_HEADS``."""
-    most_rps = side.at_most_rps
-    at_most = amount(most_rps) if math.isfinite(most_rps) and most_rps > 0 else UNKNOWN
+    limit_rps = side.at_most_rps
+    at_most = amount(limit_rps) if math.isfinite(limit_rps) and limit_rps > 0 else UNKNOWN
     if at_most != UNKNOWN and not side.at_most_proved:
         at_most = f"about {at_most}"
     words = side.best.words if side.best else UNKNOWN

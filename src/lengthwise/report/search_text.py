@@ -270,7 +270,6 @@ def search_table(study: Study, *, top: int = 10) -> Group:
 
 def _ranking(plan: Plan, top: int) -> Table:
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -280,12 +279,12 @@ def _ranking(plan: Plan, top: int) -> Table:
     made.add_column("#", justify="right", no_wrap=True)
     made.add_column("configuration", overflow="fold", min_width=14)
     for head in ["GPUs", "$/h", objective_head(plan.objective), *(["req/s"] if has_capacity else [])]:
-        made.add_column(escape(head), justify="right", overflow="fold")
+        made.add_column(Text(head), justify="right", overflow="fold")
     scales = []
     for limit in limits:
         metric = quantity(limit.metric)
         scales.append(scale(metric, [c.at.value(limit.metric) if c.at else math.nan for _, c in rows] or [limit.bound]))
-        made.add_column(escape(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
+        made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
     for i, choice in rows:
         estimates = [choice.objective, *([choice.capacity_rps] if has_capacity else [])]
         cells = []
@@ -369,14 +368,13 @@ def _excluded(plan: Plan) -> Text:
 def _swaps(study: Study) -> Table:
     """Return how many times worse the best choice of one question (row) is for another question (column)."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("best of \\ used for", overflow="fold")
     for plan in study.plans:
-        made.add_column(escape(plan.name), justify="right", overflow="fold")
+        made.add_column(Text(plan.name), justify="right", overflow="fold")
     for row in swap_ratios(study):
         cells = []
         for ratio in row:
@@ -386,7 +384,7 @@ def _swaps(study: Study) -> Table:
                 cells.append(Text("fails", style="bold red"))
             else:
                 cells.append(Text(f"{ratio:.2f} {TIMES}", style="bold" if ratio > 1.1 else ""))
-        made.add_row(escape(study.plans[len(made.rows)].name), *cells)
+        made.add_row(Text(study.plans[len(made.rows)].name), *cells)
     return made
 
 

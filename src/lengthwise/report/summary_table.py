@@ -31,7 +31,6 @@ def table(results: list[Result]) -> Group:
     """
     from rich import box
     from rich.console import Group
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -39,7 +38,7 @@ def table(results: list[Result]) -> Group:
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
     for result in results:
-        numbers.add_column(escape(result.name), justify="right", overflow="fold")
+        numbers.add_column(Text(result.name), justify="right", overflow="fold")
     shown = [row for row in rows(results) if row.metric.headline]
     for row, following in zip(shown, [*shown[1:], None], strict=True):
         last = following is None or following.metric.group != row.metric.group
