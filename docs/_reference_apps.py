@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise import apps
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch.local import Loaded, Patience
+from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
 from lengthwise.apps.run.job import Settings
 from lengthwise.config import app_sections as sections
 
@@ -20,8 +20,8 @@ TABLES = {
     "calls.NAME": (sections.CallSection, (Call, Sampling, Fan, Report)),
     "loops.NAME": (sections.LoopSection, (Loop,)),
     "cluster": (sections.ClusterSection, ()),
-    "run": (sections.RunTable, (Settings, Patience, Loaded)),
-    "run.engines.NAME": (sections.EngineTable, (Loaded,)),
+    "run": (sections.RunTable, (Settings, EngineTimeouts, EngineSpec)),
+    "run.engines.NAME": (sections.EngineTable, (EngineSpec,)),
 }
 OTHERWISE = {
     "inputs.file": "Rows: .jsonl, .csv or .parquet.",
@@ -52,7 +52,7 @@ OTHERWISE = {
     "run.engines.NAME.urls": "Addresses of engines that run already, a replica each.",
 }
 _SECONDS = {"ready": "ready_s", "stall": "stall_s", "request": "request_s", "backoff": "backoff_s", "save": "save_s",
-            "max_backoff": "most_backoff_s", "linger": "linger_s"}  # fmt: skip
+            "max_backoff": "max_backoff_s", "linger": "linger_s"}  # fmt: skip
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
