@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from lengthwise import apps, policy
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch.local import Loaded, Patience
+from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
 from lengthwise.apps.run.job import Settings
 from lengthwise.cli import program
 from lengthwise.config import app_sections, sections, values
@@ -58,8 +58,8 @@ APP_TABLES = {
     "calls.NAME": (app_sections.CallSection, (Call, Sampling, Fan, Report)),
     "loops.NAME": (app_sections.LoopSection, (Loop,)),
     "cluster": (app_sections.ClusterSection, ()),
-    "run": (app_sections.RunTable, (Settings, Patience, Loaded)),
-    "run.engines.NAME": (app_sections.EngineTable, (Loaded,)),
+    "run": (app_sections.RunTable, (Settings, EngineTimeouts, EngineSpec)),
+    "run.engines.NAME": (app_sections.EngineTable, (EngineSpec,)),
 }
 GATEWAY_TABLES = {
     "listen": (gateway_sections.ListenSection, (gateway_config.Listen,)),
@@ -137,7 +137,7 @@ GATEWAY_MEANINGS = {
     "quarter; 429 above that.",
     "values": "Maximum values in the JSON of a body, for example token ids of a prompt; 400 above it.",
 }
-_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {"max_backoff": "most_backoff_s"}
+_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {"max_backoff": "max_backoff_s"}
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

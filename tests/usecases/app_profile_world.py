@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from lengthwise import catalog
 from lengthwise.apps.app import App, Call, Model, Sampling
-from lengthwise.apps.launch import Loaded, LocalLauncher, Patience
+from lengthwise.apps.launch import EngineSpec, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan import Served, Space
 from lengthwise.schema.app import Cluster, Machine
 from lengthwise.schema.deployment import EngineLimits
 
 GPU = "A100-80GB"
 SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-QUICK = Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0)
+QUICK = EngineTimeouts(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0)
 LIMITS = EngineLimits(max_num_seqs=4, max_model_len=2048)
 ROWS = [{"topic": f"the sea, part {n}"} for n in range(6)]
 
@@ -41,7 +41,7 @@ def space(gpus=2):
 
 def launcher(folder, *, more="--fixed-s 0.002", sleeps=True):
     loaded = [
-        Loaded(name, served=name, max_num_seqs=4, command=f"{SERVER} {more}", sleeps=sleeps)
+        EngineSpec(name, served=name, max_num_seqs=4, command=f"{SERVER} {more}", sleeps=sleeps)
         for name in ("writer", "judge")
     ]
     return LocalLauncher(loaded, folder / "logs", timeouts=QUICK)

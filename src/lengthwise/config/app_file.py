@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
-from lengthwise.apps.launch.local import Loaded, Patience
+from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
 from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.job import Settings
 from lengthwise.config.app_sections import (
@@ -56,7 +56,7 @@ class AppRun:
 
     launcher: str = "local"
     settings: Settings = field(default_factory=Settings)
-    timeouts: Patience = field(default_factory=Patience)
+    timeouts: EngineTimeouts = field(default_factory=EngineTimeouts)
     store: str | None = None
     urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     true_lengths: Mapping[int, float] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class AppFile:
     app: App
     rows: Rows
     served: tuple[Served, ...]
-    loaded: tuple[Loaded, ...]
+    loaded: tuple[EngineSpec, ...]
     cluster: Cluster | None
     run: AppRun
     folder: Path
@@ -347,7 +347,7 @@ class _Builder:
             )
         return None
 
-    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> Loaded | None:
+    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineSpec | None:
         """Return how a model's engines are started and called: by its own table, else by [run]."""
         own = engine or EngineTable()
         if own.command is None and self._is_run_command_reported:
@@ -357,7 +357,7 @@ class _Builder:
             path = resolved(weights, self.folder)
             weights = str(path) if path.exists() or weights.startswith((".", "/", "~")) else weights
         with self._at(*(("run", "engines", model.name) if engine else ("run",))):
-            return Loaded(
+            return EngineSpec(
                 name=model.name,
                 weights=weights,
                 served=own.served,
@@ -387,7 +387,7 @@ class _Builder:
                 max_attempts=run.max_attempts,
                 lease_s=run.lease,
                 backoff_s=run.backoff,
-                most_backoff_s=run.max_backoff,
+                max_backoff_s=run.max_backoff,
                 save_s=run.save,
                 linger_s=run.linger,
                 engine_failures=run.engine_failures,
@@ -395,7 +395,7 @@ class _Builder:
                 seed=run.seed,
                 replans=run.replans,
             )
-            timeouts = Patience(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
+            timeouts = EngineTimeouts(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
             return AppRun(run.launcher, settings, timeouts, store, urls, true_lengths)
         return None
 

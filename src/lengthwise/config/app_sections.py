@@ -173,7 +173,7 @@ class RunTable(Section):
     max_attempts: Count = _DEFAULTS.max_attempts
     lease: Seconds = _DEFAULTS.lease_s
     backoff: Seconds = _DEFAULTS.backoff_s
-    max_backoff: Seconds = _DEFAULTS.most_backoff_s
+    max_backoff: Seconds = _DEFAULTS.max_backoff_s
     save: Seconds = _DEFAULTS.save_s
     linger: Wait = _DEFAULTS.linger_s
     engine_failures: Count = _DEFAULTS.engine_failures

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import Launcher, Loaded, LocalLauncher, Patience, StaticLauncher
+from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.engine import Engine
 from lengthwise.apps.launch.local import DEFAULT, HOST, launch_of
 from lengthwise.apps.ledger import Ledger
@@ -26,20 +26,20 @@ from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
-    ClusterRooms,
-    Ended,
-    GivenRooms,
-    Guide,
+    ClusterPlacer,
     Job,
     Layout,
     Planned,
     Progress,
     RunFolder,
-    Work,
+    RunPlan,
+    RunResult,
+    RunTasks,
+    StaticPlacer,
     expected_tokens,
-    given_guide,
     job_of,
-    run_here,
+    run_on_engines,
+    static_run_plan,
 )
 from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
@@ -92,7 +92,7 @@ def run_sample(
     launcher: Launcher,
     folder: Path,
     monitor: Callable[[Progress], None] | None = None,
-) -> tuple[Ended, dict[str, list[Message]]]:
+) -> tuple[RunResult, dict[str, list[Message]]]:
     """How the application ended on these rows, and what its models said by their names.
 
     Goes on with what is in the folder: what was answered is not asked again.
@@ -107,7 +107,7 @@ def run_sample(
     """
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
-        ended = run_here(job, ledger, launcher, monitor=monitor)
+        ended = run_on_engines(job, ledger, launcher, monitor=monitor)
         return ended, _message(ledger, job.layout)
 
 
@@ -119,10 +119,10 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: La
     lengths = [model.lengths for model in app.models]
     draws = [draw(expanded.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
-    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
+    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
-        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()))
-    return job_of(work, Planned(Guide(stages, spare), ClusterRooms(space.cluster, space.seconds)))
+        return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()))
+    return job_of(work, Planned(RunPlan(stages, spare), ClusterPlacer(space.cluster, space.seconds)))
 
 
 def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
@@ -225,9 +225,9 @@ class Profiling:
 
     app: App
     rows: Sequence[Mapping[str, Any]]
-    loaded: Sequence[Loaded]
+    loaded: Sequence[EngineSpec]
     space: Space
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     urls: Mapping[int, Sequence[str]] | None = None
 
 
