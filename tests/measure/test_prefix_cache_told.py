@@ -101,7 +101,7 @@ class TestCalibrations:
     def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, metadata, report):
         with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
-        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fit_result
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 
     @pytest.mark.parametrize(
         "metadata",
@@ -114,7 +114,7 @@ class TestCalibrations:
         ],
     )
     def test_take_runs_whose_prompts_were_computed(self, run, deployment, metadata):
-        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fit_result
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fitted
 
     def test_tell_what_the_run_says_itself_but_once(self):
         _, again = runs_of(2, requests(), concurrency=2, salt=7)
