@@ -14,11 +14,11 @@ from judging import lasting, served_rps
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.measure.load import bench
 from lengthwise.measure.calibration import calibrate, read_iterations
-from lengthwise.measure.calibration.busy_periods import counters_of, busy_periods_of, timed_by
+from lengthwise.measure.calibration.busy_periods import busy_periods_of, counters_of, timed_by
 from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
+from lengthwise.measure.load import bench
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]
 

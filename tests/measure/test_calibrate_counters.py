@@ -14,7 +14,7 @@ from planted_runs import LIMITS, MIN_COUNT, TRUTH, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, step_evidence
-from lengthwise.measure.calibration.busy_periods import MIN_STEPS, counters_of, max_steps, busy_periods_of
+from lengthwise.measure.calibration.busy_periods import MIN_STEPS, busy_periods_of, counters_of, max_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.step_evidence import kinds_of

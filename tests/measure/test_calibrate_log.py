@@ -147,7 +147,7 @@ def test_what_a_log_may_have_seen_is_called_so(deployment):
     assert told.seen
     assert told.is_log
     (note,) = told.notes
-    assert "cannot be told" in note
+    assert "is unknown" in note
     shown = seen_by_log(split)
     assert [run.name for run in shown.validation] == ["3.0 a second (seen by the log)"]
     assert [run.name for run in shown.fitted] == ["6.0 a second"]

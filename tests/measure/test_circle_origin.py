@@ -44,7 +44,7 @@ def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, 
     (doubt,) = origin_warnings(run, deploy("llama-3.1-8b", "H100"))
     assert "it is of the model opt-125m" in doubt
     bare = replace(run, metadata={key: of for key, of in run.metadata.items() if key != "deployment"})
-    assert "where these runs come from is not told: one" in unknown_origin([bare], ["one"], served)
+    assert "the origin of these runs is unknown: one" in unknown_origin([bare], ["one"], served)
 
 
 def test_it_keeps_what_bench_keeps_of_a_scenario(modules, tmp_path):

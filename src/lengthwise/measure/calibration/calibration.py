@@ -280,7 +280,9 @@ class Simulation:
         """Return the waiting requests (entry to first step) or running ones (from there to their end) at times."""
         r = self.records.requests
         running = counter == "running"
-        start_s, end_s = (r.scheduled_s, r.finished_s) if running else (self.front.entries_s(r.arrival_s), r.scheduled_s)
+        start_s, end_s = (
+            (r.scheduled_s, r.finished_s) if running else (self.front.entries_s(r.arrival_s), r.scheduled_s)
+        )
         started, finished = (np.searchsorted(np.sort(times), at_s, side="right") for times in (start_s, end_s))
         return np.asarray(started - finished, dtype=np.float64)
 

@@ -124,10 +124,7 @@ def lateness_effect(measured: Measured) -> float:
         return float("inf")
     ttft_s = (r.first_token_s - r.arrival_s)[known]
     on_time_s = ttft_s - np.maximum(late_s[known], 0.0)
-    pairs = (
-        (np.mean(ttft_s), np.mean(on_time_s)),
-        (np.quantile(ttft_s, 0.95), np.quantile(on_time_s, 0.95)),
-    )
+    pairs = ((np.mean(ttft_s), np.mean(on_time_s)), (np.quantile(ttft_s, 0.95), np.quantile(on_time_s, 0.95)))
     return max(float(1 - on_time / late) if late > 0 else float("inf") for late, on_time in pairs)
 
 
@@ -400,7 +397,9 @@ def split_of(
     elif len(loads) >= MIN_LOADS:
         held_out = _middle(runs, list(loads.values()), share)
         shares = [1.0 if i in held_out else 0.0 for i in range(len(runs))]
-        words = f"fitted to {_runs(len(runs) - len(held_out))}, held out {', '.join(names[i] for i in sorted(held_out))}"
+        words = (
+            f"fitted to {_runs(len(runs) - len(held_out))}, held out {', '.join(names[i] for i in sorted(held_out))}"
+        )
     else:
         shares = [share] * len(runs)
         words = (

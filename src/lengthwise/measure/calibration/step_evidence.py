@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
-from lengthwise.measure.calibration.iteration_log import MIN_STEPS, Iterations, fitted_steps, implausible_seconds, in_cells
+from lengthwise.measure.calibration.iteration_log import (
+    MIN_STEPS,
+    Iterations,
+    fitted_steps,
+    implausible_seconds,
+    in_cells,
+)
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
@@ -256,9 +262,7 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
     note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
     if taken.sum() < MIN_STEPS:
         remedy = "hold out a run of its own, or give the log of the engine that served the runs"
-        return StepEvidence(
-            None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {remedy}"]
-        )
+        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {remedy}"])
     note += ", and only these were fitted"
     return StepEvidence(log_evidence(log.taken(taken), deployment, fitted), [note], is_log=True)
 
