@@ -33,7 +33,7 @@ from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS = """
-simulate; capacity; search; lab; schedule; schedule run; schedule monitor; app; app plan; app profile; app run;
+simulate; capacity; search; lab; schedule; schedule run; schedule watch; app; app plan; app profile; app run;
 app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
 workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile import llmservingsim;
 profile import vidur; profile show; profile fit; profile check
