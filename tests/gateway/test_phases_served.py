@@ -127,7 +127,7 @@ def test_who_is_not_streamed_is_served_too(stream):
             await settled(gateway)
             async with asyncio.timeout(20):
                 await loop_of(gateway.port, 7, [3, 12, 6, 9] * 5, stream=stream)
-            assert server.log.most_at_once <= 7
+            assert server.log.max_concurrent <= 7
 
     run(work)
 

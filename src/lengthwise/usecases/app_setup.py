@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.config.app_sections import LAUNCHERS, parse_cluster
+from lengthwise.config.cluster import parse_cluster
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from lengthwise.apps.app import App
-    from lengthwise.apps.launch import Launcher, Loaded, Patience
+    from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher
     from lengthwise.apps.plan import Space
     from lengthwise.config.app_file import AppFile
     from lengthwise.schema.app import AppPlan, TaskDraw
@@ -53,7 +53,7 @@ TRUE_SEED = (0, 2)
 """Of lengths that are not those planned with."""
 
 
-def _default_timeouts() -> Patience:
+def _default_timeouts() -> EngineTimeouts:
     from lengthwise.apps.launch.local import DEFAULT
 
     return DEFAULT
@@ -73,13 +73,19 @@ class Engines:
     """
 
     launcher: str = "local"
-    loaded: Sequence[Loaded] = ()
+    loaded: Sequence[EngineSpec] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    timeouts: Patience = field(default_factory=_default_timeouts)
+<<<<<<< HEAD
+    timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
+=======
+    timeouts: EngineTimeouts = DEFAULT
+>>>>>>> rename
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from lengthwise.config.app_sections import LAUNCHERS
+
         if self.launcher not in LAUNCHERS:
             raise UnknownNameError("launcher", self.launcher, LAUNCHERS)
 
@@ -128,7 +134,7 @@ def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     return drawn
 
 
-def _require_weights(loaded: Loaded) -> None:
+def _require_weights(loaded: EngineSpec) -> None:
     """Engines start for a minute before they say that a folder is not there."""
     if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
         raise InputError(

@@ -17,7 +17,7 @@ from test_waiting_bound import MAX_WAIT_S, Watched, floods
 
 from lengthwise.gateway.config import Dispatch, Phases
 from lengthwise.gateway.core.phases import Sizing
-from lengthwise.testing.engine_server.engine import Limits
+from lengthwise.testing.engine_server import Limits
 
 
 @pytest.mark.parametrize(("encode_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])

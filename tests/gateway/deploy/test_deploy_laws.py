@@ -226,7 +226,7 @@ def test_selectors_find_their_pods(name):
 def test_a_gateway_may_watch_endpoint_slices_and_nothing_else(name):
     (role,), (binding,) = of_kind(name, "Role"), of_kind(name, "RoleBinding")
     assert role["rules"] == [
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "monitor"]}
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
     ]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (subject,) = binding["subjects"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
 from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch, TaskDraw, Tasks
 from lengthwise.schema.errors import InternalError
-from lengthwise.schema.estimate import Estimate
 
 
 @dataclass(frozen=True)
@@ -169,17 +167,6 @@ def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Sta
 def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
     """Return the makespan of a plan on each sample."""
     return tuple(play(stages, planned, reserve).end_s for stages in draws)
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean and its 95 % interval (Student's t); a single value has none."""
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return Estimate(float(values[0]) if n else math.nan)
-    half = stdtrit(n - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(n)
-    return Estimate(float(np.mean(values)), float(half))
 
 
 def quantiles_of(values: Sequence[float]) -> dict[float, float]:

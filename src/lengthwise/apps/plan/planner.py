@@ -17,7 +17,6 @@ from lengthwise.apps.plan.evaluate import (
     idle_seconds,
     judged,
     makespans_s,
-    mean_of,
     play,
     quantiles_of,
     spans_of,
@@ -45,6 +44,7 @@ from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameErr
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
 
 STAGE_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
 """Approximate seconds per evaluated stage, per simulated run, and per request in it.
@@ -391,10 +391,10 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
     # The run waits for a search that takes longer than the first stage.
     first_end_s = played.stages[0].end_s if played.stages else 0.0
     lead_s = {one.name: max(one.lead_s, one.search_s - first_end_s) for one in found}
-    total_s = mean_of(ends[best.name]).value + lead_s[best.name]
+    total_s = mean_estimate(ends[best.name]).value + lead_s[best.name]
     methods = []
     for one in found:
-        mean = mean_of(ends[one.name])
+        mean = mean_estimate(ends[one.name])
         gain = (mean.value + lead_s[one.name]) / max(total_s, 1e-12)
         stages = len(one.planned)
         methods.append(
@@ -408,7 +408,7 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         stages=played.stages,
         planned=best.planned,
         reserve=reserve[best.name],
-        makespan=mean_of(ends[best.name]),
+        makespan=mean_estimate(ends[best.name]),
         makespans_s=ends[best.name],
         quantiles_s=quantiles_of(ends[best.name]),
         spans=spans,
@@ -465,7 +465,7 @@ def what_if(
         except DoesNotFitError:
             continue
         difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
-        found.append(AppWhatIf(name, then.makespan, mean_of(difference)))
+        found.append(AppWhatIf(name, then.makespan, mean_estimate(difference)))
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, Row, Telemetry, Trip
+from lengthwise.statistics import circular_blocks
 
 WINDOW_S = 600.0
 MOST_ROWS = 2000
@@ -246,7 +247,7 @@ def _draws(n: int, seed: int) -> npt.NDArray[np.int64]:
     rng = np.random.default_rng(seed)
     length = -(-n // BLOCKS)
     starts = rng.integers(0, n, (DRAWS, BLOCKS))
-    return ((starts[:, :, None] + np.arange(length)) % n).reshape(DRAWS, -1)[:, :n]
+    return circular_blocks(starts, length, n)
 
 
 def _statistics(of: Floats) -> Floats:

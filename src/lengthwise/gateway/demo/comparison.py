@@ -20,6 +20,7 @@ from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen
 from lengthwise.gateway.demo.engines import MODEL, SEATS, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
+from lengthwise.statistics import t_half_width
 
 MAX_TOKENS = 1024
 LOAD = 3.0
@@ -159,11 +160,7 @@ def gain(sides: Sequence[Side]) -> Gain:
     if rounds == 0:
         return Gain(math.nan, math.nan, math.nan, math.nan, 0)
     logs = np.log([float(b.mean() / a.mean()) for a, b in zip(first, ours, strict=False)])
-    half = math.inf
-    if rounds > 1:
-        from scipy import stats
-
-        half = float(stats.t.ppf((1 + _LEVEL) / 2, rounds - 1) * logs.std(ddof=1) / math.sqrt(rounds))
+    half = float(t_half_width(logs, _LEVEL)) if rounds > 1 else math.inf
     middle = float(logs.mean())
     ends = [float(np.quantile(np.concatenate(one[:rounds]), 0.99)) for one in (first, ours)]
     return Gain(

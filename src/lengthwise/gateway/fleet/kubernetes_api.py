@@ -98,7 +98,7 @@ class Kube:
             NoAnswerError: It broke, was silent for ``silent_s``, or sent what is no event.
             ExpiredError: The version is too old.
         """
-        params = {"labelSelector": selector, "monitor": "1", "allowWatchBookmarks": "true",
+        params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(lasts_s))}  # fmt: skip
         async with self._get(path, params, silent_s) as answer:
             _require(answer.status)

@@ -38,6 +38,7 @@ from lengthwise.gateway.observe.replay import (
 )
 from lengthwise.gateway.observe.trace import MIN_SEEN, Floats, Trace, of_journal, pools_of, tells
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import circular_blocks, t_quantile
 
 SWITCH_ON = "switch on"
 NOBODY_WAITS = "no gain to be had: nobody waits"
@@ -338,8 +339,7 @@ class _Pool:
         n = len(self.workload)
         length = min(n, max(50, n // BLOCKS))
         starts = rng.integers(0, n, -(-n // length))
-        rows = ((starts[:, None] + np.arange(length)) % n).ravel()[:n]
-        other = resampled(self.workload, self.gaps_s, rows)
+        other = resampled(self.workload, self.gaps_s, circular_blocks(starts, length, n))
         return {name: replay(other, self.service, name, order) for name in ORDERS}
 
 
@@ -379,10 +379,8 @@ def _change(ratio: float, drawn: list[float], level: float) -> Change:
     """The interval of a ratio, less 1."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    from scipy.special import stdtrit
-
     even = _balanced(np.log(drawn))
-    half = float(stdtrit(BLOCKS - 1, (1 + level) / 2) * even.std(ddof=1))
+    half = t_quantile(level, BLOCKS - 1) * float(even.std(ddof=1))
     center = float(_balanced(np.log([ratio]))[0])
     low, high = (_ratio(center + side * half) - 1 for side in (-1, 1))
     return Change(ratio - 1, low, high)

@@ -34,7 +34,7 @@ const sections = (() => {
       : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
     const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`];
     if (s.max_wait_s !== null) facts.push(`nobody is passed over beyond ${seconds(s.max_wait_s)}`);
-    $("facts").replaceChildren(...metadata.map((text) => make("li", "", text)));
+    $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
   }
 
   function tiles(s) {
