@@ -75,11 +75,7 @@ class Engines:
     launcher: str = "local"
     loaded: Sequence[EngineSpec] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-<<<<<<< HEAD
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
-=======
-    timeouts: EngineTimeouts = DEFAULT
->>>>>>> rename
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
