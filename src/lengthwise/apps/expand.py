@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,14 +24,14 @@ from lengthwise.apps.app import (
     references,
     until_calls,
 )
-from lengthwise.apps.launch.engine import CHAT as CHAT_API
-from lengthwise.apps.launch.engine import COMPLETIONS, Ask
-from lengthwise.apps.ledger.contracts import Output
-from lengthwise.apps.run.job import Outputs, RequestSpec
 from lengthwise.apps.templates import PREVIOUS, expression, template
 from lengthwise.schema.app import Floats, Ints, Tasks
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import estimated_tokens
+
+if TYPE_CHECKING:
+    from lengthwise.apps.ledger.contracts import Output
+    from lengthwise.apps.run.job import Outputs, RequestSpec
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -412,6 +412,9 @@ class Rendered:
 
 def _request(call: Call, model: Model, task: int, which: str, context: Mapping[str, Any]) -> RequestSpec:
     """Return the request of a task and the key of its answer; ``which`` identifies the task and seeds its sampling."""
+    from lengthwise.apps.launch.engine import CHAT as CHAT_API
+    from lengthwise.apps.launch.engine import COMPLETIONS, Ask
+    from lengthwise.apps.run.job import RequestSpec
 
     def seed(given: int | None) -> int:
         digest = hashlib.sha256(f"{given}/{which}".encode("utf-8", "surrogatepass")).digest()

@@ -49,17 +49,17 @@ def run(
     with. The report compares it with other planning methods, with one island of GPUs more or less, and with a disk
     twice as fast.
     """
+    from lengthwise.usecases.app_plan import Planning
     from lengthwise.usecases.app_setup import asked_app
 
+    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     requested = asked_app(app_file, set_ or (), node or (), profile)
     outputs.require_answers(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan
     from lengthwise.cli.app_report import facts_of
     from lengthwise.report.apps import write_app_html
-    from lengthwise.usecases.app_plan import Planning
 
-    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     planned = requested.planned(planning)
     plan = planned.plan
     assert plan is not None

@@ -51,7 +51,7 @@ def run(
     same command continues an interrupted profile. app plan and app run read it with --profile.
     """
     from lengthwise.config.app_file import load_app
-    from lengthwise.config.app_sections import parse_node
+    from lengthwise.config.cluster import parse_node
     from lengthwise.schema.app import Cluster
     from lengthwise.usecases.app_profile import profile_app, profiling_of
     from lengthwise.usecases.app_profile_measurement import Wanted

@@ -25,8 +25,8 @@ from lengthwise.config.app_sections import (
     ModelSection,
     ObservedSection,
     RunTable,
-    parse_cluster,
 )
+from lengthwise.config.cluster import parse_cluster
 from lengthwise.config.files import Table, assignment, merged, parse, read, resolved
 from lengthwise.config.validation import Problem, problems_of, raise_if_any
 from lengthwise.config.values import Section

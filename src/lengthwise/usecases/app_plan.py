@@ -16,7 +16,7 @@ from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, RequestSpec, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.app import AppPlan, TaskDraw
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, UnknownNameError
 
 SeekFunction = Callable[[Callable[[AppPlan], None]], AppPlan]
 """Finds a plan, and tells before that with which to begin."""
@@ -88,6 +88,8 @@ class Planning:
                 f"a plan needs at least 1 draw to plan with and 2 to tell its makespan; they are {self.draws} and "
                 f"{self.true_draws}"
             )
+        if self.method != DEFAULT and self.method not in METHODS:
+            raise UnknownNameError("planning method", self.method, (DEFAULT, *METHODS))
 
     @property
     def requested(self) -> RequestSpec:

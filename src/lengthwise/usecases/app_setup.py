@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.apps.app import App
-from lengthwise.apps.launch import (
-    EngineSpec,
-    EngineTimeouts,
-    Launcher,
-    Lengths,
-    LocalLauncher,
-    SimulatedLauncher,
-    StaticLauncher,
-)
-from lengthwise.apps.launch.local import DEFAULT
-from lengthwise.apps.plan import Space
-from lengthwise.config.app_file import AppFile, load_app
-from lengthwise.config.app_sections import LAUNCHERS, parse_cluster
-from lengthwise.schema.app import AppPlan, TaskDraw
+from lengthwise.config.cluster import parse_cluster
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.usecases.app_plan import PlannedApp, Planning, drawn_app, draws_of, planned_app
-from lengthwise.usecases.app_profile import profiled
-from lengthwise.workload import Marginal
+
+if TYPE_CHECKING:
+    from lengthwise.apps.app import App
+    from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher
+    from lengthwise.apps.plan import Space
+    from lengthwise.config.app_file import AppFile
+    from lengthwise.schema.app import AppPlan, TaskDraw
+    from lengthwise.usecases.app_plan import PlannedApp, Planning
+    from lengthwise.workload import Marginal
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,12 @@ TRUE_SEED = (0, 2)
 """Of lengths that are not those planned with."""
 
 
+def _default_timeouts() -> EngineTimeouts:
+    from lengthwise.apps.launch.local import DEFAULT
+
+    return DEFAULT
+
+
 @dataclass(frozen=True)
 class Engines:
     """Who answers.
@@ -76,17 +75,21 @@ class Engines:
     launcher: str = "local"
     loaded: Sequence[EngineSpec] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    timeouts: EngineTimeouts = DEFAULT
+    timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from lengthwise.config.app_sections import LAUNCHERS
+
         if self.launcher not in LAUNCHERS:
             raise UnknownNameError("launcher", self.launcher, LAUNCHERS)
 
 
 def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
     """What makes a plan's engines be there; raises InputError where they cannot be had."""
+    from lengthwise.apps.launch import Lengths, LocalLauncher, SimulatedLauncher, StaticLauncher
+
     names = [one.name for one in planned.expanded.app.models]
     space, logs = planned.space, folder / "logs"
     if engines.launcher == "static":
@@ -115,6 +118,8 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
 
 def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
+    from lengthwise.usecases.app_plan import draws_of
+
     expanded = planned.expanded
     models = [
         replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
@@ -151,6 +156,8 @@ class AskedApp:
 
     def planned(self, how: Planning, given: AppPlan | None = None, *, begins: bool = False) -> PlannedApp:
         """Its plan, or with ``begins`` one to begin with; raises InputError where no GPUs are named."""
+        from lengthwise.usecases.app_plan import planned_app
+
         if self.space is None:
             raise InputError('a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file')
         made = planned_app(self.app, self.file.rows, self.space, how, given=given, begins=begins)
@@ -164,6 +171,8 @@ class AskedApp:
 
     def drawn(self, how: Planning) -> PlannedApp:
         """Without a plan, for engines that are given."""
+        from lengthwise.usecases.app_plan import drawn_app
+
         return drawn_app(self.app, self.file.rows, how)
 
     def engines(self, launcher: str | None = None, ray: str = "auto") -> Engines:
@@ -185,8 +194,13 @@ def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), p
     Raises:
         InputError: Any of them cannot be used.
     """
+    # Names of GPUs are checked before what it takes to read the file is imported.
+    cluster = parse_cluster(nodes, Path()) if nodes else None
+    from lengthwise.apps.plan import Space
+    from lengthwise.config.app_file import load_app
+
     file = load_app(path, sets)
-    cluster = parse_cluster(nodes, Path()) if nodes else file.cluster
+    cluster = cluster or file.cluster
     if cluster is None:
         if profile is not None:
             raise InputError("a profile is of GPUs; name them: --node, or [cluster] nodes in the file")
@@ -194,5 +208,7 @@ def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), p
     space, app = Space(file.served, cluster, file.times), file.app
     notes: tuple[str, ...] = ()
     if profile is not None:
+        from lengthwise.usecases.app_profile import profiled
+
         app, space, notes = profiled(app, space, profile, file.loaded)
     return AskedApp(replace(file, app=app), app, space, tuple(notes))
