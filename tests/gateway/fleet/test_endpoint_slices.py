@@ -106,7 +106,7 @@ def test_a_version_that_is_too_old_means_a_new_list(tmp_path):
         api.faults.ends_at_once = True
         api.end_watches()
         api.put(pods("e-7"))
-        api.discard()
+        api.clear()
         api.faults.ends_at_once = False
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 2
@@ -128,7 +128,7 @@ def test_bookmarks_move_the_version_on(tmp_path):
     async def work(api, report):
         api.bookmark()
         await asyncio.sleep(0.05)
-        api.discard()  # all but the bookmark's own version
+        api.clear()  # all but the bookmark's own version
         api.end_watches()
         api.put(pods("e-7"))
         await until(lambda: set(report.last) == {"e-7"})
