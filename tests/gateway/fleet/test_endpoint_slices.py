@@ -253,7 +253,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                 async with KubeApi(tls=served_by(new), port=api.port) as rotated:
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
-                    rotated.discard()
+                    rotated.clear()
                     await asyncio.sleep(0.3)
                     assert told.last == {"e-0": True}
                     assert not rotated.paths  # nobody was believed yet
