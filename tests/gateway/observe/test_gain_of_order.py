@@ -294,7 +294,7 @@ def journal_of(path, runs, *, max_bytes: int = 1 << 30) -> None:
     """Runs of (rows, seconds since 1970 at which their clock stood at 0), each row written at its end."""
 
     async def write(some, unix_s: float) -> None:
-        clock = {"epoch": lambda: unix_s, "max_bytes": max_bytes, "keep": 16}
+        clock = {"epoch": lambda: unix_s, "max_bytes": max_bytes, "num_old": 16}
         async with Journal(path, lambda: 0.0, **clock) as journal:
             for row in sorted(some, key=lambda row: row.finished_s):
                 journal.append(row)
