@@ -281,6 +281,7 @@ def check_ledger(open_ledger: OpenLedger, *, seed: int = 0, skip: Sequence[str] 
     Args:
         open_ledger: Opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
             again, even while the first one is open, is another handle on the same store.
+        seed: Of random operations.
         skip: Names of checks to leave out.
 
     Raises:

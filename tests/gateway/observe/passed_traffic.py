@@ -19,7 +19,8 @@ LOAD = 0.7
 def row(number: int, arrival_s, prompt, output, predicted, sent_s, first_s, finished_s, worker="w0", **more) -> Row:
     metadata = {
         "model": "m", "tenant": "t", "priority": 0, "max_tokens": 4096, "source": "predictor", "predicted_level": 0.5,
-        "repredictions": (), "queued_for_s": float(sent_s - arrival_s), "served_s": float(finished_s - sent_s), "preemptions": 0,
+        "repredictions": (), "queued_for_s": float(sent_s - arrival_s), "served_s": float(finished_s - sent_s),
+        "preemptions": 0,
         "resumed_tokens": 0, "failovers": 0, "outcome": "finished",
     } | more  # fmt: skip
     return Row(

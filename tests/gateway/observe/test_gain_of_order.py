@@ -257,7 +257,9 @@ def test_pools_that_tell_nothing_are_not_compared_with() -> None:
 
 def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
     rows = single_server(9, 200)
-    first = replace(rows[0], output_tokens=260, predicted_tokens=80.0, repredictions=((60, 300.0), (100, 270.0), (230, 261.0)))
+    first = replace(
+        rows[0], output_tokens=260, predicted_tokens=80.0, repredictions=((60, 300.0), (100, 270.0), (230, 261.0))
+    )
     made = workload_of(of_rows([first, *rows[1:]]), 50).predictions
     assert made.total_tokens[: made.start[1]].tolist() == [80, 80, 270, 270, 270, 261]
     assert made.index_tokens[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
@@ -374,10 +376,7 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
 
 @pytest.mark.parametrize(
     ("message", "report"),
-    [
-        ("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"),
-        ("true", "exit status 3"),
-    ],
+    [("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"), ("true", "exit status 3")],
 )
 def test_a_look_back_that_fails_is_told_in_one_line(message: str, report: str, tmp_path, monkeypatch, caplog) -> None:
     script = tmp_path / "python"

@@ -75,7 +75,7 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
     fields = hints("engine-plugin", statistic=statistic).fields(request, worker())
     hint = hint_of(fields["vllm_xargs"], 1000, 256.0)
     assert not hint.error
-    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.after)]
+    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.later)]
     assert len(hint.later) >= 3
     for at, total in hint.later:
         left = LengthDistribution(row[None], LEVELS).given(at + so_far)

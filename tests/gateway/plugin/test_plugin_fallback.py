@@ -135,7 +135,9 @@ def test_an_error_of_the_engine_itself_is_not_hidden(vllm, monkeypatch):
         LengthScheduler(vllm_config=config())
 
 
-@pytest.mark.parametrize("where", ["before", "after", "book.entry", "book.in_order", "book.needs_sort", "book.on_admitted"])
+@pytest.mark.parametrize(
+    "where", ["before", "after", "book.entry", "book.in_order", "book.needs_sort", "book.on_admitted"]
+)
 @pytest.mark.parametrize("at", [1, 2, 30])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vllm, caplog, monkeypatch, where, at):
     made = LengthScheduler(vllm_config=config(window_tokens=4))

@@ -129,7 +129,9 @@ def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkey
     stays(RraScheduler(vllm_config=config()), caplog, "max_num_active_reqs is float")
 
 
-@pytest.mark.parametrize("where", ["before", "after", "on_output", "tracker.admits", "tracker.encoded", "tracker.decoded"])
+@pytest.mark.parametrize(
+    "where", ["before", "after", "on_output", "tracker.admits", "tracker.encoded", "tracker.decoded"]
+)
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_by_its_own(vllm, caplog, monkeypatch, where, at):
     made = RraScheduler(vllm_config=config())

@@ -17,12 +17,12 @@ from lengthwise.gateway.plugin.rra_scheduler import PhasedScheduler, PhaseHooks
 from lengthwise.schema.deployment import Scheduler
 
 
-class StepRestriction(PhasedScheduler, Engine):
+class PhasedEngine(PhasedScheduler, Engine):
     pass
 
 
 def held(encode_batch, decode_steps, *, world=None, **settings):
-    made = StepRestriction(**world or {})
+    made = PhasedEngine(**world or {})
     made.lengthwise = PhaseHooks(RraSettings(encode_batch, decode_steps, **settings), Clock())
     return made
 
@@ -187,7 +187,7 @@ def test_a_paused_engine_goes_by_its_own_rules():
 def test_an_engine_that_passes_decodes_over_is_not_waited_for():
     """Whatever holds its decodes back, those who wait are let in."""
 
-    class Lame(Reserved):
+    class Lame(PhasedEngine):
         def schedule(self, *args):
             for one in self.running:
                 one.next_decode_eligible_step = 1 << 40 if one.request_id == "r0" else 0
@@ -235,4 +235,4 @@ def test_a_record_that_cannot_be_written_stops_and_the_schedule_goes_on(tmp_path
     made.run()
     assert whole(requests)
     assert [one.decode_steps for one in made.lengthwise.tracker.phases] == [4, 8]
-    assert caplog.text.count("phases are not recorded any more") == 1
+    assert caplog.text.count("phases are no longer recorded") == 1

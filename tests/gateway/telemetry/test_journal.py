@@ -17,7 +17,7 @@ import pytest
 from told_requests import request, serve
 
 from lengthwise.gateway.request import Outcome
-from lengthwise.gateway.telemetry import Journal, Row, RequestTraces, read
+from lengthwise.gateway.telemetry import Journal, RequestTraces, Row, read
 from lengthwise.schema.errors import InputError, OutputError
 
 

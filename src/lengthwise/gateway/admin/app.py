@@ -46,10 +46,7 @@ _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.loca
 
 def allowed(host: str, own: str = "") -> bool:
     """Return whether a Host header is an address, a private name, or the configured name."""
-    if host.startswith("["):
-        name = host.partition("]")[0] + "]"
-    else:
-        name = host.partition(":")[0]
+    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
     name = name.lower().rstrip(".")
     if not name:
         return False

@@ -163,9 +163,7 @@ class Policies:
         seed: Of the bootstrap.
     """
 
-    def __init__(
-        self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0
-    ) -> None:
+    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
         self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
         self._computed_s = -math.inf
         self._measured: list[dict[str, Any]] = []

@@ -60,9 +60,9 @@ def run(
         with progress("loading both engines"):
             engines = stack.enter_context(_engines.emulated() if python is None else _engines.on_cpu(python))
         _print(
-            f"The same bursts of {requests} synthetic requests go through two gateways in turns, for about {seconds:.0f}"
-            " s: one serves first come, first served (FCFS), the other shortest predicted first (ISRTF). JCT is the "
-            "time from the request to the complete response."
+            f"The same bursts of {requests} synthetic requests go through two gateways in turns, for about "
+            f"{seconds:.0f} s: one serves first come, first served (FCFS), the other shortest predicted first (ISRTF). "
+            "JCT is the time from the request to the complete response."
         )
         ports = [(port, admin_port), (port and port + 2, admin_port and admin_port + 2)]
         with live_table(engines.description) as show:

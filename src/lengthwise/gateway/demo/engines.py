@@ -94,7 +94,8 @@ def on_cpu(python: str) -> Iterator[Engines]:
             [python, str(MAKE_MODEL), str(model)], capture_output=True, text=True, check=False
         )
         if result.returncode:
-            raise EngineError(f"{python} cannot make a model; it needs torch and transformers:\n{result.stderr[-1500:]}")
+            errors = result.stderr[-1500:]
+            raise EngineError(f"{python} cannot make a model; it needs torch and transformers:\n{errors}")
         urls = asyncio.run(_start_all(stack, python, model, Path(folder)))
         yield Engines(urls, f"{NUM_ENGINES} vLLMs on this CPU (random weights, one thread each)", 350.0, 10.0)
 

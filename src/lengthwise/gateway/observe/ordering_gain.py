@@ -156,7 +156,7 @@ def judged(gain: Gain) -> Gain:
     return replace(gain, decision=decision, description=description)
 
 
-def _decide(gain: Gain) -> tuple[str, str]:
+def _decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
     oracle, srtf, isrtf, cuts = gain.order(ORACLE), gain.order(SRTF), gain.order(ISRTF), gain.cuts
     if gain.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
         return NO_QUEUE, (
@@ -247,7 +247,7 @@ def gain(
     """
     trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     if len(trace) < MIN_REQUESTS:
-        text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed. Prefer a day to an hour."
+        text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
         return Gain(TOO_FEW, text, len(trace), trace.span_s)
     parts = [part for part in pools_of(trace) if is_measurable(part)]
     if not parts:

@@ -252,9 +252,7 @@ class Preemption:
     def victim(self, first: Any, running: list[Any], num_waiting: int, can_free: Callable[[Any], bool]) -> Any:
         """Return the running request that the first waiting one preempts, or None.
 
-        Args:
-            first: The first waiting request.
-            can_free: Whether the engine can free a request's blocks now.
+        The victim is one whose blocks the engine can free now (``can_free``).
         """
         now_s, registry = self._clock(), self._registry
         own = registry.entry(first)

@@ -110,8 +110,7 @@ class PhaseTracker:
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
         """Return the number of requests that a prefill step may still admit; None: the step decodes.
 
-        Args:
-            tokens: Of each waiting request in order; read only where the schedule resizes batches by tokens.
+        ``tokens`` are those of each waiting request in order, read only where the schedule resizes batches by them.
         """
         if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
             self._is_encoding, state = False, replace(state, decodes=0, partial=0)

@@ -1,4 +1,4 @@
-"""Construction of schedulers for vLLM's ``--scheduler-cls``: vLLM's own class with a mixin, or unchanged if in doubt."""
+"""Schedulers for vLLM's ``--scheduler-cls``: vLLM's own class with a mixin, or unchanged if in doubt."""
 
 from __future__ import annotations
 
