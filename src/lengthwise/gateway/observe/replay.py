@@ -76,7 +76,7 @@ def fit(trace: Trace) -> Service:
     start_s = trace.first_token_s - trace.dispatched_s
     usable = (in_flight < max_num_seqs) & trace.complete & is_observed & (start_s > 0)
     start_rows = np.column_stack([steps, steps * (in_flight + 1), trace.prompt_tokens, np.ones(len(trace))])[usable]
-    coefficients = _least_deviations(np.vstack([decode_rows, start_rows]), np.concatenate([decode_s, start_s[usable]]))
+    coefficients = _fit_absolute(np.vstack([decode_rows, start_rows]), np.concatenate([decode_s, start_s[usable]]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
     error = float(np.median(np.abs(decode_rows @ coefficients / decode_s - 1))) if len(decode_s) else math.nan
     running = np.minimum(in_flight + 1, max_num_seqs)
@@ -153,7 +153,7 @@ def _tokens_between(start_s: Floats, end_s: Floats, tokens: Floats) -> Floats:
     return np.asarray(np.interp(start_s + durations, at, total) - np.interp(start_s, at, total))
 
 
-def _least_deviations(rows: Floats, seconds: Floats) -> Floats:
+def _fit_absolute(rows: Floats, seconds: Floats) -> Floats:
     """Return non-negative coefficients that minimize absolute errors relative to the fitted seconds.
 
     Errors relative to the observed seconds would give most weight to tokens that came in a burst (microseconds in
