@@ -410,8 +410,8 @@ def aggregates_match_rows(open_ledger: OpenLedger, seed: int) -> None:
             number = int(rng.integers(6))
             output = Output("x", "stop", number, 1 + number)
             error = "e" if state in (State.DEAD, State.READY) else None
-            result = (f"k{number}", output) if state == State.DONE else (None, None)
-            ledger.finalize([Ending(lease.task, lease.fence, state, *result, error)])
+            key, result = (f"k{number}", output) if state == State.DONE else (None, None)
+            ledger.finalize([Ending(lease.task, lease.fence, state, key, result, error)])
     rows = ledger.rows(0, 60)
     finished = [row for row in rows if row.state >= State.DONE]
     tokens = {row.task: (row.output.prompt_tokens, row.output.output_tokens) for row in finished if row.output}

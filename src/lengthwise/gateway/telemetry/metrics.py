@@ -200,7 +200,7 @@ _PHASE_HISTOGRAMS = (
 )
 
 
-class PhaseCounts:
+class PhaseCounts(Listener):
     """Counts phases by worker (mode rra).
 
     Attributes:
@@ -215,8 +215,7 @@ class PhaseCounts:
         self._overdue: Counter[str] = Counter()
         self._histograms: dict[str, dict[str, Histogram]] = {}
 
-    def phase(self, phase: Phase) -> None:
-        """Count a finished phase."""
+    def phase(self, phase: Phase) -> None:  # noqa: D102 - as Listener
         worker = self._workers.of(phase.worker)
         self._finished[worker, phase.cause] += 1
         self._overdue[worker] += phase.overdue

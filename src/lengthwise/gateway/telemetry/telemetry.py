@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
 from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
-from lengthwise.gateway.scheduling import Phase, Statistics
+from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics, Regret
@@ -174,7 +174,7 @@ _UNLIMITED_SLOTS = 1 << 14
 """Slots of the shadow queue where a worker's requests are unlimited: more than any worker runs."""
 
 
-class Telemetry(Listener):
+class Telemetry(Listeners):
     """Metrics, log, journal, traces and the shadow queue of a gateway; an async context manager.
 
     Args:
@@ -209,6 +209,8 @@ class Telemetry(Listener):
         listen = config.listen
         self.journal = Journal(listen.journal, clock) if listen.journal else None
         self.tracing = Tracing(listen.trace, clock) if listen.trace else None
+        listeners = (self.traces, self.metrics, self.metrics.phases, self.log, self.tracing)
+        super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
         self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -253,11 +255,8 @@ class Telemetry(Listener):
         self._refusal_subscribers.append(on_refusal)
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        self.traces.on_arrival(request)
-        self.metrics.on_arrival(request)
+        super().on_arrival(request)
         self.regret.on_arrival(request.id, request.arrival_s)
-        if self.tracing is not None:
-            self.tracing.on_arrival(request)
 
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
         self.metrics.refused_by(reason, self._tenant(tenant), model)
@@ -265,37 +264,9 @@ class Telemetry(Listener):
         for on_refusal in self._refusal_subscribers:
             on_refusal(reason, rejection, tenant, model)
 
-    def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
-        self.traces.dispatched(request, worker, now_s)
-        self.metrics.dispatched(request, worker, now_s)
-        if self.tracing is not None:
-            self.tracing.dispatched(request, worker, now_s)
-
-    def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
-        self.traces.first_token(request, now_s)
-        self.metrics.first_token(request, now_s)
-        if self.tracing is not None:
-            self.tracing.first_token(request, now_s)
-
-    def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:  # noqa: D102
-        self.traces.tokens(request, new_tokens, now_s)
-
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
-        self.traces.returned(request, cause, now_s)
-        self.metrics.returned(request, cause, now_s)
-        self.log.returned(request, cause, now_s)
-        if self.tracing is not None:
-            self.tracing.returned(request, cause, now_s)
-
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         self._detail = detail
-        self.traces.finished(request, outcome, now_s, detail)
-        if self.tracing is not None:
-            self.tracing.finished(request, outcome, now_s, detail)
-
-    def phase(self, phase: Phase) -> None:  # noqa: D102
-        self.metrics.phases.phase(phase)
-        self.log.phase(phase)
+        super().finished(request, outcome, now_s, detail)
 
     def update_slots(self) -> None:
         """Give the shadow queue the real concurrency: running requests while others wait, else the workers' caps."""

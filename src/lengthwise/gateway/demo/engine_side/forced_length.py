@@ -28,8 +28,9 @@ class ForcedLength:
             if message["type"] == "http.disconnect":
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        messages = [{"type": "http.request", "body": forced(body), "more_body": False}]
-        length = (b"content-length", str(len(messages[0]["body"])).encode())
+        body = forced(body)
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        length = (b"content-length", str(len(body)).encode())
         headers = [header for header in scope["headers"] if header[0].lower() != length[0]]
 
         async def receive_rewritten() -> Any:
