@@ -14,7 +14,16 @@ from _harness import fresh_process
 from lengthwise.apps.launch import Ask, Draft, Engine, Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan import RequestSpec, Space, plan
-from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Work, expected_tokens, guide_of, job_of, run_simulated
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Drawn,
+    Planned,
+    RunTasks,
+    expected_tokens,
+    job_of,
+    run_plan_of,
+    run_simulated,
+)
 from lengthwise.schema.app import AppPlan, ModelPlan, Replica, TaskDraw
 from lengthwise.schema.errors import InternalError
 
@@ -79,8 +88,8 @@ def _run(world: World, draw: TaskDraw, made: AppPlan, folder: Path, *, instant: 
     kind = InstantLauncher if instant else SimulatedLauncher
     seconds = (lambda _plan, _how: 0.0) if instant else space.seconds
     launcher = kind(world.tasks.models, space.deployment, Lengths.of(world.tasks, draw), seconds)
-    work = Work(world.tasks, Drawn(world.tasks, draw), expected_tokens([draw]), "benchmark")
-    job = job_of(work, Planned(guide_of(made), ClusterRooms(space.cluster, seconds)))
+    work = RunTasks(world.tasks, Drawn(world.tasks, draw), expected_tokens([draw]), "benchmark")
+    job = job_of(work, Planned(run_plan_of(made), ClusterPlacer(space.cluster, seconds)))
     with open_ledger(folder / "ledger.sqlite") as ledger:
         ended = run_simulated(job, ledger, launcher)
         if ended.of(State.DONE) != len(world.tasks):

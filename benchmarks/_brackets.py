@@ -31,13 +31,13 @@ from _silicon_rows import Point
 from _silicon_shipped import deployed, is_expressible
 
 from lengthwise.cost import HostOverhead
+from lengthwise.cost.model_error import LEVEL, perturbed
 from lengthwise.cost.roofline_tables import FRONT_SLOW_LOG_SD
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
-from lengthwise.usecases.model_error import LEVEL, perturbed
 
 QUICK, SEED, EVERY = 12, 5, 40
 HOSTS = ("unseen", "engine", "default")

@@ -59,7 +59,7 @@ def over_runs(metric: str, found: dict[str, Calibration]) -> dict[str, Any]:
         float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS if s in of])) for at in (0, 1)
     )
     parameters = {
-        run: {p.name: [float(f"{x:.4g}") for x in (p.value, p.low, p.high)] for p in c.report}
+        run: {p.name: [float(f"{x:.4g}") for x in (p.value, p.low, p.high)] for p in c.determined}
         for run, c in found.items()
     }
     return {

@@ -58,7 +58,7 @@ def timed(name: str, case: Case) -> dict[str, Any]:
     )
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     told = {
-        "requests": found.fit_result,
+        "requests": found.fitted,
         "runs": len(case.runs),
         "beside_them": beside(found, case.iterations),
         "masks": masks(found),

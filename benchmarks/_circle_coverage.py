@@ -21,12 +21,12 @@ from _circle import Run, quantiles, simulated
 from _clusters import exact_interval
 
 from lengthwise import Deployment, Status
+from lengthwise.cost.model_error import DRAWS as SHOWN_DRAWS
+from lengthwise.cost.model_error import LEVEL as SHOWN_LEVEL
+from lengthwise.cost.model_error import perturbed_deployments
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.records import Records
-from lengthwise.usecases.model_error import DRAWS as SHOWN_DRAWS
-from lengthwise.usecases.model_error import LEVEL as SHOWN_LEVEL
-from lengthwise.usecases.model_error import perturbed_deployments
 
 METRICS = {name: of for name, of in _circle.METRICS.items() if name != "normalized_latency_p50"}
 """Latency a token is JCT and TPOT once more: to count it would make chance look smaller than it is."""

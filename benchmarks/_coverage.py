@@ -30,7 +30,7 @@ def figures(_shared: Path, fast: bool) -> dict[str, Any]:
     runs = range(1, 1 + (QUICK_RUNS if fast else RUNS))
     found = {run: _calibrated(deployment, run) for run in runs}
     row = counted({run: held(one) for run, one in found.items()})
-    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.report])
+    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.determined])
     return {"calibrate_coverage": row}
 
 
@@ -106,7 +106,7 @@ def held(found: Calibration) -> dict[str, tuple[bool, bool]]:
 
     Intervals are those that the runs tell, not as widened to hold a value that was left where it was.
     """
-    return {p.name: (p.report, _holds(p)) for p in found.parameters}
+    return {p.name: (p.determined, _holds(p)) for p in found.parameters}
 
 
 def _holds(p: Parameter) -> bool:

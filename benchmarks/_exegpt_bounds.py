@@ -12,7 +12,7 @@ from _exegpt_scenarios import BOUNDS, OPT, T5, chosen, estimator, everything, fa
 from scipy.stats import binom
 
 from lengthwise.schedule import Assumptions, Strategy
-from lengthwise.schedule.simulation import deployment_of, in_system
+from lengthwise.schedule.simulation import deployment_of, concurrency_limit
 
 THRESHOLDS = (None, 0.05)
 REQUESTS, RESAMPLES = 40_000, 2000
@@ -66,7 +66,7 @@ def of_task(served, task: str) -> Iterator[dict[str, Any]]:
 def played(of, choice, bound_s: float, threshold: float | None) -> dict[str, Any]:
     """How often outputs of the quantile took longer than the bound, and than the plan's worst case."""
     deployment = deployment_of(of, choice.controls, threshold=threshold)
-    output, records = run(of, deployment, REQUESTS, 3, in_system(of, choice.controls))
+    output, records = run(of, deployment, REQUESTS, 3, concurrency_limit(of, choice.controls))
     started_s, quantile = encodings_begin_s(records.requests, deployment), of.setting.bound_tokens
     inside = (started_s >= started_s[REQUESTS // LATER]) & (started_s < started_s[-REQUESTS // (2 * LATER)])
     long = inside & (output <= quantile) & (output >= quantile * (1 - NEAR))

@@ -10,7 +10,7 @@ import numpy as np
 from _exegpt_scenarios import OPT, best_of_each, chosen, estimator, planner, seen
 
 from lengthwise.schedule import Assumptions, Controls, Strategy
-from lengthwise.schedule.sides import row_of
+from lengthwise.schedule.search_space import row_of
 
 PAPER = (  # bound, strategy, B_E, N_D, degree, latency, requests a second; how many GPUs were in groups it does not say
     (3.1, "waa", 4, 1, 2, 3.01, 22.41),
@@ -24,7 +24,7 @@ def figures(_: Path, fast: bool) -> dict[str, Any]:
     """A row a bound; ``quick`` asks only for the first two."""
     of = estimator(OPT, "s")
     plan = planner(of)
-    literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, from_encode=0))
+    literal = estimator(OPT, "s", assumptions=Assumptions(paper_completions=True, encode_output_tokens=0))
     rows = {}
     for bound_s, strategy, batch, steps, tp, latency_s, rps in PAPER[: 2 if fast else None]:
         choice = chosen(plan, bound_s, disaggregated=True)

@@ -7,7 +7,7 @@ import numpy as np
 from lengthwise.engine import simulate
 from lengthwise.engine.step_time import CostReader
 from lengthwise.schedule import Controls, Estimator, Strategy
-from lengthwise.schedule.simulation import deployment_of, in_system
+from lengthwise.schedule.simulation import deployment_of, concurrency_limit
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records, RequestRecords
@@ -22,7 +22,7 @@ NEAR, NEAR_TOKENS = 0.01, 2
 def played(of: Estimator, controls: Controls, count: int, seed: int) -> tuple[float, float]:
     """(requests a second, mean latency of an output of the quantile) of the schedule in the engine."""
     deployment = deployment_of(of, controls)
-    output, records = run(of, deployment, count, seed, in_system(of, controls))
+    output, records = run(of, deployment, count, seed, concurrency_limit(of, controls))
     started_s = encodings_begin_s(records.requests, deployment)
     from_s, to_s = started_s[count // LATER], started_s[-count // (2 * LATER)]
     inside = (started_s >= from_s) & (started_s < to_s)
@@ -48,7 +48,7 @@ def _as_long(of: Estimator, controls: Controls, output: np.ndarray) -> np.ndarra
     near = np.abs(output - quantile) <= NEAR * quantile
     if controls.strategy is not Strategy.RRA:
         return near | (np.abs(output - quantile) <= NEAR_TOKENS)
-    phases = -(-(output - setting.assumptions.from_encode) // controls.decode_steps)
+    phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
     return near & (phases == -(-setting.iterations // controls.decode_steps))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from _exegpt_scenarios import GPT39, GPT101, OPT, T5, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Strategy
-from lengthwise.schedule.optimizer import whole_box
+from lengthwise.schedule.optimizer import evaluate_grid
 
 ALL = tuple(Strategy)
 WAA = (Strategy.WAA_C, Strategy.WAA_M)
@@ -58,7 +58,7 @@ def regrets(served, task: str, strategies: tuple[Strategy, ...]) -> list[dict[st
     """By bound, the share of the best of all schedules that a choice falls short of."""
     of, start = estimator(served, task), time.process_time()
     sides = [side for side in planner(of, strategies).sides if side.size]
-    boxes = [whole_box(side.perf_anew, side.variables) for side in sides]
+    boxes = [evaluate_grid(side.perf_anew, side.variables) for side in sides]
     latency_s = np.concatenate([box.latency_s.ravel() for box in boxes])
     rps = np.concatenate([box.throughput_rps.ravel() for box in boxes])
     minutes = (time.process_time() - start) / 60

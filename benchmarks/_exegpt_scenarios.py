@@ -137,7 +137,7 @@ class FasterTransformer:
 def faster_transformer(of: Estimator) -> FasterTransformer:
     """Its batches. Iterations take what they take in the mean up to the task's longest output, a little too much."""
     static, setting = static_batches(of), of.setting
-    steps = expected_longest(setting.task.output_pmf, static.batch) - setting.assumptions.from_encode
+    steps = expected_longest(setting.task.output_pmf, static.batch) - setting.assumptions.encode_output_tokens
     in_part = np.maximum(static.batch // static.micro_batches, 1)
     longer = expected_longest(setting.task.prompt_pmf, in_part) / setting.task.mean_prompt_tokens
     rps = static.batch / (static.encode_s + static.decode_s * steps)

@@ -11,7 +11,7 @@ from _exegpt_play import LATER, encode_stages_s, run
 from _exegpt_scenarios import OPT, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Assumptions, Controls, Strategy
-from lengthwise.schedule.simulation import deployment_of, in_system
+from lengthwise.schedule.simulation import deployment_of, concurrency_limit
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records
 
@@ -71,7 +71,7 @@ def spread(of, name: str, schedule: Controls, threshold: float | None, count: in
     """Mean and 99 % range of encodings and of decode iterations, with what the run served and how long it took."""
     expected = estimator(OPT, "s", assumptions=Assumptions(threshold=threshold)).estimate([schedule])
     deployment = deployment_of(of, schedule, threshold=threshold)
-    _, records = run(of, deployment, count, 3, in_system(of, schedule), keep_steps=10**7)
+    _, records = run(of, deployment, count, 3, concurrency_limit(of, schedule), keep_steps=10**7)
     requests, started_s = records.requests, np.sort(records.requests.scheduled_s)
     from_s, to_s = started_s[count // LATER], started_s[-count // (2 * LATER)]
     served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)

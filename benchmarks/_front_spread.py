@@ -20,10 +20,10 @@ from _silicon_rows import Point
 from _silicon_shipped import deployed
 
 from lengthwise.cost import HostOverhead
+from lengthwise.cost.model_error import LEVEL, perturbed
 from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError
-from lengthwise.usecases.model_error import LEVEL, perturbed
 
 GRID = tuple(round(0.1 * i, 1) for i in range(31))
 TAIL = (1 - LEVEL) / 2

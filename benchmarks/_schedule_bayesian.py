@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lengthwise.schedule import Found, Perf, Performance, Reached, Variable
+from lengthwise.schedule import SearchResult, Perf, Performance, EvaluatedPoint, Variable
 from lengthwise.search import Bayesian
 
 
 def bayesian(
     perf: Performance, variables: Sequence[Variable], bound_s: float, evaluations: int, seed: int, batch_size: int = 8
-) -> Found:
+) -> SearchResult:
     """The best of so many points that the tree-structured Parzen estimator proposes; it proves nothing."""
     strategy = Bayesian([{v.name: v.values for v in variables}], evaluations, seed, batch_size)
     points, calls = [np.empty((0, len(variables)), np.int64)], 0
@@ -30,10 +30,10 @@ def bayesian(
     all_points, all_perf = np.concatenate(points), Perf(np.concatenate(latency), np.concatenate(throughput))
     of = int(np.prod([len(v.values) for v in variables]))
     best, fastest = chosen(all_points, all_perf, bound_s)
-    return Found(best, fastest, len(all_points), of, calls, float("inf"))
+    return SearchResult(best, fastest, len(all_points), of, calls, float("inf"))
 
 
-def chosen(points: np.ndarray, got: Perf, bound_s: float) -> tuple[Reached | None, Reached]:
+def chosen(points: np.ndarray, got: Perf, bound_s: float) -> tuple[EvaluatedPoint | None, EvaluatedPoint]:
     """The best of those that meet the bound, and the fastest of all."""
     good = np.flatnonzero(meets(got, bound_s))
     order = good[np.lexsort((got.latency_s[good], -got.throughput_rps[good]))]
@@ -45,6 +45,6 @@ def meets(got: Perf, bound_s: float) -> np.ndarray:
     return (got.latency_s <= bound_s) & np.isfinite(got.latency_s)
 
 
-def reached(points: np.ndarray, got: Perf, at: int) -> Reached:
+def reached(points: np.ndarray, got: Perf, at: int) -> EvaluatedPoint:
     values = tuple(int(value) for value in points[at])
-    return Reached(values, float(got.latency_s[at]), float(got.throughput_rps[at]))
+    return EvaluatedPoint(values, float(got.latency_s[at]), float(got.throughput_rps[at]))

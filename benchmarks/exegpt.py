@@ -7,7 +7,7 @@ choices take, ``regret`` what they miss, ``instances`` Bayesian search and rando
 estimates are from the event engine, ``bounds`` whether what is chosen keeps its bound there, ``live`` how far from a
 CPU vLLM that is held to schedules (where ``make engine`` made one; on a machine that does nothing else),
 ``systems.MODEL`` the other systems and ``gain_over`` the gains over them. --save keeps the rows
-in results/exegpt.json, from which docs/exegpt.md is made (python docs/generate_exegpt.py).
+in results/exegpt.json, from which `make tables` renews docs/exegpt.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --share
 takes the time of calibrations; ``brackets`` counts how many measured values model intervals hold; ``profiles``
 measures this machine's operators; ``gpu`` does the campaign of gpu_campaign.py where torch finds a CUDA GPU.
 
---save keeps the rows in results/fidelity.json, from which docs/fidelity.md is made (python docs/generate_fidelity.py),
+--save keeps the rows in results/fidelity.json, from which `make tables` renews docs/fidelity.md,
 and those of campaigns that newer ones replace in results/fidelity-earlier.json; --take ROWS.JSON does so
 with a campaign that was measured apart (_live.py --out); --relabel restates units, targets and which way is better in
 that file without measuring, gives rows that have no interval the one that their own runs tell, and says anew how wide

@@ -36,7 +36,7 @@ def test_a_run_writes_answers_in_the_order_of_the_rows_and_a_manifest(cli, tmp_p
     assert "16 done" in ended.out
     assert f"outputs, manifest and logs are in {out}" in ended.out
     assert [(one["id"], one["call"]) for one in outputs(out)] == [
-        (f"r{n}", call) for n in range(8) for call in ("draft", "decision")
+        (f"r{n}", call) for n in range(8) for call in ("draft", "verdict")
     ]
     metadata = json.loads((out / "manifest.json").read_text("utf-8"))
     assert metadata["counts"]["all"] == {"done": 16}
@@ -95,9 +95,9 @@ def test_the_table_of_a_terminal_has_each_model_and_fits_it():
 def test_the_page_of_a_run_is_written(cli, tmp_path):
     ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED, "--report", tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text("utf-8")
-    assert "The run is over after" in page
-    assert "What happened" in page
-    assert "As it was planned" in page
+    assert "The run finished after" in page
+    assert "<h2>The run</h2>" in page
+    assert "<h2>The plan</h2>" in page
     assert f"wrote {tmp_path / 'run.html'}" in ended.err
 
 
@@ -126,7 +126,7 @@ def test_a_run_is_gone_on_with_only_when_asked_and_ends_the_same(cli, tmp_path):
 
 
 def test_a_folder_without_a_run_is_told_where_one_is_to_be_gone_on_with(cli, tmp_path):
-    path, out, said = write_app(tmp_path), tmp_path / "run", "holds no run to go on with: a new one begins"
+    path, out, said = write_app(tmp_path), tmp_path / "run", "has no run to resume: a new one starts"
     begun = run(cli, path, out, *SIMULATED, "--resume")
     assert (begun.code, said in begun.out + begun.err) == (0, True)
     again = run(cli, path, out, *SIMULATED, "--resume")
@@ -179,7 +179,7 @@ def test_a_request_that_cannot_be_made_is_dead_and_the_rest_is_done(cli, tmp_pat
     assert ended.code == 1, ended.err
     assert "15 done, 1 dead" in ended.out
     (dead,) = [json.loads(line) for line in (tmp_path / "run" / "dead.jsonl").read_text("utf-8").splitlines()]
-    assert (dead["id"], dead["call"], dead["state"]) == ("r3", "decision", "dead")
+    assert (dead["id"], dead["call"], dead["state"]) == ("r3", "verdict", "dead")
     assert "list object has no element 9" in dead["error"]
     assert f"1 tasks are dead or blocked by dead ones: {tmp_path / 'run' / 'dead.jsonl'}" in ended.err
 

@@ -18,6 +18,7 @@ from scripted_server import Script, ScriptedServer
 
 from lengthwise import Status, catalog, config, measure
 from lengthwise.schema.records import shape_facts
+from lengthwise.usecases import variants
 
 
 @pytest.fixture
@@ -32,7 +33,14 @@ LOAD = ("--isl", 40, "--osl", 8, "--num-requests", 30)
 def test_the_table_of_simulate_is_printed_with_the_engine_and_the_client(cli, server):
     ended = cli("bench", server.url, *LOAD, "--request-rate", 60, "--slo", "ttft=5s")
     assert ended.code == 0, ended.err
-    for words in ("TTFT p50", "JCT p99", "Goodput", "vllm 1.2.3, model toy", "ignore_eos", "client: requests were sent"):
+    for words in (
+        "TTFT p50",
+        "JCT p99",
+        "Goodput",
+        "vllm 1.2.3, model toy",
+        "ignore_eos",
+        "client: requests were sent",
+    ):
         assert words in ended.out
     assert "Nothing is known" not in ended.out
 
@@ -67,7 +75,7 @@ def test_a_scenario_gives_workload_and_limits_and_the_requests_of_simulate(cli, 
     assert ended.code == 0, ended.err
     assert "Within SLO" in ended.out
     run = measure.read_records(tmp_path / "r.parquet")
-    same = config.build(config.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
+    same = variants.build(config.load(scenario_file, ["workload.request_rate=100"]))[0].workload(0)
     assert (run.workload.prompt_tokens == same.prompt_tokens).all()
     assert (run.workload.arrival_s == same.arrival_s).all()
 

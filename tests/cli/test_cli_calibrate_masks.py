@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 from planted_runs import measured, requests
 
 from lengthwise import config, cost, measure
+from lengthwise.usecases import variants
 
 SCENARIO = """
 [workload]
@@ -36,7 +37,7 @@ def requested(tmp_path_factory):
     folder = tmp_path_factory.mktemp("masks")
     path, slow = folder / "mine.toml", folder / "slow.npz"
     path.write_text(SCENARIO, "utf-8")
-    (variant,) = config.build(config.load(path))
+    (variant,) = variants.build(config.load(path))
     bare = variant.deployment
     given = replace(bare, cost=replace(bare.cost, prefill_s=30 * bare.cost.prefill_s))
     cost.save(given.cost, slow)

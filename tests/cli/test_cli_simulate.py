@@ -16,7 +16,7 @@ from lengthwise import config, engine
 from lengthwise.cli import outputs
 from lengthwise.cli.simulate import variant_files
 from lengthwise.schema.errors import OutputError
-from lengthwise.usecases import explain, simulate
+from lengthwise.usecases import explain, simulate, variants
 from lengthwise.usecases.simulation_notes import ineffective_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -195,7 +195,7 @@ def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
 def test_explain_counts_what_a_memory_policy_reserves(scheduler):
     whole = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})
     asked = whole.model_copy(update={"scheduler": whole.scheduler.model_copy(update={"policy": scheduler})})
-    (variant,) = config.build(asked)
+    (variant,) = variants.build(asked)
     found = explain.explain(variant)
     kv, longest = variant.deployment.kv, variant.deployment.max_model_len
     assert {fit.seqs for fit in found.fits} == {kv.num_blocks * kv.block_size // longest}
@@ -206,7 +206,7 @@ def test_explain_counts_what_a_memory_policy_reserves(scheduler):
 
 def test_explain_agrees_with_what_the_engine_lets_in():
     few = ["deployment.num_blocks=1000", "workload.request_rate=inf", "workload.num_requests=50"]
-    orca = config.build(config.load(EXAMPLES / "chat-70b.toml", few))[-1]
+    orca = variants.build(config.load(EXAMPLES / "chat-70b.toml", few))[-1]
     steps = engine.simulate(orca.workload(0), orca.deployment, seed=0).steps
     most = explain.explain(orca).fits[0].seqs
     assert (steps.decode_seqs + steps.prefill_seqs).max() == most == 1000 // (4096 // 16)
@@ -220,7 +220,7 @@ def test_explain_says_where_predictions_decide(cli, scenario_file):
 
 
 def test_explain_agrees_with_the_deployment(scenario_file):
-    variant = config.build(config.load(scenario_file))[0]
+    variant = variants.build(config.load(scenario_file))[0]
     found = explain.explain(variant)
     kv = variant.deployment.kv
     longest = found.fits[-1]
@@ -275,5 +275,5 @@ def test_the_program_as_installed(scenario_file):
 def test_schedulers_without_their_input_are_noted(settings, expected):
     base = ["variants=[]", "predictor.kind=oracle", "workload.num_requests=20"]
     scenario = config.load("examples/lab-chat.toml", [*base, *settings])
-    found = ineffective_options(config.build(scenario), seeds=1)
+    found = ineffective_options(variants.build(scenario), seeds=1)
     assert [note[: len(expected)] for note in found] == [expected] * bool(expected)

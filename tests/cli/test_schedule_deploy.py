@@ -15,10 +15,10 @@ import pytest
 from lengthwise import config
 from lengthwise.gateway.plugin.settings import RraSettings
 from lengthwise.gateway.plugin.vllm_adapter import TESTED
-from lengthwise.schedule import Cut, Runnable
+from lengthwise.schedule import EngineShape, Runnable
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import schedule, schedule_launch, schedule_plan
-from lengthwise.usecases.schedule_launch import _phase_steps, outside
+from lengthwise.usecases.schedule_launch import phase_steps, plugin_limitation
 from lengthwise.usecases.schedule_run import split_in_flight
 
 TEXT = """
@@ -92,7 +92,7 @@ def test_the_readme_says_where_vllm_keeps_phases_itself_and_what_it_falls_back_t
     folder, _ = deployed("rra", 1)
     flat = " ".join((folder / "README.md").read_text().split())
     assert f"- vLLM {' or '.join(TESTED)}, as the class was run on no other" in flat
-    assert 'its log says "keeps its own schedule" and why. Then no phases are kept: use the gateway' in flat
+    assert 'its log contains "keeps its own schedule" and the reason. Then no phases are kept: use the gateway' in flat
     assert "`lengthwise schedule run` (above) with `--adapt` does so while it serves" in flat
 
 
@@ -109,12 +109,12 @@ def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deploye
 def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed):
     folder, _ = deployed("rra", 1)
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
-    why = outside(Runnable(run.row, 1, Cut(1, 2)))
+    why = plugin_limitation(Runnable(run.row, 1, EngineShape(1, 2)))
     assert "this schedule has 2 pipeline stages" in why
-    steps = _phase_steps(why)
+    steps = phase_steps(why)
     assert "vllm-phases.sh" not in steps
     assert f"does not keep these phases: {why}. The gateway keeps them from outside" in steps
-    assert outside(Runnable(run.row, 1, Cut(2))) == ""
+    assert plugin_limitation(Runnable(run.row, 1, EngineShape(2))) == ""
 
 
 @pytest.mark.parametrize("strategy", ["rra", "waa-c"])
@@ -187,10 +187,10 @@ def test_what_engines_cannot_be_told_becomes_the_nearest_with_its_own_numbers(de
     """Three GPUs under WAA have two stages on a side, which vLLM's hand-over does not take."""
     folder, out = deployed("waa-m", 4, "4s")
     told = json.loads((folder / "PLAN.json").read_text())
-    assert "cannot be told to engines" in out
-    assert "cannot be told to engines" in (folder / "README.md").read_text()
+    assert "Engines cannot run" in out
+    assert "Engines cannot run" in (folder / "README.md").read_text()
     assert told["chosen"]["latency_high_s"] <= 4
-    assert "cannot be told" in told["answer"][0]
+    assert "Engines cannot run" in told["answer"][0]
     assert tomllib.loads((folder / "gateway.toml").read_text())
 
 

@@ -58,7 +58,7 @@ def test_no_more_are_under_way_than_planned_and_the_numbers_stand_beside_the_pla
     assert told["phases"] is None
     seen = {one["name"]: one for one in told["outcome"]["seen"]}
     assert seen["throughput"]["planned"] == 12.0
-    assert 0 < seen["requests under way"]["value"] <= 10 + 1e-6
+    assert 0 < seen["requests in flight"]["value"] <= 10 + 1e-6
     requests = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert [one["outcome"] for one in requests] == ["finished"] * 80
     at_once = [

@@ -267,7 +267,7 @@ def test_a_file_of_keys_that_is_wrong_is_refused(tmp_path, text, message):
     [
         ('tenant = "a"', "exactly one of sha256, sha256_env, key_file"),
         (f'sha256 = "{DIGEST}"', "keys.0.tenant: is missing"),
-        ('tenant = "a"\nkey_file = "k"', "told by the lines of key_file"),
+        ('tenant = "a"\nkey_file = "k"', "given by the lines of key_file"),
         ('key_file = "nowhere"', "cannot read nowhere"),
         ('tenant = "a"\nsha256_env = "NOT_THERE_AT_ALL"', "NOT_THERE_AT_ALL must hold the key; it is not set"),
     ],

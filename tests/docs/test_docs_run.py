@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from lengthwise import config
 from lengthwise.cli import main
 from lengthwise.cli.program import app
+from lengthwise.usecases import variants
 
 RUNNABLE = ("python", "sh", "toml")
 LONG = ("docs/guide-serve-under-a-bound.md",)
@@ -140,7 +141,7 @@ def test_make_targets_in_prose_exist(document):
                                         if p.suffix in {".toml", ".yaml"} and not p.name.startswith("gateway")),
                          ids=lambda p: p.name)  # fmt: skip
 def test_examples_are_scenarios_that_build(path):
-    assert config.build(config.load(path))
+    assert variants.build(config.load(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("gateway*")), ids=lambda p: p.name)

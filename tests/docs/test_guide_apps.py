@@ -1,4 +1,4 @@
-"""What the guide to applications quotes is what its commands print now."""
+"""What the run_plan to applications quotes is what its commands print now."""
 
 from __future__ import annotations
 

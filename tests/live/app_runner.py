@@ -11,9 +11,19 @@ from pathlib import Path
 
 from lengthwise.apps.app import App, Call, Loop, Model, Sampling, over
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import Loaded, LocalLauncher, Patience
+from lengthwise.apps.launch import EngineSpec, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan.draws import draw
-from lengthwise.apps.run import ClusterRooms, Guide, Planned, Settings, Work, expected_tokens, export, job_of, run_here
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Planned,
+    RunPlan,
+    Settings,
+    Work,
+    expected_tokens,
+    export,
+    job_of,
+    run_on_engines,
+)
 from lengthwise.apps.run.results import RunFolder
 from lengthwise.catalog import default_node, gpu
 from lengthwise.schema.app import Cluster, Machine, ModelPlan
@@ -47,18 +57,18 @@ def main(folder: Path, commands: dict[str, str]) -> int:
     draws = [draw(expanded.tasks, [None, None], [512, 512], seed) for seed in range(2)]
     spec = gpu(GPU)
     both = tuple(ModelPlan(m, GPU) for m in range(2))
-    rooms = ClusterRooms(Cluster((Machine(spec, default_node(spec, 2), 2),)), lambda plan, how: 20.0)
-    guide = Guide((both,))
+    placer = ClusterPlacer(Cluster((Machine(spec, default_node(spec, 2), 2),)), lambda plan, how: 20.0)
+    run_plan = RunPlan((both,))
     work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
-    job = job_of(work, Planned(guide, rooms), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
+    job = job_of(work, Planned(run_plan, placer), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
     launcher = LocalLauncher(
-        [Loaded(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
+        [EngineSpec(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
         folder / "logs",
-        timeouts=Patience(ready_s=180.0, grace_s=5.0),
+        timeouts=EngineTimeouts(ready_s=180.0, grace_s=5.0),
     )
     place = RunFolder(folder)
     with place.taken(resume=True) as ledger:
-        ended = run_here(job, ledger, launcher)
+        ended = run_on_engines(job, ledger, launcher)
         told = export(ledger, job.layout, folder / "out", ids=lambda row: str(expanded.ids[row]))
     counts = {state.name: 0 for *_, state in ended.counts}
     for (*_, state), count in ended.counts.items():

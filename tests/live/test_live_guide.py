@@ -19,6 +19,7 @@ import pytest
 
 from lengthwise import Status, config
 from lengthwise.measure import read_records
+from lengthwise.usecases import variants
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "docs"))
@@ -143,7 +144,7 @@ def measured(tmp_path_factory, engine_python, torch):
     write_device(place / "cpu.toml")
     (file,) = (block for block in blocks(GUIDE) if block.title == "mine.toml")
     (place / "mine.toml").write_text(filled(file.text, FILE))
-    served, log = config.deployment(config.load(place / "mine.toml")), place / "engine" / "vllm.log"
+    served, log = variants.deployment(config.load(place / "mine.toml")), place / "engine" / "vllm.log"
     log.parent.mkdir()
     made, (before, loads, _) = Journey(place), parts()
     for line in before:

@@ -151,4 +151,4 @@ def test_a_plan_of_waa_is_played_before_their_router(pair, tmp_path, capsys):
     outcome = json.loads((out / "outcome.json").read_text())["outcome"]
     seen = {one["name"]: one["value"] for one in outcome["seen"]}
     assert seen["throughput"] > 0
-    assert seen["requests under way"] <= UNDER_WAY
+    assert seen["requests in flight"] <= UNDER_WAY

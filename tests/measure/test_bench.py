@@ -17,8 +17,8 @@ from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise import metrics
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.measure.load import bench
 from lengthwise.measure import read_records, write_records
+from lengthwise.measure.load import bench
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
@@ -170,7 +170,7 @@ def test_the_workloads_own_texts_are_sent():
     measured, server = served(Script(), requests(2, prompt=2, extra={"prompt": texts}), concurrency=1)
     assert [sent.body["prompt"] for sent in server.log] == ["a b c", "d e"]
     assert measured.records.requests.prompt_tokens.tolist() == [3, 2]
-    assert doubted(measured, "prompts were not as long as wanted")
+    assert doubted(measured, "prompts were not as long as requested")
 
 
 def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
@@ -179,7 +179,7 @@ def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
     assert (measured.records.requests.output_tokens == 3).all()
     assert (measured.workload.output_tokens == 9).all()
     assert measured.metadata["finish_reasons"] == {"stop": 5}
-    assert doubted(measured, "outputs were not as long as wanted (33 % of it)")
+    assert doubted(measured, "outputs were not as long as requested (33 % of it)")
 
 
 def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
@@ -187,7 +187,7 @@ def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
     measured, _ = served(Script(can=can, together=3), requests(4, output=6), capabilities=None)
     assert (measured.records.requests.output_tokens == 6).all()
     assert measured.records.gaps.total == 4
-    assert doubted(measured, "a piece held several tokens")
+    assert doubted(measured, "a chunk held several tokens")
 
 
 @pytest.mark.parametrize("fault", ["lies", "lies of prompts"])

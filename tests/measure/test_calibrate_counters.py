@@ -14,7 +14,7 @@ from planted_runs import LIMITS, MIN_COUNT, TRUTH, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, step_evidence
-from lengthwise.measure.calibration.busy_periods import LEAST_STEPS, counters_of, most_steps, stretches_of
+from lengthwise.measure.calibration.busy_periods import MIN_STEPS, busy_periods_of, counters_of, max_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.step_evidence import kinds_of
@@ -31,7 +31,7 @@ LOADS = {
 
 def stretches(run, validation=0.0, limits=LIMITS):
     one = run_of(run, "run", validation)
-    return stretches_of(one, counters_of(run.metadata["metrics"]), limits)
+    return busy_periods_of(one, counters_of(run.metadata["metrics"]), limits)
 
 
 def told_by(evidence, deployment):
@@ -137,7 +137,7 @@ def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
     ):
         sums = np.bincount(stretch, weights=steps * getattr(kinds, column))
         np.testing.assert_allclose(sums, told, rtol=1e-9, atol=1e-6)
-    assert found.steps.min() >= LEAST_STEPS
+    assert found.steps.min() >= MIN_STEPS
     assert (kinds.prefill_tokens + kinds.decode_seqs).max() <= LIMITS.max_num_batched_tokens * 1.01
 
 
@@ -263,4 +263,4 @@ def test_steps_are_as_many_as_those_that_decode_get_tokens(deployment):
         made = records.steps.decode_seqs > 0
         first = np.unique(np.searchsorted(records.steps.end_s, records.requests.first_token_s - 1e-9))
         made[first] = True
-        assert most_steps(records.requests) == pytest.approx(made.sum(), rel=0.05)
+        assert max_steps(records.requests) == pytest.approx(made.sum(), rel=0.05)

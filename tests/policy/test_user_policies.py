@@ -17,6 +17,7 @@ from lengthwise.engine import simulate
 from lengthwise.policy import CHUNKED, DECODES_WAIT, batching, memory, rank, router
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.workload import Workload
+from lengthwise.usecases import variants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -169,6 +170,6 @@ gpu = "H100"
 [scheduler]
 rank = "policy_aging.py:aging_shortest_first"
 """
-    (variant,) = config.build(config.loads(text, folder=EXAMPLES))
+    (variant,) = variants.build(config.loads(text, folder=EXAMPLES))
     chosen = variant.deployment.scheduler.rank
     assert inspect.getsourcefile(chosen.function) == str(EXAMPLES / "policy_aging.py")

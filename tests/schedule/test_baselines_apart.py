@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule.baselines import KNOWN, Disaggregated
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
 from lengthwise.schedule.configurations import Configuration
-from lengthwise.schedule.simulation import Question
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of
+from lengthwise.schedule.simulation import SimulationSpec
+from lengthwise.schedule.stage_costs import stage_memory
 from lengthwise.schema.workload import Workload
 
 SYSTEM = "vllm-v1-disaggregated"
@@ -27,8 +28,8 @@ def eight(opt):
 
 def player(estimator, requests=200):
     setting = estimator.setting
-    question = Question(setting.task, setting.bound_tokens, 0.99, requests, 0)
-    return Disaggregated(setting, KNOWN[SYSTEM], question)
+    question = SimulationSpec(setting.task, setting.bound_tokens, 0.99, requests, 0)
+    return DisaggregatedSystem(setting, SYSTEMS_BY_NAME[SYSTEM], question)
 
 
 def test_every_gpu_prefills_or_decodes(opt_estimator):
@@ -45,7 +46,7 @@ def test_one_request_at_a_time_is_prefilled_sent_and_decoded(opt, four_a40, opt_
     tables, ends = opt_tables[2], {"first": True, "last": True}
     prompt_s = encode_visit_s(tables, task, 1, opt.layers, **ends)
     tokens_s = decode_visit_s(tables, task, 1, 120 + np.arange(1, 20), opt.layers, **ends).sum()
-    link, share = four_a40.node.link_for(4), shares_of(opt, four_a40, 2)
+    link, share = four_a40.node.link_for(4), stage_memory(opt, four_a40, 2)
     sent_s = link.latency_s + 120 * opt.layers * share.kv_layer_bytes / link.bandwidth_bytes_per_s
     alone = np.flatnonzero((of.tp == 2) & (of.prefill_tp == 2))
     assert len(alone)

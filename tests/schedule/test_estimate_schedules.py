@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -21,7 +22,6 @@ from lengthwise.schedule import (
     estimate,
     explain,
 )
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 from lengthwise.schema.errors import InputError
 
 R, C, M = Strategy

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost import roofline
 from lengthwise.engine.step_time import CostReader
 from lengthwise.schedule import Cluster, TaskLengths, cluster_tables
-from lengthwise.schedule.stage_costs import decode_visit_s, degree_tables, encode_visit_s, projected_share
+from lengthwise.schedule.stage_costs import projected_share
 from lengthwise.schema.cost_tables import MERGED, AttentionRule
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError

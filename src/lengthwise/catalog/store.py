@@ -171,7 +171,7 @@ def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
     """Return the entry of a name or alias."""
     wanted = normalized(name)
     for key, spec in known.items():
-        aliases = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
+        aliases: tuple[str, ...] = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
         if wanted in map(normalized, (key, *aliases)):
             return spec
     raise UnknownNameError(kind, name, known)

@@ -117,11 +117,11 @@ def show(profiled: Profiled) -> None:
 
 
 def _mean(values: Sequence[float]) -> str:
-    from lengthwise.usecases.app_profile_folder import mean_of
+    from lengthwise.statistics import mean_estimate
 
     if not values:
         return ""
-    found = mean_of(values)
+    found = mean_estimate(values)
     return f"{found.value:.2f}" + (f" ± {found.half_width:.2f}" if found.has_interval else "")
 
 

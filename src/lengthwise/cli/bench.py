@@ -87,7 +87,7 @@ def run(
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
     overrides = [*(set_ or ()), *settings(isl, osl, request_rate, concurrency, num_requests, slo)]
     _require_arrivals(scenario_file, workload, overrides)
-    scenario = bench.asked_of_server(scenario_file, workload, variant, overrides)
+    scenario = bench.server_scenario(scenario_file, workload, variant, overrides)
     outputs.require_answers(json, report, scenario.files, [] if records is None else [records])
     if records is not None and records.is_file() and not force:  # is_file: a device or a pipe loses nothing
         raise OutputError(

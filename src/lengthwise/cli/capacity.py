@@ -14,7 +14,7 @@ from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFi
 
 if TYPE_CHECKING:
     from lengthwise.schema.estimate import Estimate
-    from lengthwise.usecases.capacity import Sustained
+    from lengthwise.usecases.capacity import VariantCapacity
 
 EXAMPLES = """\b
 Examples:
@@ -74,7 +74,7 @@ def _inline_table(limits: list[str]) -> str:
     return "{ " + ", ".join(pairs) + " }"
 
 
-def show(found: list[Sustained]) -> None:
+def show(found: list[VariantCapacity]) -> None:
     """Print a row for each variant: its capacity, the binding constraint, and the limited metrics there."""
     from lengthwise import report
     from lengthwise.cli.tables import console, print_table, two_digits
@@ -105,7 +105,7 @@ def show(found: list[Sustained]) -> None:
     )
 
 
-def _report(sustained: Sustained) -> dict[str, Any]:
+def _report(sustained: VariantCapacity) -> dict[str, Any]:
     def numbers(estimate: Estimate) -> dict[str, float | None]:
         fields = {"value": estimate.value, "half_width": estimate.half_width}
         return {name: number if math.isfinite(number) else None for name, number in fields.items()}

@@ -180,7 +180,7 @@ _PARAMETER_EXAMPLES = {
 
 def _policies() -> list[tuple[str, str, str]]:
     """Return axis, name with parameters, and effect of all policies, schedulers and binning rules of scenario files."""
-    from lengthwise.config import BINNING_RULES
+    from lengthwise.usecases.variants import BINNING_RULES
 
     rules = (("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items())
     return [(axis, name, doc.replace("``", "")) for axis, name, doc in (*policy.catalog(), *rules)]

@@ -11,8 +11,8 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.config import Variant
     from lengthwise.usecases.explain import Explanation, Fit, Step
+    from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
 Example:
@@ -32,11 +32,12 @@ def run(
     """
     from lengthwise import config
     from lengthwise.usecases.explain import explain
+    from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     options.print_notes(scenario.notes)
     shown: list[tuple[tuple[object, ...], str]] = []
-    for variant in config.build(scenario):
+    for variant in build(scenario):
         found, sections = explain(variant), variant.scenario
         # Everything that the page shows but the scheduler, of which only its memory policy has an effect here.
         page = (

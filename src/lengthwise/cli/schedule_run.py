@@ -19,7 +19,7 @@ from lengthwise.cli.schedule import settings
 if TYPE_CHECKING:
     from lengthwise.usecases.schedule_adaptation import Follow
     from lengthwise.usecases.schedule_plan import PlannedRun
-    from lengthwise.usecases.schedule_run import ScheduleOutcome, ScheduleRun, SeenNumber
+    from lengthwise.usecases.schedule_run import ObservedNumber, ScheduleOutcome, ScheduleRun
 
 EXAMPLES = """\b
 Examples:
@@ -140,7 +140,7 @@ def _require_no_planning_options(latency_bound: str | None, strategy: str | None
 def _follow(
     false_positive_rate: float | None, storage: str | None, horizon: str | None, *, adapt: bool
 ) -> Follow | None:
-    from lengthwise.cli.schedule_watch import terms_of
+    from lengthwise.cli.schedule_watch import replan_options
     from lengthwise.schedule import Monitor
     from lengthwise.usecases.schedule_adaptation import Follow
 
@@ -151,7 +151,7 @@ def _follow(
     if not adapt:
         return None
     monitor = Monitor() if false_positive_rate is None else Monitor(false_positive_rate)
-    return Follow(monitor, terms_of(storage or "dram", horizon or "1h", None))
+    return Follow(monitor, replan_options(storage or "dram", horizon or "1h", None))
 
 
 def show_plan(planned: PlannedRun, engines: int) -> None:
@@ -192,7 +192,7 @@ def show(done: ScheduleRun) -> None:
         out.print(f"warning: {warning}", style="dim")
 
 
-def _cells(number: SeenNumber) -> list[str]:
+def _cells(number: ObservedNumber) -> list[str]:
     def text(value: float) -> str:
         return f"{value:.4g}" if math.isfinite(value) else "?"
 
@@ -224,7 +224,7 @@ def _followed_text(done: ScheduleRun) -> list[str]:
 def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
     """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
     from lengthwise.usecases.schedule_run import (
-        FEWEST_PHASES,
+        MIN_PHASES,
         requests_to_count,
         split_in_flight,
         split_requests,
@@ -253,7 +253,7 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
         )
     if uncertain:
         found.append(
-            f"numbers without an interval: too few phases count, {outcome.phases}, and {FEWEST_PHASES} of each engine "
+            f"numbers without an interval: too few phases count, {outcome.phases}, and {MIN_PHASES} of each engine "
             f"are needed; play more requests (--requests {requests_to_count(row, done.engines)})"
         )
     return found
@@ -261,7 +261,7 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
 
 def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     """Return whether the bound held, in a sentence."""
-    from lengthwise.report.schedule_text import tokens_said
+    from lengthwise.report.schedule_text import tokens_text
 
     if math.isinf(planned.bound_s):
         return "There was no bound to meet."
@@ -272,7 +272,7 @@ def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     measured = (
         f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
-        f"{tokens_said(planned.bound_tokens)}, were served within {latency.value:.3g} s "
+        f"{tokens_text(planned.bound_tokens)}, were served within {latency.value:.3g} s "
         f"[{latency.low:.3g} to {high}]"
     )
     caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"

@@ -46,6 +46,7 @@ def run(
 ) -> None:
     """Simulate a scenario: latency, goodput and cost of a deployment."""
     from lengthwise import config
+    from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     if variant is not None:
@@ -55,7 +56,7 @@ def run(
     names = [effective.name for effective in scenario.effective()]
     traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
     outputs.require_answers(json, report, scenario.files, [*traces.values(), *record_files.values()])
-    variants = config.build(scenario)
+    variants = build(scenario)
     options.print_notes(scenario.notes, quiet=quiet)
 
     from lengthwise.usecases import simulate

@@ -1,4 +1,4 @@
-"""Text to nouns: scenario files in TOML or YAML, ``--set``, and what they build."""
+"""Turn text into checked settings: scenario, application and gateway files in TOML or YAML, and ``--set``."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The tables of an application's file, one class each."""
+"""The tables of an application's file, one class each, and the nodes of its cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _DEFAULTS = Settings()
 
 
 class InputsSection(Section):
-    """The rows: a ``file`` with the field ``id`` that tells them apart, or an ``openai_batch``.
+    """The rows: a ``file`` whose field ``id`` identifies them, or an ``openai_batch``.
 
-    ``rows``: only the first so many of the file.
+    ``rows``: the number of rows to take from the start of the file.
     """
 
     file: Text | None = None
@@ -38,18 +38,18 @@ class InputsSection(Section):
     openai_batch: Text | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check(self) -> Self:
         if (self.file is None) is (self.openai_batch is None):
             raise ValueError("give one of: file, openai_batch")
         if self.openai_batch is not None and self.id is not None:
-            raise ValueError("a batch's requests are told apart by their custom_id; take id out")
+            raise ValueError("the requests of a batch are identified by their custom_id; take id out")
         if self.openai_batch is not None and self.rows is not None:
-            raise ValueError("a batch is answered whole; take rows out")
+            raise ValueError("a batch is always answered completely; take rows out")
         return self
 
 
 class ModelSection(Section):
-    """A model. ``lengths`` is a distribution, a number, or ``{ file, column, weights }`` of lengths that were seen."""
+    """A model. ``lengths`` is a distribution, a number, or ``{ file, column, weights }`` of observed lengths."""
 
     model: str = ""
     weights: Text | None = None
@@ -63,8 +63,8 @@ class ModelSection(Section):
     engine: EngineSection = Field(default_factory=EngineSection)
 
 
-class SeenSection(Section):
-    """Lengths that were seen: a column of a file, ``weights`` how often each was."""
+class ObservedSection(Section):
+    """Observed lengths: a column of a file, ``weights`` the column with the frequency of each."""
 
     file: Text
     column: Text
@@ -72,7 +72,7 @@ class SeenSection(Section):
 
 
 class LengthSection(Section):
-    """A distribution, under the key by which problems name its kind."""
+    """A distribution, under a key that makes problems name its kind."""
 
     output: Length
 
@@ -85,7 +85,7 @@ class MessageSection(Section):
 
 
 class CallSection(Section):
-    """A prompt for a model, or for several, or for the one that a field of the row names."""
+    """A prompt for a model, for several, or for the one named by a field of the row."""
 
     model: str | list[str] | None = None
     model_from: Text | None = None
@@ -111,7 +111,7 @@ class CallSection(Section):
     longest_tokens: str = ""
 
     @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def _check(self) -> Self:
         if (self.model is None) is (self.model_from is None):
             raise ValueError("give one of: model, model_from")
         if (self.prompt is None) is (self.messages is None):
@@ -120,7 +120,7 @@ class CallSection(Section):
 
 
 class LoopSection(Section):
-    """Calls that go round and round."""
+    """Calls that are repeated."""
 
     calls: list[str]
     most: Count
@@ -131,7 +131,7 @@ class LoopSection(Section):
 class ClusterSection(Section):
     """The GPUs: nodes as ``parse_node`` reads them.
 
-    ``engine_start``: how long an engine takes to start, without reading its weights, where no profile tells it.
+    ``engine_start``: how long an engine takes to start, without reading its weights, where no profile has measured it.
     """
 
     nodes: Annotated[list[Text], Field(min_length=1)]
@@ -139,9 +139,9 @@ class ClusterSection(Section):
 
 
 class EngineTable(Section):
-    """How engines of a model are started and asked; what is not said is as [run] says.
+    """How engines of a model are started and called; other settings are those of [run].
 
-    ``true_lengths``: of simulated engines: answers are so many times as long as the ``lengths`` planned with.
+    ``true_lengths``: for simulated engines, the ratio of the length of answers to the planned ``lengths``.
     """
 
     command: str | None = None
@@ -155,12 +155,12 @@ class EngineTable(Section):
 
 
 class RunTable(Section):
-    """How it is run. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` hold for all models.
+    """How the application runs. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` apply to all models.
 
-    [run.engines.NAME] of one says its own, and where its engines are if others started them (``urls``).
-    ``store``: where the ledger is, if not in the run's folder: a file, or ``postgresql://...`` for several
-    coordinators (extra ``postgres``).
-    ``replans``: how often at most what is left is planned anew when lengths or times are not as planned; 0: never.
+    [run.engines.NAME] replaces them for one model, and gives the addresses of engines that are running already
+    (``urls``). ``store``: the place of the ledger, if it is not in the folder of the run: a file, or
+    ``postgresql://...`` for several coordinators (extra ``postgres``).
+    ``replans``: how often at most the rest is planned again when lengths or times differ from the plan; 0: never.
     """
 
     launcher: Literal["local", "ray", "static", "simulated"] = "local"
@@ -173,7 +173,7 @@ class RunTable(Section):
     max_attempts: Count = _DEFAULTS.max_attempts
     lease: Seconds = _DEFAULTS.lease_s
     backoff: Seconds = _DEFAULTS.backoff_s
-    most_backoff: Seconds = _DEFAULTS.most_backoff_s
+    max_backoff: Seconds = _DEFAULTS.max_backoff_s
     save: Seconds = _DEFAULTS.save_s
     linger: Wait = _DEFAULTS.linger_s
     engine_failures: Count = _DEFAULTS.engine_failures
@@ -186,7 +186,7 @@ class RunTable(Section):
 
 
 class AppTables(Section):
-    """The file as a whole; models, calls, loops and engines are read one by one, under their names."""
+    """The complete file; models, calls, loops and engines are validated one by one, under their names."""
 
     name: str = ""
     inputs: InputsSection
@@ -199,57 +199,45 @@ class AppTables(Section):
 
 PAIRS = "pairs"
 _COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
-_WAYS = (
-    'write a number of GPUs ("8xA100-80GB", with "@pairs" where fast links join pairs, "@NODE" in a node '
-    "of the catalog or of a .toml file), or a node of the catalog"
-)
 
 
 def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """The machine that a text means.
+    """Return the machine that a text describes.
 
     Args:
-        text: GPUs by number and name, after "@" what joins them: "pairs", a node of the catalog or its file; without,
+        text: GPUs by number and name, after "@" their links: "pairs", a node of the catalog or its file; without,
             the usual node of these GPUs. Or a node of the catalog that has GPUs of one kind.
         folder: Where paths of files start.
 
     Raises:
-        InputError: A name is unknown, or the node has not so many GPUs.
+        InputError: A name is unknown, or the node has fewer GPUs.
     """
-    if found := _COUNTED.match(text.strip()):
-        _require_one_gpu(found[2], text)
-        gpu = catalog.gpu(_file(found[2], Path(folder)))
-        return _machine(gpu, int(found[1]), found[3], Path(folder))
-    try:
-        node = catalog.node(_file(text.strip(), Path(folder)))
-    except UnknownNameError as error:
-        raise UnknownNameError("node", text, error.known) from error
-    kinds = [gpu for gpu in catalog.gpus().values() if catalog.default_node(gpu, node.gpus).name == node.name]
-    if len(kinds) != 1:
-        ways = " or ".join(f"{node.gpus}x{gpu.name}@{node.name}" for gpu in kinds)
-        raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
-    return Machine(kinds[0], node, node.gpus)
 
+    def file_or_name(name: str) -> str:
+        return str(resolved(name, Path(folder))) if name.endswith(".toml") else name
 
-def _require_one_gpu(name: str, text: str) -> None:
-    """A GPU that comes with memories of several sizes is named with its own: whether models fit hangs on that."""
-    known = catalog.gpus()
-    ways = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
-    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in ways}) > 1:
-        count = text.lower().split("x")[0].strip()
-        shown = ", ".join(f"{count}x{one}" for one in ways)
-        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
-
-
-def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
-    """All GPUs of these nodes; raises as ``parse_node`` does."""
-    return Cluster(tuple(parse_node(text, folder) for text in nodes))
-
-
-def _machine(gpu: GpuSpec, gpus: int, joined: str | None, folder: Path) -> Machine:
+    if not (found := _COUNTED.match(text.strip())):
+        try:
+            node = catalog.node(file_or_name(text.strip()))
+        except UnknownNameError as error:
+            raise UnknownNameError("node", text, error.known) from error
+        kinds = [gpu for gpu in catalog.gpus().values() if catalog.default_node(gpu, node.gpus).name == node.name]
+        if len(kinds) != 1:
+            ways = " or ".join(f"{node.gpus}x{gpu.name}@{node.name}" for gpu in kinds)
+            raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
+        return Machine(kinds[0], node, node.gpus)
+    gpus, name, links = int(found[1]), found[2], found[3]
+    _require_one_memory_size(name, found[1], text)
+    gpu = catalog.gpu(file_or_name(name))
     if gpus < 1:
-        raise InputError(f"a node must have at least 1 GPU; {_WAYS}")
-    node = _joined(gpu, gpus, joined, folder)
+        raise InputError(
+            'a node must have at least 1 GPU; write a number of GPUs ("8xA100-80GB", with "@pairs" where fast links '
+            'join pairs, "@NODE" in a node of the catalog or of a .toml file), or a node of the catalog'
+        )
+    if links == PAIRS:
+        node = _node_of_pairs(gpu, gpus)
+    else:
+        node = catalog.default_node(gpu, gpus) if links is None else catalog.node(file_or_name(links))
     if gpus > node.gpus:
         raise InputError(
             f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; list several nodes, or name another after @"
@@ -257,16 +245,22 @@ def _machine(gpu: GpuSpec, gpus: int, joined: str | None, folder: Path) -> Machi
     return Machine(gpu, node, gpus)
 
 
-def _joined(gpu: GpuSpec, gpus: int, joined: str | None, folder: Path) -> NodeSpec:
-    if joined is None:
-        return catalog.default_node(gpu, gpus)
-    if joined == PAIRS:
-        return _pairs(gpu, gpus)
-    return catalog.node(_file(joined, folder))
+def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
+    """Return all GPUs of these nodes; raise as ``parse_node`` does."""
+    return Cluster(tuple(parse_node(text, folder) for text in nodes))
 
 
-def _pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
-    """Its node whose fast links join pairs, with as many GPUs as are asked for."""
+def _require_one_memory_size(name: str, count: str, text: str) -> None:
+    """Raise InputError if a GPU comes with several memory sizes and the name has none: the size decides what fits."""
+    known = catalog.gpus()
+    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
+    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
+        shown = ", ".join(f"{count}x{one}" for one in sizes)
+        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
+
+
+def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
+    """Return the GPU's node whose fast links join pairs, with at least this many GPUs."""
     family = gpu.name.split("-")[0].lower()
     paired = [node for node in catalog.nodes().values() if node.link_group == 2]
     own = sorted((one for one in paired if one.name.split("-")[0] == family), key=lambda one: one.gpus)
@@ -277,7 +271,3 @@ def _pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
         )
     usual = next((one for one in own if one.gpus >= gpus), own[-1])
     return replace(usual, gpus=max(gpus, usual.gpus))
-
-
-def _file(name: str, folder: Path) -> str:
-    return str(resolved(name, folder)) if name.endswith(".toml") else name

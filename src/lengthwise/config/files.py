@@ -1,12 +1,10 @@
-"""From text to plain tables: TOML, YAML, and the assignments of ``--set``."""
+"""Read TOML and YAML into plain tables, merge the assignments of ``--set``, and write TOML."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import importlib.util
-import json
-import re
 import sys
 import tomllib
 from functools import lru_cache
@@ -19,63 +17,41 @@ from lengthwise.schema.errors import PolicyError, ScenarioError
 Table = dict[str, Any]
 
 
-def read(path: Path, what: str = "scenario") -> Table:
-    """The tables of a TOML (.toml) or YAML (.yaml, .yml) file.
+def read(path: Path, kind: str = "scenario") -> Table:
+    """Return the tables of a TOML (.toml) or YAML (.yaml, .yml) file.
 
     Args:
         path: The file.
-        what: The kind of file, for messages.
+        kind: The kind of file, for messages.
 
     Raises:
-        ScenarioError: The file cannot be read, is no UTF-8, or breaks the syntax (line and column).
+        ScenarioError: The file cannot be read, is not UTF-8, or has a syntax error (the message has line and column).
     """
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        raise ScenarioError(f"there is no {what} file {path}{_nearby(path)}") from None
+        other = [path.with_suffix(suffix) for suffix in (".toml", ".yaml", ".yml")]
+        hint = next((f"; did you mean {file}?" for file in other if file.is_file()), "")
+        raise ScenarioError(f"there is no {kind} file {path}{hint}") from None
     except IsADirectoryError:
-        raise ScenarioError(f"{path} is a folder; give a {what} file (.toml or .yaml)") from None
+        raise ScenarioError(f"{path} is a folder; give a {kind} file (.toml or .yaml)") from None
     except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: a {what} file is UTF-8 text; byte {error.start} is not") from None
+        raise ScenarioError(f"{path}: a {kind} file is UTF-8 text; byte {error.start} is not") from None
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
-    return parse(text, path.suffix.lower(), str(path), what)
+    return parse(text, path.suffix.lower(), str(path), kind)
 
 
-def parse(text: str, suffix: str, source: str, what: str = "scenario") -> Table:
-    """The tables of a text in the format that ``suffix`` says."""
+def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
+    """Return the tables of a text in the format of ``suffix``; raise as ``read`` does."""
     if suffix == ".toml":
-        return _toml(text, source)
-    if suffix in (".yaml", ".yml"):
-        return _yaml(text, source, what)
-    raise ScenarioError(f"{source}: a {what} file ends in .toml, .yaml or .yml")
-
-
-def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Any]:
-    """Path and value of ``path=value``; the value is TOML, a bare word that is taken as text, or null: no such key."""
-    path, equals, value = text.partition("=")
-    keys = tuple(key.strip() for key in path.split("."))
-    if not equals or not all(keys):
-        raise ScenarioError(f"--set takes path=value, such as {example}; it was given {text!r}")
-    value = value.strip()
-    if value == "null":
-        return keys, None
-    try:
-        return keys, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        if value[:1] in tuple("[{\"'") or "\n" in value:
-            raise ScenarioError(f"--set {path.strip()}: {value} is not TOML: {error}") from None
-        return keys, value
-
-
-def _toml(text: str, source: str) -> Table:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{source}: not valid TOML: {_lowered(error)}") from None
-
-
-def _yaml(text: str, source: str, what: str) -> Table:
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            message = str(error)
+            raise ScenarioError(f"{source}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
+    if suffix not in (".yaml", ".yml"):
+        raise ScenarioError(f"{source}: a {kind} file ends in .toml, .yaml or .yml")
     import yaml
 
     from lengthwise.config.yaml_loader import Loader
@@ -87,88 +63,75 @@ def _yaml(text: str, source: str, what: str) -> Table:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise ScenarioError(f"{source}: a {what} is a table of sections; this is a {type(table).__name__}")
+        raise ScenarioError(f"{source}: a {kind} is a table of sections; this is a {type(table).__name__}")
     return table
 
 
-def _lowered(error: Exception) -> str:
-    text = str(error)
-    return text[:1].lower() + text[1:]
+def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Table]:
+    """Return the path of ``path=value`` and the value in nested tables.
+
+    The value is TOML, a bare word (taken as text), or null, which removes the key.
+    """
+    path, equals, value = text.partition("=")
+    keys = tuple(key.strip() for key in path.split("."))
+    if not equals or not all(keys):
+        raise ScenarioError(f"--set takes path=value, such as {example}; it was given {text!r}")
+    value = value.strip()
+    table: Any = None
+    if value != "null":
+        try:
+            table = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as error:
+            if value[:1] in tuple("[{\"'") or "\n" in value:
+                raise ScenarioError(f"--set {path.strip()}: {value} is not TOML: {error}") from None
+            table = value
+    for key in reversed(keys):
+        table = {key: table}
+    return keys, table
 
 
-def _nearby(path: Path) -> str:
-    for suffix in (".toml", ".yaml", ".yml"):
-        if path.with_suffix(suffix).is_file():
-            return f"; did you mean {path.with_suffix(suffix)}?"
-    return ""
+def to_toml(table: Table) -> str:
+    """Return nested tables as TOML; empty tables are left out, and distributions stay on one line."""
+    import tomlkit
+
+    def filled(out: Any, table: Table) -> Any:
+        for key, value in table.items():
+            if isinstance(value, dict) and key in ("prompt", "output", "arrivals"):
+                inline = tomlkit.inline_table()
+                inline.update(value)
+                out.add(key, inline)
+            elif isinstance(value, dict):
+                if inner := filled(tomlkit.table(), value):
+                    out.add(key, inner)
+            elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+                array = tomlkit.aot()
+                for item in value:
+                    array.append(filled(tomlkit.table(), item))
+                out.add(key, array)
+            else:
+                out.add(key, value)
+        return out
+
+    return tomlkit.dumps(filled(tomlkit.document(), table))
 
 
-TomlTable = dict[str, Any]
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def toml(table: TomlTable) -> str:
-    """TOML of nested dicts of texts, numbers, booleans and lists; empty tables are left out."""
-    return "\n".join(_lines(table, "")).lstrip("\n") + "\n"
-
-
-def _lines(table: TomlTable, path: str) -> list[str]:
-    tables = {key: value for key, value in table.items() if isinstance(value, dict) and not _inline(key)}
-    lists = {key: value for key, value in table.items() if _is_tables(value)}
-    plain = {key: value for key, value in table.items() if key not in tables and key not in lists}
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items() if value != {}]
-    for key, value in tables.items():
-        inner = _lines(value, f"{path}{_key(key)}.")
-        lines += ["", f"[{path}{_key(key)}]", *inner] if inner else []
-    for key, values in lists.items():
-        for value in values:
-            lines += ["", f"[[{path}{_key(key)}]]", *_lines(value, f"{path}{_key(key)}.")]
-    return lines
-
-
-def _inline(key: str) -> bool:
-    """Tables of one thought stay on one line."""
-    return key in ("prompt", "output", "arrivals")
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else json.dumps(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-Settings = dict[str, Any]
-
-_RIVALS = {
+# By section: sets of groups of keys, of which only one group can be given at a time.
+_EXCLUSIVE: dict[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
     "workload": (
         (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
         (("concurrency",), ("request_rate", "arrivals")),
     ),
     "lab": ((("loads",), ("rates",)),),
 }
-_RATELESS = ("all_at_once", "rate_profile")
+_ARRIVALS_WITHOUT_RATE = ("all_at_once", "rate_profile")
 
 
-def merged(base: Settings, over: Settings) -> Settings:
-    """``base`` with what ``over`` says. Tables are merged key by key; the rest is replaced.
+def merged(base: Table, over: Table) -> Table:
+    """Return ``base`` updated with ``over``: tables key by key, other values replaced, keys with None removed.
 
-    A table with a ``kind`` replaces the other whole, and a workload's new source or load drops the
-    old one: over ``preset = "chat-1m"``, ``trace = "x.csv"`` leaves the trace alone. A
-    laboratory's ``rates`` and ``loads`` drop each other. None takes a key away.
+    A table with a ``kind`` replaces the complete table of ``base``. A new source or load of a workload removes the
+    old one (``trace = "x.csv"`` over ``preset = "chat-1m"`` leaves the trace alone), and so do the ``rates`` and
+    ``loads`` of a lab.
     """
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
@@ -176,65 +139,79 @@ def merged(base: Settings, over: Settings) -> Settings:
         if value is None:
             continue
         if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
-            out[key] = merged(_without_rivals(key, old, value) if key in _RIVALS else old, value)
+            excluded = _excluded(key, old, value)
+            out[key] = merged({name: inner for name, inner in old.items() if name not in excluded}, value)
         else:
             out[key] = value
     return out
 
 
-def dropped(base: Settings, over: Settings) -> list[list[str]]:
-    """By section, the keys of ``base`` ("workload.trace") that give way to rivals in ``over``."""
+def removed_keys(base: Table, over: Table) -> list[list[str]]:
+    """Return by section the keys of ``base`` ("workload.trace") that ``merged`` removes although ``over`` has none."""
     found = []
-    for section in _RIVALS:
+    for section in _EXCLUSIVE:
         old, new = base.get(section), over.get(section)
         if isinstance(old, dict) and isinstance(new, dict):
-            kept = _without_rivals(section, old, new)
-            found.append([f"{section}.{key}" for key in old if key not in kept and key not in new])
+            excluded = _excluded(section, old, new)
+            found.append([f"{section}.{key}" for key in old if key in excluded and key not in new])
     return [keys for keys in found if keys]
 
 
-def _without_rivals(section: str, base: Settings, over: Settings) -> Settings:
-    over = {key: value for key, value in over.items() if value is not None}  # who leaves drops nobody
-    gone: set[str] = set()
-    for family in _RIVALS[section]:
-        for group in family:
-            if any(key in over for key in group):
-                gone.update(key for rival in family if rival is not group for key in rival)
-    if _kind(over) in _RATELESS:
-        gone.add("request_rate")
-    if "request_rate" in over and _kind(base) in _RATELESS:
-        gone.add("arrivals")
-    return {key: value for key, value in base.items() if key not in gone}
+def _excluded(section: str, base: Table, over: Table) -> set[str]:
+    """Return the keys of a section that cannot stay in ``base`` once ``over`` is merged."""
+    given = {key for key, value in over.items() if value is not None}  # None only removes a key
+    excluded = {
+        key
+        for groups in _EXCLUSIVE.get(section, ())
+        for group in groups
+        if given.intersection(group)
+        for other in groups
+        if other is not group
+        for key in other
+    }
 
+    def has_no_rate(table: Table) -> bool:
+        arrivals = table.get("arrivals")
+        return isinstance(arrivals, dict) and arrivals.get("kind") in _ARRIVALS_WITHOUT_RATE
 
-def _kind(table: Settings) -> Any:
-    arrivals = table.get("arrivals")
-    return arrivals.get("kind") if isinstance(arrivals, dict) else None
+    if section == "workload":
+        excluded |= {"request_rate"} if has_no_rate(over) else set()
+        excluded |= {"arrivals"} if "request_rate" in given and has_no_rate(base) else set()
+    return excluded
 
 
 def resolved(text: str, folder: Path) -> Path:
-    """The path that ``text`` means: from the scenario's folder, or else from the working one."""
+    """Return the path that ``text`` names: relative to ``folder``, or to the working folder if only that one exists."""
     path = Path(text).expanduser()
-    beside = folder / path
-    return path if path.exists() and not beside.exists() else beside
+    return path if path.exists() and not (folder / path).exists() else folder / path
 
 
 def python_object(text: str, folder: Path) -> Any:
-    """The object that "file.py:name" or "package.module:name" names.
+    """Return the object named by "file.py:name" or "package.module:name".
 
     Raises:
         PolicyError: The file or module is missing or raises, or has no such object.
     """
     place, _, name = text.rpartition(":")
-    module = _file(resolved(place, folder).resolve()) if place.endswith(".py") else _module(place, folder)
+    if place.endswith(".py"):
+        module = _module_of_file(resolved(place, folder).resolve())
+    else:
+        path = list(sys.path)
+        sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
+        try:
+            module = importlib.import_module(place)
+        except Exception as error:
+            raise PolicyError(f"policy module {place!r} cannot be imported: {error}") from error
+        finally:
+            sys.path[:] = path
     if not hasattr(module, name):
         known = sorted(key for key in vars(module) if not key.startswith("_"))
         raise PolicyError(f"{place} has no object named {name!r}; it has {', '.join(known) or 'none'}")
     return getattr(module, name)
 
 
-@lru_cache(maxsize=64)
-def _file(path: Path) -> ModuleType:
+@lru_cache(maxsize=64)  # one module per file, so that a policy is compiled once
+def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise PolicyError(f"there is no policy file {path}")
     name = f"_lengthwise_policy_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
@@ -249,14 +226,3 @@ def _file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise PolicyError(f"policy file {path} raised {type(error).__name__}: {error}") from error
     return module
-
-
-def _module(name: str, folder: Path) -> ModuleType:
-    before = list(sys.path)
-    sys.path[:0] = [str(folder.resolve()), str(Path.cwd())]
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise PolicyError(f"policy module {name!r} cannot be imported: {error}") from error
-    finally:
-        sys.path[:] = before

@@ -1,14 +1,14 @@
-"""A scenario: one whole question, checked, as the file asks it."""
+"""A scenario: a workload, a deployment and how to simulate them, read from a file and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from lengthwise.config.files import Table, assignment, dropped, merged, parse, read, resolved, toml
+from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
 from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, with_first_values
 from lengthwise.config.sections import (
     DeploymentSection,
@@ -23,7 +23,7 @@ from lengthwise.config.sections import (
     VariantSection,
     WorkloadSection,
 )
-from lengthwise.config.validation import Problem, findings, raise_if_any
+from lengthwise.config.validation import Problem, problems_of, raise_if_any
 from lengthwise.config.values import Section
 from lengthwise.schema.errors import InputError
 
@@ -49,7 +49,7 @@ class Scenario(Section):
     _notes: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
-    def _one_prediction(self) -> Self:
+    def _check_prediction(self) -> Self:
         if self.predictor.kind != "none" and self.workload.predicted != "none":
             raise ValueError(
                 f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r} "
@@ -59,77 +59,85 @@ class Scenario(Section):
 
     @property
     def source(self) -> str:
-        """The file it came from, for messages."""
+        """Return the file that it was read from, for messages."""
         return self._source
 
     @property
     def folder(self) -> Path:
-        """Where its relative paths start."""
+        """Return the folder where its relative paths start."""
         return self._folder
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was dropped for an override, a sentence each."""
+        """Return a sentence for each setting that an override removed."""
         return self._notes
 
     @property
     def files(self) -> list[Path]:
-        """The files that the scenario is read from, with its variants: its own, traces, models, specs, tables."""
-        named = {Path(self.source)}
-        for whole in self.effective():
-            on = whole.deployment
+        """Return the files that the scenario and its variants are read from: traces, models, specs and tables too."""
+        found = {Path(self.source)}
+        for side in self.effective():
+            on = side.deployment
             texts = (
-                whole.workload.trace,
-                whole.predictor.file,
+                side.workload.trace,
+                side.predictor.file,
                 on.model,
                 on.gpu,
                 on.node,
                 on.cost.partition(":")[2].partition("#")[0],
-                *(one.file for one in (whole.lab.predictors if whole.lab else ())),
+                *(one.file for one in (side.lab.predictors if side.lab else ())),
             )
-            named.update(resolved(text, self.folder) for text in texts if text)
-        return sorted(path for path in named if path.is_file())
+            found.update(resolved(text, self.folder) for text in texts if text)
+        return sorted(path for path in found if path.is_file())
+
+    def file_or_name(self, text: str) -> str:
+        """Return the path of a .toml file that describes a GPU or a node, or a name of the catalog unchanged."""
+        return str(resolved(text, self.folder)) if text.endswith(".toml") else text
+
+    @property
+    def cost_source(self) -> str:
+        """Return the source of cost tables with its path resolved."""
+        source, colon, place = self.deployment.cost.partition(":")
+        return f"{source}:{resolved(place, self.folder)}" if colon else source
 
     def from_file(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
-        """The same scenario, told where it came from; a nameless one takes the file's name."""
-        named = self.model_copy(update={} if self.name else {"name": Path(source).stem})
-        named._source, named._folder, named._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
-        return named
+        """Return the scenario with its origin; without a name, it takes that of the file."""
+        changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
+        changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
+        return changed
 
     def effective(self) -> list[Self]:
-        """One scenario without variants for each variant, named as it; just this one without any."""
+        """Return a scenario without variants for each variant, with its name; just this one if it has none."""
         if not self.variants:
             return [self]
         base = self.model_dump(exclude={"variants"}, exclude_unset=True, exclude_none=True)
-        return [self._with(base, variant) for variant in self.variants]
+        sides = [merged(base, variant.overrides | {"name": variant.name}) for variant in self.variants]
+        return [type(self).model_validate(one).from_file(self.source, self.folder, self.notes) for one in sides]
 
     def only(self, variant: str) -> Self:
-        """The scenario of the one variant of this name.
-
-        Raises:
-            InputError: It has none of that name.
-        """
-        sides = {whole.name: whole for whole in self.effective()} if self.variants else {}
+        """Return the scenario of one variant; raise InputError if there is none of this name."""
+        sides = {side.name: side for side in self.effective()} if self.variants else {}
         if variant not in sides:
             known = f"it has {', '.join(sides)}" if sides else "it has none"
             raise InputError(f"{self.source} has no variant {variant!r}; {known}")
         return sides[variant]
 
-    def _with(self, base: dict[str, Any], variant: VariantSection) -> Self:
-        whole = type(self).model_validate(merged(base, variant.overrides | {"name": variant.name}))
-        return whole.from_file(self.source, self.folder, self.notes)
+    def updated(self, over: Table, *, exclude: set[str] | None = None) -> Self:
+        """Return the scenario with the settings of ``over`` merged and validated, without the sections ``exclude``."""
+        base = self.model_dump(exclude=exclude, exclude_unset=True, exclude_none=True)
+        return type(self).model_validate(merged(base, over)).from_file(self.source, self.folder)
 
     def with_run(self, **changes: Any) -> Self:
-        """The same scenario with other settings of ``[run]``, such as ``seeds=5``; they are checked."""
+        """Return the scenario with other settings of ``[run]``, such as ``seeds=5``; they are validated."""
         return self.model_copy(update={"run": RunSection.model_validate(self.run.model_dump() | changes)})
 
     def to_toml(self) -> str:
-        """The effective settings, defaults included, as a TOML file that loads to an equal scenario."""
-        return toml(self.model_dump(exclude_none=True))
+        """Return the effective settings, defaults included, as a TOML file that loads to an equal scenario."""
+        return to_toml(self.model_dump(exclude_none=True))
 
 
 _SECTIONS = {"sla": "slo", "slos": "slo", "traffic": "workload", "variant": "variants"}
-_KEYS: dict[str, dict[str, str]] = {
+ALIASES: dict[str, dict[str, str]] = {
     "workload": {
         "isl": "prompt",
         "input_len": "prompt",
@@ -182,102 +190,83 @@ _KEYS: dict[str, dict[str, str]] = {
     "search": {"goal": "objective", "request_rate": "rate", "gpus": "max_gpus", "slo": "limits", "num_seeds": "seeds"},
     "length": {"min": "low", "max": "high", "std": "sd", "stddev": "sd"},
 }
+"""By section: other names of its keys."""
 _KINDS = {
     "length": {"log_normal": "lognormal", "normal": "truncated_normal", "constant": "fixed"},
     "arrivals": {"static": "all_at_once", "burst": "all_at_once"},
 }
-
 _NO_TBT = (
     "gaps are pooled over requests and judge none of them; limit tpot, and read TBT in the table; "
     "known in slo are ttft, tpot, jct"
 )
-
 _SHORT = {"scheduler": "policy", "predictor": "kind"}
+_VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
+KeyPath = tuple[str, ...]
 
-RawTable = dict[str, Any]
 
-
-def canonical(raw: RawTable) -> tuple[RawTable, list[Problem]]:
-    """The same settings under this project's own keys, and what was said twice."""
+def canonical(raw: Table) -> tuple[Table, list[Problem]]:
+    """Return the settings with every alias replaced by the key, and a problem for each key that is given twice."""
     problems: list[Problem] = []
     settings = _renamed(raw, _SECTIONS, (), problems)
     for key, value in settings.items():
         if key == "variants" and isinstance(value, list):
-            settings[key] = [_variant(v, i, problems) for i, v in enumerate(value)]
+            settings[key] = [_variant(one, ("variants", str(at)), problems) for at, one in enumerate(value)]
         else:
             settings[key] = _section(key, value, (key,), problems)
     return settings, problems
 
 
-def _variant(raw: Any, index: int, problems: list[Problem]) -> Any:
+def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
     if not isinstance(raw, dict):
         return raw
-    here = ("variants", str(index))
-    nested = _renamed(_undotted(raw), _SECTIONS, here, problems)
-    return {key: _section(key, value, (*here, key), problems) for key, value in nested.items()}
-
-
-def _undotted(raw: RawTable) -> RawTable:
-    """Quoted keys with dots, as YAML needs them, as nested tables."""
-    out: RawTable = {}
-    for key, value in raw.items():
+    nested: Table = {}
+    for key, value in raw.items():  # YAML variants have quoted keys with dots
         *tables, leaf = str(key).split(".")
-        place = out
-        for table in tables:
-            inner = place.setdefault(table, {})
-            place = inner if isinstance(inner, dict) else {}
-        if isinstance(value, dict) and isinstance(place.get(leaf), dict):
-            place[leaf].update(value)
+        table = nested
+        for name in tables:
+            inner = table.setdefault(name, {})
+            table = inner if isinstance(inner, dict) else {}
+        if isinstance(value, dict) and isinstance(table.get(leaf), dict):
+            table[leaf].update(value)
         else:
-            place[leaf] = value
-    return out
+            table[leaf] = value
+    sections = _renamed(nested, _SECTIONS, path, problems)
+    return {key: _section(key, value, (*path, key), problems) for key, value in sections.items()}
 
 
-def _section(name: str, value: Any, local: tuple[str, ...], problems: list[Problem]) -> Any:
+def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
     if name in _SHORT and isinstance(value, str):
         return {_SHORT[name]: value}
-    if not isinstance(value, dict) or name not in _KEYS:
+    if not isinstance(value, dict) or name not in ALIASES:
         return value
-    table = _renamed(value, _KEYS[name], local, problems)
-    if name == "slo":
-        return _slo(table, local, problems)
-    if name == "search":
-        return _search(table, local, problems)
-    if name != "workload":
-        return table
-    for key in ("prompt", "output", "arrivals"):
-        if key in table:
-            table[key] = _kind(key, table[key], (*local, key), problems)
+    table = _renamed(value, ALIASES[name], path, problems)
+    match name:
+        case "slo":
+            return _slo(table, path, problems)
+        case "search":
+            if isinstance(table.get("limits"), dict):
+                table["limits"] = limit_names(table["limits"])
+            if isinstance(table.get("space"), dict):
+                table["space"] = _axes(table["space"], (*path, "space"), problems)
+            if isinstance(table.get("any_of"), list):
+                table["any_of"] = [
+                    _axes(axes, (*path, "any_of", str(at)), problems) if isinstance(axes, dict) else axes
+                    for at, axes in enumerate(table["any_of"])
+                ]
+        case "workload":
+            for key in ("prompt", "output", "arrivals"):
+                if key in table:
+                    table[key] = _distribution(key, table[key], (*path, key), problems)
     return table
 
 
-def _search(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
-    """Limits and axes under their dotted names."""
-    if isinstance(table.get("limits"), dict):
-        table["limits"] = limit_names(table["limits"])
-    if isinstance(table.get("space"), dict):
-        table["space"] = _axes(table["space"], (*local, "space"), problems)
-    if isinstance(table.get("any_of"), list):
-        table["any_of"] = [
-            _axes(own, (*local, "any_of", str(at)), problems) if isinstance(own, dict) else own
-            for at, own in enumerate(table["any_of"])
-        ]
-    return table
+def _axes(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
+    """Return axes under their dotted keys: ``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
+    names = {text: axis_name(text, ALIASES) for text in flat(table)}
+    return _renamed(flat(table), names, path, problems)
 
 
-def _axes(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
-    """``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
-    axes: RawTable = {}
-    said: dict[str, str] = {}
-    for text, values in flat(table).items():
-        name = axis_name(text, _KEYS)
-        if name in axes:
-            problems.append(Problem((*local, text), f"means the same as {said[name]}; keep one of them"))
-        axes[name], said[name] = values, text
-    return axes
-
-
-def _kind(key: str, value: Any, local: tuple[str, ...], problems: list[Problem]) -> Any:
+def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:
     group = "arrivals" if key == "arrivals" else "length"
     if group == "arrivals" and isinstance(value, str):
         value = {"kind": value}
@@ -285,47 +274,43 @@ def _kind(key: str, value: Any, local: tuple[str, ...], problems: list[Problem])
         value = {"kind": "fixed", "tokens": value}
     if not isinstance(value, dict):
         return value
-    table = _renamed(value, _KEYS.get(group, {}), local, problems)
+    table = _renamed(value, ALIASES.get(group, {}), path, problems)
     if isinstance(table.get("kind"), str):
         kind = table["kind"].lower().replace("-", "_")
         table["kind"] = _KINDS[group].get(kind, kind)
     return table
 
 
-def _slo(table: RawTable, local: tuple[str, ...], problems: list[Problem]) -> RawTable:
-    """``ttft_ms = 200`` as ``ttft = "200ms"``."""
-    spelled = {}
+def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
+    """Return ``ttft_ms = 200`` as ``ttft = "200ms"``."""
+    values: Table = {}
     names = {}
     for key, value in table.items():
-        if key in ("tbt", "tbt_ms", "tbt_s"):
-            problems.append(Problem((*local, key), _NO_TBT))
-            continue
         stem, _, unit = key.rpartition("_")
-        if unit in ("ms", "s") and isinstance(value, int | float):
-            names[key] = _KEYS["slo"].get(stem, stem)
-            spelled[key] = f"{value}{unit}"
+        if key in ("tbt", "tbt_ms", "tbt_s"):
+            problems.append(Problem((*path, key), _NO_TBT))
+        elif unit in ("ms", "s") and isinstance(value, int | float):
+            names[key] = ALIASES["slo"].get(stem, stem)
+            values[key] = f"{value}{unit}"
         else:
-            spelled[key] = value
-    return _renamed(spelled, names, local, problems)
+            values[key] = value
+    return _renamed(values, names, path, problems)
 
 
-def _renamed(raw: RawTable, names: dict[str, str], local: tuple[str, ...], problems: list[Problem]) -> RawTable:
-    out: RawTable = {}
-    said: dict[str, str] = {}
+def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Problem]) -> Table:
+    out: Table = {}
+    origin: dict[str, str] = {}
     for key, value in raw.items():
         spelled = str(key).replace("-", "_")
         name = names.get(spelled, spelled)
         if name in out:
-            problems.append(Problem((*local, str(key)), f"means the same as {said[name]}; keep one of them"))
-        out[name], said[name] = value, str(key)
+            problems.append(Problem((*path, str(key)), f"means the same as {origin[name]}; keep one of them"))
+        out[name], origin[name] = value, str(key)
     return out
 
 
-Path_ = tuple[str, ...]
-
-
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of a TOML or YAML file, every key and value checked.
+    """Return the scenario of a TOML or YAML file, every key and value checked.
 
     Args:
         path: The file. Relative paths inside it start at its folder.
@@ -336,74 +321,59 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         ScenarioError: A key or a value cannot be used; the message lists all of them.
     """
     path = Path(path)
-    return checked(read(path), source=str(path), folder=path.parent, overrides=overrides)
+    return _checked(read(path), str(path), path.parent, overrides)
 
 
 def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of a text; ``folder`` is where relative paths start. Raises as ``load`` does."""
-    return checked(parse(text, suffix, "scenario"), source="scenario", folder=Path(folder), overrides=overrides)
+    """Return the scenario of a text; relative paths start at ``folder``. Raise as ``load`` does."""
+    return _checked(parse(text, suffix, "scenario"), "scenario", Path(folder), overrides)
 
 
-def checked(raw: Table, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of plain tables; raises as ``load`` does."""
+def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) -> Scenario:
     settings, problems = canonical(raw)
-    settings, overridden, dropped = _overridden(settings, overrides, problems)
-    settings = with_first_values(settings)
-    variants = settings.get("variants", [])
-    scenario, found = _validated(settings)
-    problems += [_by_name(problem, variants) for problem in found]
-    if isinstance(variants, list):
-        base = {key: value for key, value in settings.items() if key != "variants"}
-        known = {(p.path, p.text) for p in found}
-        problems += [p for p in _variants(base, variants) if (p.path[2:], p.text) not in known]
-        problems += [problem for whole in _wholes(base, variants) for problem in space_problems(whole)]
-    raise_if_any(problems, source, overridden)
-    assert scenario is not None  # no problems, so it was built
-    return scenario.from_file(source, folder, notes=[f"{note} ({source})" for note in dropped])
-
-
-def _overridden(
-    settings: Table, overrides: Iterable[str], problems: list[Problem]
-) -> tuple[Table, list[Path_], list[str]]:
-    """The settings with all that ``overrides`` say, their paths, and what gave way without being named."""
-    paths: list[Path_] = []
+    overridden: list[KeyPath] = []
     notes: list[str] = []
     for text in overrides:
         keys, value = assignment(text)
-        for key in reversed(keys):
-            value = {key: value}
         over, found = canonical(value)
         problems += found
-        paths.append(_leaf(over, keys))
-        notes += [_gave_way(text, keys) for keys in dropped(settings, over)]
+        overridden.append(_canonical_path(over, keys))
+        notes += [
+            f"--set {text.partition('=')[0].strip()} takes the place of {' and '.join(removed)}, which the scenario "
+            f"also gives ({source})"
+            for removed in removed_keys(settings, over)
+        ]
         settings = merged(settings, over)
-    return settings, paths, notes
+    settings = with_first_values(settings)
+    scenario, found = _validated(settings)
+    variants = settings.get("variants", [])
+    problems += [_by_variant_name(problem, variants) for problem in found]
+    if isinstance(variants, list):
+        problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
+    raise_if_any(problems, source, overridden)
+    assert scenario is not None  # without problems it is built
+    return scenario.from_file(source, folder, notes)
 
 
-def _gave_way(text: str, keys: Sequence[str]) -> str:
-    said = " and ".join(keys)
-    return f"--set {text.partition('=')[0].strip()} takes the place of {said}, which the scenario also gives"
-
-
-def _leaf(table: Any, message: Sequence[str]) -> Path_:
-    """The keys that ``message`` became; those that were refused on the way stay as they were said."""
-    keys: list[str] = []
-    while len(keys) < len(message) and isinstance(table, dict) and table:
+def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
+    """Return the path of an assignment after renaming; keys below a refused one stay as they are written."""
+    path: list[str] = []
+    while len(path) < len(keys) and isinstance(table, dict) and table:
         key = next(iter(table))
-        keys.append(key)
+        path.append(key)
         table = table[key]
-    return (*keys, *message[len(keys) :])
+    return (*path, *keys[len(path) :])
 
 
 def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
     try:
         return Scenario.model_validate(settings), []
     except ValidationError as error:
-        return None, findings(error, Scenario)
+        return None, problems_of(error, Scenario)
 
 
-def _by_name(problem: Problem, variants: Any) -> Problem:
-    """A variant's problem under its name rather than its place in the list."""
+def _by_variant_name(problem: Problem, variants: Any) -> Problem:
+    """Return a variant's problem under its name instead of its position in the list."""
     if problem.path[:1] != ("variants",) or len(problem.path) < 2:
         return problem
     variant = variants[int(problem.path[1])]
@@ -411,27 +381,21 @@ def _by_name(problem: Problem, variants: Any) -> Problem:
     return Problem(("variants", str(name or problem.path[1]), *problem.path[2:]), problem.text)
 
 
-def _variants(base: Table, variants: list[Any]) -> list[Problem]:
-    """Problems of the whole questions that the variants ask, each under the variant's name."""
+def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
+    """Return the problems of the settings that each variant results in, without those of the base (``known``)."""
+    base = {key: value for key, value in settings.items() if key != "variants"}
     problems: list[Problem] = []
     names: set[str] = set()
+    sides: list[Table] = []
     for index, variant in enumerate(variants):
         if not isinstance(variant, dict):
-            continue  # the validation of the list itself has said so
+            continue  # a problem of the list
         name = str(variant.get("name", index))
-        here = ("variants", name)
         if name in names:
-            problems.append(Problem((*here, "name"), "two variants have this name; give each its own"))
+            problems.append(Problem(("variants", name, "name"), "two variants have this name; give each its own"))
         names.add(name)
-        over = {key: value for key, value in variant.items() if key in _VARIED}
-        problems += [Problem((*here, *p.path), p.text) for p in _validated(merged(base, over))[1]]
-    return problems
-
-
-def _wholes(base: Table, variants: list[Any]) -> list[Table]:
-    """The settings of each variant, or just the base's."""
-    over = [{k: v for k, v in variant.items() if k in _VARIED} for variant in variants if isinstance(variant, dict)]
-    return [merged(base, one) for one in over] or [base]
-
-
-_VARIED = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
+        side = merged(base, {key: value for key, value in variant.items() if key in _VARIABLE_SECTIONS})
+        sides.append(side)
+        found = [p for p in _validated(side)[1] if (p.path, p.text) not in known]
+        problems += [Problem(("variants", name, *p.path), p.text) for p in found]
+    return problems + [problem for side in sides or [base] for problem in space_problems(side)]

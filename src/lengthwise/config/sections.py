@@ -10,61 +10,76 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from lengthwise import policy, predict
-from lengthwise.config.values import Arrivals, Count, Length, NotNan, Seconds, Section, Share, Text, Wait, seconds
+from lengthwise.config.values import (
+    Arrivals,
+    Count,
+    Length,
+    NotNan,
+    Seconds,
+    Section,
+    Share,
+    Text,
+    Wait,
+    input_error_as_value_error,
+    seconds,
+)
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import UnknownNameError
+
+Rate = Annotated[NotNan, Field(gt=0)]
+HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
+Seqs = Annotated[int, Field(ge=1, le=2**17)]
+UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
+Replicas = Annotated[int, Field(ge=1, le=100_000)]
+PreemptionMode = Literal["recompute", "swap"]
+MIN_DRAWS = 10
+_SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
+_LOADS = ("request_rate", "concurrency", "arrivals")
 
 
 class DecodeSection(Section):
-    """How what decodes apart is cut and limited, and how requests get there; the rest is as in the file.
+    """The decode side of a disaggregated deployment; settings that it lacks are those of the prefill side.
 
-    ``link``: "node" is what joins a replica of each side (inside a node where they fit into one, else its network),
-    "host" the host's memory, written and read; ``kv_transfer`` are seconds that each request's transfer takes on top.
-    ``one_at_a_time = false``: transfers do not wait for one another.
+    ``link``: "node" is the link between a replica of each side (inside a node where both fit into one, else its
+    network); "host" is the host's memory, written and read. ``kv_transfer``: seconds that each request's KV transfer
+    takes in addition. ``one_at_a_time = false``: transfers do not wait for one another.
     """
 
-    tp: Annotated[int, Field(ge=1, le=1024)] = 1
-    pp: Annotated[int, Field(ge=1, le=1024)] = 1
-    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
+    tp: UpTo1024 = 1
+    pp: UpTo1024 = 1
+    replicas: Replicas = 1
     num_blocks: Count | None = None
-    max_num_seqs: Annotated[int, Field(ge=1, le=2**17)] | None = None
-    max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | None = None
-    max_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
+    max_num_seqs: Seqs | None = None
+    max_step_seqs: Seqs | None = None
+    max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
     link: Literal["node", "host"] = "node"
     kv_transfer: Wait = 0.0
     one_at_a_time: bool = True
     batching: Text = "unified"
     memory: Text = "paged"
-    preempt: Literal["recompute", "swap"] = "recompute"
+    preempt: PreemptionMode = "recompute"
     router: Text = "round_robin"
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The engine's limits that are its own."""
-        names = ("max_num_seqs", "max_step_seqs", "max_in_flight", "gpu_memory_utilization")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"max_step_seqs": None, "max_in_flight": None} | given
-
-
-Rate = Annotated[NotNan, Field(gt=0)]
-HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
-FEWEST_DRAWS = 10
-_SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
-_LOADS = 'say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"'
+        """Return the engine limits that replace those of the prefill side."""
+        limits = {"max_num_seqs": self.max_num_seqs, "gpu_memory_utilization": self.gpu_memory_utilization}
+        given = {name: value for name, value in limits.items() if value is not None}
+        return given | {"max_step_seqs": self.max_step_seqs, "max_in_flight": self.max_in_flight}
 
 
 class WorkloadSection(Section):
     """Where requests come from: lengths of a preset, a trace or distributions, and arrivals.
 
-    A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``,
-    ``concurrency`` or ``arrivals`` its lengths are drawn instead. A preset has arrivals of its own,
-    too, which these replace. ``request_rate = inf`` sends all requests at once. The limits cut as
-    ``cut`` says. ``num_requests`` None: 1,000, or all of a replayed trace, which cannot give more than it
-    has. ``sort`` puts a trace's rows in order of arrival. ``tenants`` is how many tenants send the requests,
-    or a list of the weights of their numbers of requests; a replayed trace keeps its own.
+    A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``, ``concurrency`` or
+    ``arrivals`` its lengths are drawn instead. These also replace the arrivals of a preset. ``request_rate = inf``
+    sends all requests at once. ``cut`` says how requests above the limits are shortened. ``num_requests`` None: 1,000,
+    or all of a replayed trace, which cannot give more than it has. ``sort`` puts the rows of a trace in order of
+    arrival. ``tenants``: the number of tenants that send the requests, or a list of weights of their numbers of
+    requests; a replayed trace keeps its own.
     """
 
     preset: Text | None = None
@@ -88,34 +103,31 @@ class WorkloadSection(Section):
 
     @property
     def is_replay(self) -> bool:
-        """Whether a trace's own arrivals are used."""
+        """Return whether a trace is replayed with its own arrivals."""
         return self.trace is not None and not self._loads()
 
     def _loads(self) -> list[str]:
-        return [name for name in ("request_rate", "concurrency", "arrivals") if getattr(self, name) is not None]
+        return [name for name in _LOADS if getattr(self, name) is not None]
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        sides = (self.prompt is not None) + (self.output is not None)
-        sources = (self.preset is not None) + (self.trace is not None) + (sides > 0)
-        if sources != 1 or sides == 1:
-            raise ValueError(self._rival_sources() if sources > 1 else _SOURCES)
-        return self
-
-    def _rival_sources(self) -> str:
-        """Which sources are there together, and how one of them is dropped."""
-        there = [name for name in ("preset", "trace", "prompt", "output") if getattr(self, name) is not None]
-        least = next(name for name in ("trace", "preset") if name in there)
-        return (
-            f"{', '.join(there[:-1])} and {there[-1]} cannot all say what requests look like; keep one of: preset, "
-            f"trace, or both prompt (isl) and output (osl). --set workload.{least}=null drops the {least}"
+    def _check_source(self) -> Self:
+        given = [name for name in ("preset", "trace", "prompt", "output") if getattr(self, name) is not None]
+        match given:
+            case [] | ["prompt"] | ["output"]:
+                raise ValueError(_SOURCES)
+            case ["preset"] | ["trace"] | ["prompt", "output"]:
+                return self
+        removable = "trace" if "trace" in given else "preset"
+        raise ValueError(
+            f"{', '.join(given[:-1])} and {given[-1]} cannot all say what requests look like; keep one of: preset, "
+            f"trace, or both prompt (isl) and output (osl). --set workload.{removable}=null drops the {removable}"
         )
 
     @model_validator(mode="after")
-    def _one_load(self) -> Self:
+    def _check_load(self) -> Self:
         loads = self._loads()
         if not loads and self.prompt is not None:
-            raise ValueError(_LOADS)
+            raise ValueError('say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"')
         if "concurrency" in loads and len(loads) > 1:
             raise ValueError(f"concurrency (a closed loop) excludes {loads[0]} (an open one); keep one")
         if self.arrivals is not None and self.arrivals.needs_rate != (self.request_rate is not None):
@@ -124,9 +136,9 @@ class WorkloadSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _replay_keys(self) -> Self:
+    def _check_replay(self) -> Self:
         if self.time_scale != 1.0 and not self.is_replay:
-            raise ValueError("time_scale stretches the arrivals of a replayed trace; here nothing is replayed")
+            raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
         if self.trace is None and (self.format is not None or self.sort):
             raise ValueError("format and sort say how to read a trace, and there is no trace")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
@@ -135,9 +147,10 @@ class WorkloadSection(Section):
 
 
 class HostTable(Section):
-    """Seconds that an engine's host adds to a step, and for each sequence in it; and that requests wait before it.
+    """Seconds that the host of an engine adds to a step and to each sequence in it, and to a request before it.
 
-    ``request_s`` is of a request's own way in, ``queue_s`` of a front that takes one request at a time.
+    ``request_s`` delays each request on its own; ``queue_s`` is the service time of a front end that takes one
+    request at a time.
     """
 
     step_s: HostSeconds = HostOverhead().step_s
@@ -150,19 +163,19 @@ class DeploymentSection(Section):
     """What runs. ``model`` is a catalog name or a Hugging Face config.json.
 
     ``cost`` is a source of ``engine.deploy``, such as "roofline", "profile:FILE.parquet" (after which "#physics"
-    names an estimator) or "vidur:DIR"; ``num_blocks`` overrides what the memory planner finds for the KV cache
-    of a replica. ``host`` is what the engine's host adds to a step, and what a request waits before the engine:
-    "default" keeps what ``cost`` says, "vllm", "sglang" and "trtllm" were fitted to measured deployments of these
-    engines, and ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` gives it yourself.
-    ``[deployment.decode]`` are replicas apart that decode: those of this table then only prefill.
+    names an estimator) or "vidur:DIR"; ``num_blocks`` overrides the KV blocks that the memory planner finds for a
+    replica. ``host`` is what the engine's host adds to a step, and how long a request waits in front of the engine:
+    "default" takes what ``cost`` says; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these
+    engines; ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` sets it.
+    ``[deployment.decode]`` adds replicas that decode: those of this table then only prefill.
     """
 
     model: Text
     gpu: Text
     node: Text | None = None
-    tp: Annotated[int, Field(ge=1, le=1024)] = 1
-    pp: Annotated[int, Field(ge=1, le=1024)] = 1
-    replicas: Annotated[int, Field(ge=1, le=100_000)] = 1
+    tp: UpTo1024 = 1
+    pp: UpTo1024 = 1
+    replicas: Replicas = 1
     cost: Text = "roofline"
     host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"
@@ -171,9 +184,19 @@ class DeploymentSection(Section):
     num_blocks: Count | None = None
     decode: DecodeSection | None = None
 
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of all replicas, without those of a decode side."""
+        return self.tp * self.pp * self.replicas
+
+    @property
+    def host_overhead(self) -> str | HostOverhead:
+        """Return the overhead of the engine's host: a name of ``cost.HOST_NAMES``, or its seconds."""
+        return self.host if isinstance(self.host, str) else HostOverhead(**self.host.model_dump())
+
     @field_validator("cost")
     @classmethod
-    def _known_cost(cls, cost: str) -> str:
+    def _check_cost(cls, cost: str) -> str:
         shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
         source, colon, place = cost.partition(":")
         if (source, bool(place)) not in shapes or (colon and not place):
@@ -182,7 +205,7 @@ class DeploymentSection(Section):
 
     @field_validator("host")
     @classmethod
-    def _known_host(cls, host: str | HostTable) -> str | HostTable:
+    def _check_host(cls, host: str | HostTable) -> str | HostTable:
         if isinstance(host, str) and host not in HOST_NAMES:
             raise ValueError(f"must be one of {', '.join(HOST_NAMES)}, or a table of step_s and sequence_s")
         return host
@@ -194,32 +217,32 @@ class EngineSection(Section):
     ``max_step_seqs = "per_stage"`` divides ``max_num_seqs`` by the pipeline stages, as Vidur does. ``max_in_flight``
     bounds the steps that are in a replica's pipeline at a time (none: as many as stages).
 
-    The upper bounds are far above any engine's and keep a slip from asking for terabytes of tables.
+    The upper bounds are far above those of any engine and prevent a typing error from allocating terabytes of tables.
     """
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=2**17)] = 256
+    max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Share = 0.9
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
-    max_step_seqs: Annotated[int, Field(ge=1, le=2**17)] | Literal["per_stage"] | None = None
+    max_step_seqs: Seqs | Literal["per_stage"] | None = None
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
     timeout_s: Seconds = math.inf
     enable_prefix_caching: bool = False
-    max_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
+    max_in_flight: UpTo1024 | None = None
 
 
 class SchedulerSection(Section):
     """A named scheduler, single axes that differ from it, or a user's own policies.
 
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with
-    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``takeover``
-    says whether a waiting request may take a running one's place. ``binning`` gathers arrivals of like
-    predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
-    "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
-    ``max_wait_s`` bounds starvation: who has waited so long in all goes before all who have not, in order of
-    arrival. ``batch_wait_s`` is how long the first of a bin waits for it to fill. ``window_tokens``: takeovers
-    are looked for when somebody arrives who goes before all who wait, and again after so many steps.
+    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``takeover`` decides
+    whether a waiting request may preempt a running one. ``binning`` gathers arrivals of similar predicted length into
+    batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)", "exponential(k=8)" and "learned(k=8)"
+    take their boundaries from other requests of the same workload. ``max_wait_s`` bounds starvation: requests that
+    have waited longer in total are scheduled before all others, in order of arrival. ``batch_wait_s`` is how long the
+    first request of a bin waits for the bin to fill. ``window_tokens``: preemption is considered when a request
+    arrives that ranks before all waiting ones, and again after so many steps.
     """
 
     policy: Text = "vllm_v1"
@@ -227,7 +250,7 @@ class SchedulerSection(Section):
     leave: Text | None = None
     batching: Text | None = None
     memory: Text | None = None
-    preempt: Literal["recompute", "swap"] | None = None
+    preempt: PreemptionMode | None = None
     router: Text | None = None
     takeover: Text | None = None
     binning: Text | None = None
@@ -249,10 +272,10 @@ class SloSection(Section):
 
 
 class RunSection(Section):
-    """How it is simulated: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers.
+    """How to simulate: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers.
 
-    ``model_draws``: so many more runs, under cost tables that are off by as much as their errors say, tell how
-    far the cost model moves each number. None: 16 for up to 50,000 requests; 0: none.
+    ``model_draws``: the number of additional runs under cost tables perturbed by their errors, which show how far the
+    cost model moves each number. None: 16 for up to 50,000 requests; 0: none.
     """
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
@@ -264,20 +287,20 @@ class RunSection(Section):
 
     @field_validator("model_draws")
     @classmethod
-    def _enough_draws(cls, draws: int | None) -> int | None:
-        if draws is not None and 0 < draws < FEWEST_DRAWS:
-            raise ValueError(f"must be 0 (no model intervals) or at least {FEWEST_DRAWS}, to see both tails")
+    def _check_draws(cls, draws: int | None) -> int | None:
+        if draws is not None and 0 < draws < MIN_DRAWS:
+            raise ValueError(f"must be 0 (no model intervals) or at least {MIN_DRAWS}, to see both tails")
         return draws
 
 
 class SearchSection(Section):
     """Which deployment to choose: what is optimised, what must hold, and among which configurations.
 
-    ``limits`` maps metrics to bounds: ``ttft.p90 = "2s"``, ``goodput = 0.95``; with none that speaks of
-    waiting, ``queueing_delay.p99 = "5s"`` is added. ``space`` maps settings to lists of values
-    (``tp = [1, 2, 4]``); each entry of ``any_of`` has further settings, and every configuration takes one
-    of the entries. ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": as few
-    as hold the ``rate``. ``trials`` are of the strategy "bayesian".
+    ``limits`` maps metrics to bounds: ``ttft.p90 = "2s"``, ``goodput = 0.95``; with none on waiting,
+    ``queueing_delay.p99 = "5s"`` is added. ``space`` maps settings to lists of values (``tp = [1, 2, 4]``); each
+    entry of ``any_of`` has further settings, and every configuration takes one of the entries.
+    ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": the fewest that meet the limits at
+    ``rate``. ``trials`` are of the strategy "bayesian".
     """
 
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
@@ -309,7 +332,7 @@ class VariantSection(Section):
 
     @property
     def overrides(self) -> dict[str, dict[str, Any]]:
-        """The tables that differ."""
+        """Return the tables that differ."""
         return self.model_dump(exclude={"name"}, exclude_defaults=True)
 
 
@@ -332,40 +355,37 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "model": ("file", "conditional"),
     "default": ("conditional",),
 }
-_OF_ALL = ("name", "kind", "window_tokens", "statistic", "update_predictions")
-_NEEDED = {
+_COMMON = ("name", "kind", "window_tokens", "statistic", "update_predictions")
+_REQUIRED = {
     "lognormal_error": ("sigma",),
     "bin_neighbour": ("boundaries", "p"),
     "confusion": ("boundaries", "matrix"),
     "quantised": ("boundaries",),
     "model": ("file",),
 }
-OUTERMOST = 2.0
-"""Where only the lengths between classes are given, the last class is believed to end at so many times the last."""
-_LEARNING = ("ecdf", "bucket_ecdf")
+LAST_CLASS_RATIO = 2.0
+"""Where only the lengths between classes are given, the last class ends at the last of them times this ratio."""
 _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
 
 
 class PredictorSection(Section):
-    """Who predicts output lengths, at first and again after every ``window_tokens`` of output.
+    """The predictor of output lengths, which runs at first and again after every ``window_tokens`` of output.
 
-    Of what: "oracle" knows them; "lognormal_error", "bin_neighbour", "confusion" and "quantised" know them
-    with an error (``sigma`` and ``bias`` of the logarithm; ``p`` on each side, ``split``; a ``matrix`` of
-    true by said classes; the class alone), "same" says ``tokens`` of every request and "reversed"
-    ``pivot`` squared over the length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other
-    requests of the same [workload], drawn with another seed, never from the requests themselves.
-    "model" is a trained predictor's ``file``, "default" the one that comes with lengthwise.
-    ``boundaries`` are growing lengths, or into how many equally full classes lengths fall;
-    those between the classes do as well where there is one, or one fewer than the ``matrix`` has rows. An error halves
-    every ``half_life_tokens``. ``conditional`` asks once and then lets survival alone tell what is left.
-    ``statistic`` is what policies are told of the distribution: "mean", "median", a quantile ("q0.9"), or
-    "tail_inflated".
+    "oracle" knows the lengths; "lognormal_error", "bin_neighbour", "confusion" and "quantised" know them with an error
+    (``sigma`` and ``bias`` of the logarithm; ``p`` on each side, ``split``; a ``matrix`` of true by predicted classes;
+    the class alone). "same" predicts ``tokens`` for every request, and "reversed" ``pivot`` squared over the length.
+    "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other requests of the same [workload], drawn with
+    another seed, never from the requests themselves. "model" is a trained predictor's ``file``, "default" the one
+    that comes with lengthwise. ``boundaries`` are increasing lengths, or the number of equally full classes; the
+    lengths between the classes suffice where there is one, or one fewer than the ``matrix`` has rows. An error halves
+    every ``half_life_tokens``. ``conditional`` predicts once and then conditions on the tokens so far.
+    ``statistic`` is what policies see of the distribution: "mean", "median", a quantile ("q0.9"), or "tail_inflated".
     """
 
     kind: Kind = "none"
     file: Text | None = None
     tokens: Annotated[NotNan, Field(ge=1, le=1e9)] | None = None
-    buckets: Annotated[int, Field(ge=1, le=1024)] = 8
+    buckets: UpTo1024 = 8
     sigma: Annotated[NotNan, Field(ge=0, le=10)] | None = None
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
     half_life_tokens: _Positive | None = None
@@ -381,65 +401,61 @@ class PredictorSection(Section):
     update_predictions: bool = True
 
     @property
-    def has_chance(self) -> bool:
-        """Whether another seed gives other predictions of the same requests."""
+    def is_random(self) -> bool:
+        """Return whether another seed gives other predictions of the same requests."""
         return self.kind in ("lognormal_error", "bin_neighbour", "confusion")
 
     @property
     def requires_training(self) -> bool:
-        """Whether it must see other requests first."""
-        counted = isinstance(self.boundaries, int)
-        return self.kind in _LEARNING or counted or (self.kind == "constant" and self.tokens is None)
+        """Return whether the predictor must learn from other requests first."""
+        return (
+            self.kind in ("ecdf", "bucket_ecdf")
+            or isinstance(self.boundaries, int)
+            or (self.kind == "constant" and self.tokens is None)
+        )
 
     @field_validator("statistic")
     @classmethod
-    def _known_statistic(cls, statistic: str) -> str:
-        try:
+    def _check_statistic(cls, statistic: str) -> str:
+        with input_error_as_value_error():
             predict.statistic_of(statistic)
-        except InputError as error:
-            raise ValueError(str(error)) from error
         return statistic
 
     @model_validator(mode="after")
-    def _keys_of_its_kind(self) -> Self:
-        known = (*_OF_ALL, *PARAMETERS[self.kind])
-        defaults = type(self).model_fields
+    def _check_keys(self) -> Self:
+        known = (*_COMMON, *PARAMETERS[self.kind])
         for key in self.model_fields_set:
-            if key not in known and getattr(self, key) != defaults[key].default:
+            if key not in known and getattr(self, key) != type(self).model_fields[key].default:
                 takes = ", ".join(PARAMETERS[self.kind]) or "none of its own"
                 raise ValueError(f"{key} is not of kind {self.kind}, which takes {takes}")
-        for key in _NEEDED.get(self.kind, ()):
+        for key in _REQUIRED.get(self.kind, ()):
             if getattr(self, key) is None:
                 raise ValueError(f"{self.kind} needs {key}")
         return self
 
     @model_validator(mode="after")
-    def _buildable(self) -> Self:
-        try:
+    def _check_build(self) -> Self:
+        with input_error_as_value_error():
             if self.kind not in ("none", "model", "default"):
-                self.made()
-        except InputError as error:
-            raise ValueError(str(error)) from error
+                self.build()
         return self
 
-    def made(self) -> Any:
-        """The predictor as its kind says, before it has learnt; not of "none", "model" and "default"."""
+    def build(self) -> Any:
+        """Return the predictor, untrained; not for the kinds "none", "model" and "default"."""
         own = {key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")}
-        if isinstance(self.boundaries, list) and "boundaries" in own:
-            own["boundaries"] = self._edges(self.boundaries)
-        if self.kind == "same" and self.tokens is None:
-            own = {}
-        if self.kind == "bucket_ecdf":
-            own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
-        return _CLASSES[self.kind](**own)
-
-    def _edges(self, given: list[float]) -> list[float]:
-        """Boundaries from the least length to the greatest; those between classes alone get outer ones."""
-        inner = len(given) == 1 or (self.matrix is not None and len(given) == len(self.matrix) - 1)
-        return [0.0, *given, OUTERMOST * given[-1]] if inner and min(given) > 0 else given
+        match self.kind:
+            case "same" if self.tokens is None:
+                own = {}
+            case "bucket_ecdf":
+                own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
+        if isinstance(edges := own.get("boundaries"), list):
+            # Boundaries go from the smallest length to the largest; add these two where only inner ones are given.
+            inner = len(edges) == 1 or (self.matrix is not None and len(edges) == len(self.matrix) - 1)
+            own["boundaries"] = [0.0, *edges, LAST_CLASS_RATIO * edges[-1]] if inner and min(edges) > 0 else edges
+        return _PREDICTORS[self.kind](**own)
 
 
-_CLASSES: dict[str, Any] = {
+_PREDICTORS: dict[str, Any] = {
     "oracle": predict.Oracle,
     "constant": predict.Constant,
     "ecdf": predict.Ecdf,
@@ -451,8 +467,6 @@ _CLASSES: dict[str, Any] = {
     "same": predict.Same,
     "reversed": predict.Reversed,
 }
-
-
 _QUANTILE = re.compile(r"p([0-9]{1,2}(?:\.[0-9]+)?)")
 _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
 
@@ -460,19 +474,19 @@ _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
 class ScheduleSection(Section):
     """Which schedule to choose: under what latency bound, on how many GPUs, among which strategies.
 
-    ``latency_bound`` is held for outputs as long as ``bound_for`` says ("p99": all but one in a hundred are no
-    longer; "80 tokens": that long, however lengths move; some output must be), from the start of their encoding to the
-    last token; inf: none. With ``worst_case`` it holds when batches are as heavy as the same share of them are at most,
-    else for the expected latency. ``gpus`` None: as many as [deployment] has (tp x pp x replicas). ``strategies``:
-    "rra" (every GPU encodes and decodes, in phases), "waa-c" and "waa-m" (some GPUs encode, the others decode, split by
-    computation or by memory).
-    ``threshold``: encodings are resized so that the tokens of their prompts stay within this share of their mean, and
-    the decode batch within it of its own (ExeGPT's dynamic adjustment). The plan counts on that of encodings, as near
-    as whole prompts come, and what runs it does both. None: encodings have B_E requests.
-    ``baselines``: other systems that the choice is held against, or "all" of them: "fastertransformer",
+    ``latency_bound`` applies to outputs of the length ``bound_for`` ("p99": all but one in a hundred are no longer;
+    "80 tokens": that length, however lengths move; some output must have it), from the start of their prefill to the
+    last token; inf: none. With ``worst_case`` it is met when batches are as heavy as the same share of them are at
+    most, else by the expected latency. ``gpus`` None: as many as [deployment] has (tp x pp x replicas).
+    ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill, the
+    others decode, split by computation or by memory).
+    ``threshold``: prefill batches are resized so that the tokens of their prompts stay within this share of their
+    mean, and the decode batch within it of its own (ExeGPT's dynamic adjustment). The plan assumes it for prefills, as
+    near as complete prompts allow, and a run does both. None: prefill batches have B_E requests.
+    ``baselines``: other systems that the choice is compared with, or "all" of them: "fastertransformer",
     "deepspeed-inference", "orca", "vllm" (v0), "sarathi", "vllm-v1", "vllm-v1-disaggregated" (some replicas prefill,
     the others decode); each is simulated in all its configurations, which takes seconds to a minute.
-    ``dram_gb_s``, ``ssd_gb_s``: how fast weights are loaded anew, in 1e9 bytes a second: from host memory to each GPU,
+    ``dram_gb_s``, ``ssd_gb_s``: how fast weights are reloaded, in 1e9 bytes a second: from host memory to each GPU,
     and from the drives of each node. None: what ExeGPT measured (its seconds for its own models, else 4.9 and 7.3).
     """
 
@@ -488,7 +502,7 @@ class ScheduleSection(Section):
 
     @field_validator("bound_for")
     @classmethod
-    def _quantile(cls, text: str) -> str:
+    def _check_bound_for(cls, text: str) -> str:
         found = _QUANTILE.fullmatch(text)
         if not _FIXED.fullmatch(text) and (not found or not 50 <= float(found[1]) < 100):
             raise ValueError(
@@ -499,49 +513,49 @@ class ScheduleSection(Section):
 
     @field_validator("strategies")
     @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
-        known = [one.value for one in Strategy]
-        for name in names:
-            if name not in known:
-                raise ValueError(str(UnknownNameError("strategy", name, known)))
-        return names
+    def _check_strategies(cls, names: list[str]) -> list[str]:
+        return _all_known("strategy", names, [one.value for one in Strategy])
 
     @field_validator("baselines")
     @classmethod
-    def _systems(cls, names: list[str]) -> list[str]:
+    def _check_baselines(cls, names: list[str]) -> list[str]:
         from lengthwise.schedule.baselines import SYSTEMS
 
-        for name in names:
-            if name not in ("all", *SYSTEMS):
-                raise ValueError(str(UnknownNameError("system", name, ["all", *SYSTEMS])))
-        return names
+        return _all_known("system", names, ["all", *SYSTEMS])
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """The systems that are meant, each once."""
+        """Return the systems to compare with, each once."""
         from lengthwise.schedule.baselines import SYSTEMS
 
         return SYSTEMS if "all" in self.baselines else tuple(dict.fromkeys(self.baselines))
 
     @property
     def level(self) -> float:
-        """The quantile as a share; of batches alone where the bound is for a fixed length."""
+        """Return the quantile as a share; for a bound of a fixed length, that of batches alone."""
         return 0.99 if self.output_tokens else float(self.bound_for[1:]) / 100
 
     @property
     def output_tokens(self) -> int | None:
-        """The fixed length that the bound is for; None: it is for a quantile."""
+        """Return the fixed length that the bound is for; None for a quantile."""
         found = _FIXED.fullmatch(self.bound_for)
         return int(found[1]) if found else None
+
+
+def _all_known(kind: str, names: list[str], known: list[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(str(UnknownNameError(kind, name, known)))
+    return names
 
 
 Load = Annotated[NotNan, Field(gt=0, le=1e6)]
 
 
 class LabPolicy(SchedulerSection):
-    """A scheduler that is tried: keys of [scheduler], and a name.
+    """A scheduler to try: keys of [scheduler], and a name.
 
-    ``longest_wait`` sets ``max_wait_s`` to so many times the 99th percentile of JCT under FCFS at the same load.
+    ``longest_wait`` sets ``max_wait_s`` to this multiple of the 99th percentile of JCT under FCFS at the same load.
     """
 
     name: Text | None = None
@@ -549,30 +563,30 @@ class LabPolicy(SchedulerSection):
 
     @property
     def title(self) -> str:
-        """The name, or what the file says of it."""
+        """Return the name, or the settings of the file as a text."""
         return self.name or _title(self, "policy", "rank")
 
 
 class LabPredictor(PredictorSection):
-    """A predictor that is tried: keys of [predictor], and a name."""
+    """A predictor to try: keys of [predictor], and a name."""
 
     name: Text | None = None
 
     @property
     def title(self) -> str:
-        """The name, or what the file says of it."""
+        """Return the name, or the settings of the file as a text."""
         return self.name or _title(self, "kind", "file")
 
 
 class LabSection(Section):
     """What ``lengthwise lab`` tries: every policy with every predictor, at every load and batch size.
 
-    A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table of keys of
-    [scheduler], on top of the scenario's own where ``policy`` is not among them; with ``longest_wait``
-    nobody waits longer than so many times FCFS' 99th percentile. A predictor is a kind ("oracle") or a
-    table of keys of [predictor]. ``loads`` are shares of what FCFS sustains (``unit`` "capacity"), or
-    multiples of batch size / mean time of a request alone ("alone", ELIS); ``rates`` are requests a
-    second. FCFS and the shortest first with lengths known run in any case: the ends of the gap.
+    A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table of keys of [scheduler], on top
+    of the scenario's own where ``policy`` is not among them; with ``longest_wait`` no request waits longer than that
+    multiple of the 99th percentile under FCFS. A predictor is a kind ("oracle") or a table of keys of [predictor].
+    ``loads`` are shares of what FCFS sustains (``unit`` "capacity"), or multiples of batch size / mean time of a
+    request alone ("isolated", ELIS); ``rates`` are requests a second. FCFS and shortest-first with known lengths always
+    run: they are the ends of the gap.
     """
 
     policies: Annotated[list[LabPolicy], Field(min_length=1)] = Field(
@@ -587,24 +601,23 @@ class LabSection(Section):
 
     @field_validator("policies", mode="before")
     @classmethod
-    def _policies(cls, given: Any) -> Any:
-        return [_policy(one) for one in given] if isinstance(given, list) else given
+    def _expand_policies(cls, given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        named = policy.named()
+        return [{"policy" if one in named else "rank": one} if isinstance(one, str) else one for one in given]
 
     @field_validator("predictors", mode="before")
     @classmethod
-    def _predictors(cls, given: Any) -> Any:
+    def _expand_predictors(cls, given: Any) -> Any:
         return [{"kind": one} if isinstance(one, str) else one for one in given] if isinstance(given, list) else given
 
     @model_validator(mode="after")
-    def _one_kind_of_load(self) -> Self:
+    def _check(self) -> Self:
         if self.loads is not None and self.rates is not None:
             raise ValueError("loads (shares of capacity) and rates (requests/s) exclude each other; keep one")
-        return self
-
-    @model_validator(mode="after")
-    def _names(self) -> Self:
-        _require_each_once("policies", [one.title for one in self.policies])
-        _require_each_once("predictors", [one.title for one in self.predictors])
+        _require_distinct("policies", [one.title for one in self.policies])
+        _require_distinct("predictors", [one.title for one in self.predictors])
         for one in self.predictors:
             if one.kind == "none":
                 raise ValueError('a predictor of kind "none" predicts nothing; policies that need none run once anyway')
@@ -613,25 +626,19 @@ class LabSection(Section):
         return self
 
 
-def _policy(given: Any) -> Any:
-    """A text is a scheduler's name where there is one, else a rank."""
-    if not isinstance(given, str):
-        return given
-    return {"policy" if given in policy.named() else "rank": given}
+def _title(section: Section, *bare: str) -> str:
+    """Return what was set: the values of the keys ``bare`` first, the other keys as key=value."""
+    settings = section.model_dump(exclude_unset=True, exclude_none=True, exclude={"name"})
+    first = [str(settings.pop(key)) for key in bare if key in settings]
+
+    def text(value: Any) -> str:
+        return (
+            f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+        )
+
+    return " ".join([*first, *(f"{key}={text(value)}" for key, value in settings.items())]) or "as the scenario"
 
 
-def _title(section: Section, *first: str) -> str:
-    """What was set: the first keys bare, the others as key=value."""
-    told = section.model_dump(exclude_unset=True, exclude_none=True, exclude={"name"})
-    bare = [str(told.pop(key)) for key in first if key in told]
-    rest = [f"{key}={_text(value)}" for key, value in told.items()]
-    return " ".join([*bare, *rest]) or "as the scenario"
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _require_each_once(what: str, names: Sequence[str]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two {what} are called {twice[0]!r}; give each a name of its own")
+def _require_distinct(kind: str, names: Sequence[str]) -> None:
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two {kind} are called {repeated[0]!r}; give each a name of its own")

@@ -1,4 +1,4 @@
-"""What is wrong with a scenario, in one message that names each key and the way out."""
+"""Turn failed validations into one message that names each key, what must hold, and the nearest known name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from lengthwise.config.values import ARRIVALS, LENGTHS
 from lengthwise.schema.errors import ScenarioError
 
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -33,35 +33,36 @@ def raise_if_any(
     overridden: Iterable[tuple[str, ...]] = (),
     options: Mapping[tuple[str, ...], str] | None = None,
 ) -> None:
-    """Raises one ScenarioError that lists all problems, if there are any.
+    """Raise one ScenarioError that lists all problems, if there are any.
 
     Args:
-        problems: What was found.
+        problems: The problems; duplicates are listed once.
         source: The file, for the message.
-        overridden: Paths that ``--set`` gave; problems at or below them name it.
-        options: Paths that an option of its own gave, and the option, which stands for the path.
+        overridden: Paths that ``--set`` gave; problems at or below them name ``--set``.
+        options: Paths that a command-line option gave, with the option, which the message names instead of the path.
     """
-    from_set = tuple(overridden)
-    lines = list(dict.fromkeys(_line(problem, from_set, options or {}) for problem in problems))
+    from_set, from_option = tuple(overridden), options or {}
+
+    def line(problem: Problem) -> str:
+        if problem.path in from_option:
+            return f"{from_option[problem.path]}: {problem.text}"
+        return f"--set {problem}" if any(problem.path[: len(path)] == path for path in from_set) else str(problem)
+
+    lines = list(dict.fromkeys(map(line, problems)))
     if not lines:
         return
     if len(lines) == 1:
         raise ScenarioError(f"{source}: {lines[0]}")
-    shown = lines if len(lines) <= MOST_SHOWN else lines[: MOST_SHOWN - 1]
+    shown = lines if len(lines) <= MAX_SHOWN else lines[: MAX_SHOWN - 1]
     rest = [f"... and {len(lines) - len(shown)} more"] if len(lines) > len(shown) else []
     raise ScenarioError("\n  ".join([f"{source}: {len(lines)} problems", *shown, *rest]))
 
 
-def _line(problem: Problem, from_set: tuple[tuple[str, ...], ...], options: Mapping[tuple[str, ...], str]) -> str:
-    if problem.path in options:
-        return f"{options[problem.path]}: {problem.text}"
-    given = any(problem.path[: len(path)] == path for path in from_set)
-    return f"--set {problem}" if given else str(problem)
-
-
-_KINDS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
+_Error = Mapping[str, Any]
+"""An entry of ``ValidationError.errors()``."""
+_UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
-_MUST: dict[str, str] = {
+_REQUIREMENTS: dict[str, str] = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "string_type": "must be a text",
@@ -81,136 +82,101 @@ _MUST: dict[str, str] = {
 }
 
 
-def findings(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
-    """The problems of a failed validation of ``root``, in the order of its fields."""
-    entries: list[Mapping[str, Any]] = list(error.errors(include_url=False))
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for found in entries:
-        groups.setdefault(_fork(found["loc"]), []).append(found)
-    problems = {
-        fork: [_problem(found, root) for found in group] if fork == () else _of_fork(fork, group, root)
-        for fork, group in groups.items()
-    }
-    own = iter(problems.get((), []))
-    told: list[Problem] = []
-    for found in entries:
-        fork = _fork(found["loc"])
-        told += [next(own)] if fork == () else problems.pop(fork, [])
-    return told
-
-
-def _fork(loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The place of a value that may be of several types, such as a number or a list; () of any other."""
-    return next((loc[:at] for at, key in enumerate(loc) if _is_type(key)), ())
+def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
+    """Return the problems of a failed validation of ``root``, in the order of its fields."""
+    groups: dict[Any, list[_Error]] = {}
+    for number, entry in enumerate(error.errors(include_url=False)):
+        loc = entry["loc"]
+        # A value that may be of several types, such as a number or a list, has an entry for each type.
+        union = next((loc[:at] for at, key in enumerate(loc) if _is_type(key)), ())
+        groups.setdefault(union or number, []).append(entry)
+    problems: list[Problem] = []
+    for union, group in groups.items():
+        problems += [_problem(group[0], root)] if isinstance(union, int) else _union_problems(union, group, root)
+    return problems
 
 
 def _is_type(key: Any) -> bool:
-    """Whether pydantic put a type into a path, rather than a key of the file."""
+    """Return whether pydantic put a type into a path, rather than a key of the file."""
     return isinstance(key, str) and (key in ("int", "float", "str", "bool") or not _KEY.fullmatch(key))
 
 
-def _of_fork(fork: tuple[Any, ...], group: Sequence[Mapping[str, Any]], root: type[BaseModel]) -> list[Problem]:
-    """A list or table is told what is wrong in it; anything else which types would have done, in one sentence."""
-    inside = [one for one in group if str(one["loc"][len(fork)]).startswith("list[")]
-    inside = inside or [one for one in group if str(one["loc"][len(fork)]).endswith("Table")]
+def _union_problems(union: tuple[Any, ...], group: Sequence[_Error], root: type[BaseModel]) -> list[Problem]:
+    """Return what is wrong inside a given list or table, else one sentence with all types that are accepted."""
+    inside = [one for one in group if str(one["loc"][len(union)]).startswith("list[")]
+    inside = inside or [one for one in group if str(one["loc"][len(union)]).endswith("Table")]
     if any(one["type"] not in ("list_type", "model_type", "model_attributes_type") for one in inside):
-        return [_problem({**one, "loc": (*fork, *one["loc"][len(fork) + 1 :])}, root) for one in inside]
-    first, *others = (_text(one) for one in group)
-    wanted = ", or ".join([first, *(text.removeprefix("must be ") for text in others)])
-    return [Problem(_path(fork), wanted + _given(group[0]))]
+        return [_problem({**one, "loc": (*union, *one["loc"][len(union) + 1 :])}, root) for one in inside]
+    first, *others = map(_requirement, group)
+    types = ", or ".join([first, *(text.removeprefix("must be ") for text in others)])
+    return [Problem(_path(union), types + _given(group[0]))]
 
 
-def _problem(found: Mapping[str, Any], root: type[BaseModel]) -> Problem:
-    path = _path(found["loc"])
-    match found["type"]:
+def _problem(entry: _Error, root: type[BaseModel]) -> Problem:  # noqa: PLR0911
+    path = _path(entry["loc"])
+    match entry["type"]:
         case "extra_forbidden" if path[0] == "variants" and path[-1] in ("run", "slo"):
             return Problem(path, f"variants are compared under one [{path[-1]}]; set it outside of them")
         case "extra_forbidden":
-            return Problem(path, f"there is no such key{_nearest(found['loc'], root)}")
+            return Problem(path, f"there is no such key{_nearest_key(entry['loc'], root)}")
         case "missing":
             return Problem(path, "is missing")
         case "string_too_short":
             return Problem(path, "must not be empty")
         case "union_tag_not_found":
-            return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_KINDS[path[-1]])}")
-    text = _text(found)
-    said = found["type"] == "value_error" and f"it is {found['input']!r}" in text
-    return Problem(path, text if said else text + _given(found) + _meant(found))
+            return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_UNIONS[path[-1]])}")
+    text, value = _requirement(entry), entry["input"]
+    if entry["type"] == "value_error" and f"it is {value!r}" in text:
+        return Problem(path, text)
+    text += _given(entry)
+    if entry["type"] == "literal_error" and isinstance(value, str):
+        words = re.findall(r"'([^']*)'", str(entry["ctx"]["expected"]))
+        if near := difflib.get_close_matches(value.lower(), words, n=1, cutoff=0.6):
+            text += f"; did you mean {near[0]!r}?"
+    return Problem(path, text)
 
 
-def _text(found: Mapping[str, Any]) -> str:
-    """What must hold."""
-    template = _MUST.get(found["type"])
+def _requirement(entry: _Error) -> str:
+    template = _REQUIREMENTS.get(entry["type"])
     if template is None:
-        return str(found["msg"])
-    return template.format(**{key: _plain(value) for key, value in found.get("ctx", {}).items()})
+        return str(entry["msg"])
+    values = {key: f"{v:g}" if isinstance(v, float) else str(v) for key, v in entry.get("ctx", {}).items()}
+    return template.format(**values)
 
 
-def _given(found: Mapping[str, Any]) -> str:
-    value = found["input"]
-    if found["type"] == "union_tag_invalid":
-        value = value.get("kind")
+def _given(entry: _Error) -> str:
+    value = entry["input"].get("kind") if entry["type"] == "union_tag_invalid" else entry["input"]
     if isinstance(value, dict):
-        return "" if found["type"] == "value_error" else "; it is a table"
-    shown = repr(value) if not isinstance(value, bool) else str(value).lower()
+        return "" if entry["type"] == "value_error" else "; it is a table"
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
     return f"; it is {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 
-def _meant(found: Mapping[str, Any]) -> str:
-    """The nearest of the words that would do, where one is near."""
-    if found["type"] != "literal_error" or not isinstance(found["input"], str):
-        return ""
-    words = re.findall(r"'([^']*)'", str(found["ctx"]["expected"]))
-    near = difflib.get_close_matches(found["input"].lower(), words, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value)
-
-
 def _path(loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """The keys as the file has them: pydantic puts the kind of a union into the path."""
-    path: list[str] = []
-    for at, key in enumerate(loc):
-        is_kind = at > 0 and loc[at - 1] in _KINDS and key in _KINDS[loc[at - 1]]
-        if not is_kind:
-            path.append(str(key))
-    return tuple(path)
+    """Return the keys as the file has them, without the kind of a union, which pydantic puts into the path."""
+    pairs = zip(("", *loc), loc, strict=False)
+    return tuple(str(key) for before, key in pairs if not (before in _UNIONS and key in _UNIONS[before]))
 
 
-def _nearest(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
-    *tables, wrong = (str(key) for key in loc)
-    prefix = ".".join(_path(loc[:-1]))
-    here = _keys_at(loc[:-1], root)
-    elsewhere = _leaves(root)
-    if wrong in elsewhere and not difflib.get_close_matches(wrong, here, n=1, cutoff=0.9):
-        return f"; did you mean {elsewhere[wrong]}?"
-    if near := difflib.get_close_matches(wrong, here, n=1, cutoff=0.6):
-        return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
-    if near := difflib.get_close_matches(wrong, elsewhere, n=1, cutoff=0.8):
-        return f"; did you mean {elsewhere[near[0]]}?"
-    return f"; known {f'in {prefix} ' if tables else ''}are {', '.join(here)}"
-
-
-def _keys_at(loc: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
-    model = root
-    for at, key in enumerate(loc):
-        if at > 0 and loc[at - 1] in _KINDS:
-            model = _KINDS[loc[at - 1]][key]
+def _nearest_key(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
+    """Return a hint after an unknown key: the key of another section, a similar key, or all keys of the table."""
+    wrong, prefix, model = str(loc[-1]), ".".join(_path(loc[:-1])), root
+    for before, key in zip(("", *loc), loc[:-1], strict=False):
+        if before in _UNIONS:
+            model = _UNIONS[before][key]
         elif key in model.model_fields:
             model = _section(model, key) or model
-    return list(model.model_fields)
-
-
-def _leaves(root: type[BaseModel]) -> dict[str, str]:
-    """Every key of every section with its dotted path."""
+    known = list(model.model_fields)
     sections = {name: _section(root, name) for name in root.model_fields}
-    return {key: f"{name}.{key}" for name, model in sections.items() if model for key in model.model_fields} | {
-        name: name for name in sections
-    }
+    paths = {key: f"{name}.{key}" for name, section in sections.items() if section for key in section.model_fields}
+    paths |= {name: name for name in sections}
+    if wrong in paths and not difflib.get_close_matches(wrong, known, n=1, cutoff=0.9):
+        return f"; did you mean {paths[wrong]}?"
+    if near := difflib.get_close_matches(wrong, known, n=1, cutoff=0.6):
+        return f"; did you mean {prefix}{'.' if prefix else ''}{near[0]}?"
+    if near := difflib.get_close_matches(wrong, paths, n=1, cutoff=0.8):
+        return f"; did you mean {paths[near[0]]}?"
+    return f"; known {f'in {prefix} ' if prefix else ''}are {', '.join(known)}"
 
 
 def _section(root: type[BaseModel], name: str) -> type[BaseModel] | None:

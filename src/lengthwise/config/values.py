@@ -1,10 +1,12 @@
-"""Types of single values: durations and counts."""
+"""Types of single values: durations, counts, length distributions and arrival processes."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,10 +18,10 @@ _DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min|h)")
 
 
 def seconds(value: Any) -> Any:
-    """Seconds of "200ms", "2s", "1.5min" or "1h"; any other value comes back as it is.
+    """Return the seconds of "200ms", "2s", "1.5min" or "1h"; return a value that is not a text unchanged.
 
     Raises:
-        ValueError: A text that is no duration.
+        ValueError: The text is not a duration.
     """
     if not isinstance(value, str):
         return value
@@ -32,14 +34,14 @@ def seconds(value: Any) -> Any:
     raise ValueError('must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h")')
 
 
-def _number(value: float) -> float:
-    if math.isnan(value):
+def _number(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
         raise ValueError("must be a number")
     return value
 
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-NotNan = Annotated[float, BeforeValidator(lambda v: _number(v) if isinstance(v, float) else v)]
+NotNan = Annotated[float, BeforeValidator(_number)]
 Seconds = Annotated[NotNan, BeforeValidator(seconds), Field(gt=0)]
 """Above 0; inf is allowed and means no limit."""
 Wait = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0)]
@@ -49,68 +51,68 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A table of a scenario file: no key is ignored, no value is bent into another type."""
+    """A table of a file: an unknown key is an error, and no value is converted into another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=True)
+
+
+@contextmanager
+def input_error_as_value_error() -> Iterator[None]:
+    """Raise an InputError as a ValueError, which pydantic reports under the key that it validates."""
+    try:
+        yield
+    except InputError as error:
+        raise ValueError(str(error)) from error
 
 
 _Floor = Annotated[NotNan, Field(ge=0)]
 
 
 class _Length(Section):
-    """A table whose keys are the arguments of the distribution of the same name in ``workload``."""
+    """A table whose keys are the arguments of a distribution of ``workload``."""
+
+    distribution: ClassVar[Callable[..., workload.Marginal]]
 
     def build(self) -> workload.Marginal:
-        """The distribution; raises InputError where its numbers do not make one."""
-        raise NotImplementedError
+        """Return the distribution; raise InputError for parameters outside its domain."""
+        return type(self).distribution(**self.model_dump(exclude={"kind"}))
 
     @model_validator(mode="after")
-    def _buildable(self) -> Self:
-        try:
+    def _check_build(self) -> Self:
+        with input_error_as_value_error():
             self.build()
-        except InputError as error:
-            raise ValueError(str(error)) from error
         return self
 
 
 class FixedLength(_Length):
     """Always ``tokens``; a bare number means the same."""
 
+    distribution = workload.Fixed
     kind: Literal["fixed"] = "fixed"
     tokens: int
 
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.Fixed(self.tokens)
-
 
 class UniformLength(_Length):
-    """Every length from ``low`` to ``high`` alike."""
+    """Uniform over the integers from ``low`` to ``high``."""
 
+    distribution = workload.Uniform
     kind: Literal["uniform"] = "uniform"
     low: int
     high: int
 
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.Uniform(self.low, self.high)
-
 
 class ZipfLength(_Length):
-    """Short ones often, long ones rarely: the k-th length from ``low`` on with weight k**-theta."""
+    """Zipf: the k-th length from ``low`` on has weight k**-theta, so short lengths are frequent."""
 
+    distribution = workload.Zipf
     kind: Literal["zipf"] = "zipf"
     low: int
     high: int
     theta: float = 0.6
 
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.Zipf(self.low, self.high, self.theta)
-
 
 class LogNormalLength(_Length):
-    """By ``median`` with ``sigma`` or ``p90``, or by ``mean`` with ``cv`` or ``sd``."""
+    """Log-normal, by ``median`` with ``sigma`` or ``p90``, or by ``mean`` with ``cv`` or ``sd``."""
 
     kind: Literal["lognormal"] = "lognormal"
     median: float | None = None
@@ -121,7 +123,7 @@ class LogNormalLength(_Length):
     sd: float | None = None
 
     def build(self) -> workload.Marginal:
-        """The distribution."""
+        """Return the distribution; raise InputError unless the keys are one of the four pairs."""
         ways = {
             ("median", "sigma"): workload.LogNormal,
             ("median", "p90"): workload.LogNormal.from_median_p90,
@@ -139,32 +141,26 @@ class LogNormalLength(_Length):
 
 
 class TruncatedNormalLength(_Length):
-    """A normal of ``mean`` and ``sd`` (before the cut), drawn again until within ``low`` .. ``high``."""
+    """Normal of ``mean`` and ``sd`` (before truncation), truncated to ``low`` .. ``high``."""
 
+    distribution = workload.TruncatedNormal
     kind: Literal["truncated_normal"] = "truncated_normal"
     mean: float
     sd: float
     low: _Floor = 1.0
     high: NotNan = float("inf")
 
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.TruncatedNormal(self.mean, self.sd, self.low, self.high)
-
 
 class SkewNormalLength(_Length):
-    """A skew normal by its moments, within ``low`` .. ``high``."""
+    """Skew normal by its moments, within ``low`` .. ``high``."""
 
+    distribution = workload.SkewNormal
     kind: Literal["skew_normal"] = "skew_normal"
     mean: float
     sd: float
     skewness: float = 0.0
     low: _Floor = 1.0
     high: NotNan = float("inf")
-
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.SkewNormal(self.mean, self.sd, self.skewness, self.low, self.high)
 
 
 class QuantilesLength(_Length):
@@ -180,27 +176,24 @@ class QuantilesLength(_Length):
     high: float | None = None
 
     def build(self) -> workload.Marginal:
-        """The distribution."""
+        """Return the distribution; raise InputError unless the keys are one of the two sets."""
         given = self.model_fields_set - {"kind", "low"}
         if self.levels is not None and self.tokens is not None and given == {"levels", "tokens"}:
             return workload.Quantiles(self.levels, self.tokens)
-        statistics = (self.mean, self.median, self.p90, self.high)
-        if None in statistics or given != {"mean", "median", "p90", "high"}:
+        statistics = [value for value in (self.mean, self.median, self.p90, self.high) if value is not None]
+        if len(statistics) < 4 or given != {"mean", "median", "p90", "high"}:
             raise InputError("quantiles take levels and tokens, or mean, median, p90 and high (and low)")
-        mean, median, p90, high = (value for value in statistics if value is not None)
+        mean, median, p90, high = statistics
         return workload.Quantiles.from_mean_median_p90(mean, median, p90, low=self.low, high=high)
 
 
 class EmpiricalLength(_Length):
-    """The lengths that were seen, each as often as its weight says."""
+    """The observed lengths ``tokens``, with their ``weights``."""
 
+    distribution = workload.Empirical
     kind: Literal["empirical"] = "empirical"
     tokens: list[float]
     weights: list[float] | None = None
-
-    def build(self) -> workload.Marginal:
-        """The distribution."""
-        return workload.Empirical(self.tokens, self.weights)
 
 
 Length = Annotated[
@@ -214,18 +207,13 @@ Length = Annotated[
     | EmpiricalLength,
     Field(discriminator="kind"),
 ]
-LENGTHS: dict[str, type[Section]] = {
-    "fixed": FixedLength,
-    "uniform": UniformLength,
-    "zipf": ZipfLength,
-    "lognormal": LogNormalLength,
-    "truncated_normal": TruncatedNormalLength,
-    "skew_normal": SkewNormalLength,
-    "quantiles": QuantilesLength,
-    "empirical": EmpiricalLength,
-}
 
 
+def _by_kind(union: Any) -> dict[str, type[Section]]:
+    return {one.model_fields["kind"].default: one for one in get_args(get_args(union)[0])}
+
+
+LENGTHS = _by_kind(Length)
 _Cv = Annotated[NotNan, Field(gt=0)]
 
 
@@ -233,86 +221,69 @@ class _Arrivals(Section):
     """A process; its rate is ``workload.request_rate``, so that a sweep over rates names one key."""
 
     needs_rate: ClassVar[bool] = True
+    process: ClassVar[Callable[..., workload.Arrivals]]
 
     def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate; raises InputError where the numbers do not make one."""
-        raise NotImplementedError
+        """Return the process at this rate; raise InputError for parameters outside its domain."""
+        rate = {"rate_rps": rate_rps} if self.needs_rate else {}
+        return type(self).process(**rate, **self.model_dump(exclude={"kind"}))
 
     @model_validator(mode="after")
-    def _buildable(self) -> Self:
-        try:
+    def _check_build(self) -> Self:
+        with input_error_as_value_error():
             self.build(1.0)
-        except InputError as error:
-            raise ValueError(str(error)) from error
         return self
 
 
 class PoissonArrivals(_Arrivals):
     """Exponential gaps; what a bare ``request_rate`` means."""
 
+    process = workload.Poisson
     kind: Literal["poisson"] = "poisson"
-
-    def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate."""
-        return workload.Poisson(rate_rps)
 
 
 class ConstantArrivals(_Arrivals):
     """Equal gaps."""
 
+    process = workload.Constant
     kind: Literal["constant"] = "constant"
-
-    def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate."""
-        return workload.Constant(rate_rps)
 
 
 class GammaArrivals(_Arrivals):
     """Gamma gaps with this coefficient of variation: above 1 bursty, below 1 regular."""
 
+    process = workload.Gamma
     kind: Literal["gamma"] = "gamma"
     cv: _Cv
-
-    def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate."""
-        return workload.Gamma(rate_rps, self.cv)
 
 
 class WeibullArrivals(_Arrivals):
     """Weibull gaps with this coefficient of variation."""
 
+    process = workload.Weibull
     kind: Literal["weibull"] = "weibull"
     cv: _Cv
-
-    def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate."""
-        return workload.Weibull(rate_rps, self.cv)
 
 
 class ElisArrivals(_Arrivals):
     """Gamma gaps of shape 0.73, as ELIS measured them."""
 
+    process = workload.elis_gamma
     kind: Literal["elis"] = "elis"
-
-    def build(self, rate_rps: float) -> workload.Arrivals:
-        """The process at this rate."""
-        return workload.elis_gamma(rate_rps)
 
 
 class AllAtOnce(_Arrivals):
-    """Every request is there at time 0."""
+    """All requests arrive at time 0."""
 
+    process = workload.AllAtOnce
     needs_rate: ClassVar[bool] = False
     kind: Literal["all_at_once"] = "all_at_once"
-
-    def build(self, rate_rps: float) -> workload.Arrivals:  # noqa: ARG002 - the contract
-        """The process."""
-        return workload.AllAtOnce()
 
 
 class RateProfile(_Arrivals):
     """Poisson arrivals at ``rates_rps[i]`` from ``times_s[i]`` on."""
 
+    process = workload.RateProfile
     needs_rate: ClassVar[bool] = False
     kind: Literal["rate_profile"] = "rate_profile"
     times_s: list[float]
@@ -320,21 +291,9 @@ class RateProfile(_Arrivals):
     linear: bool = False
     period_s: float | None = None
 
-    def build(self, rate_rps: float) -> workload.Arrivals:  # noqa: ARG002 - the contract
-        """The process."""
-        return workload.RateProfile(self.times_s, self.rates_rps, self.linear, self.period_s)
-
 
 Arrivals = Annotated[
     PoissonArrivals | ConstantArrivals | GammaArrivals | WeibullArrivals | ElisArrivals | AllAtOnce | RateProfile,
     Field(discriminator="kind"),
 ]
-ARRIVALS: dict[str, type[Section]] = {
-    "poisson": PoissonArrivals,
-    "constant": ConstantArrivals,
-    "gamma": GammaArrivals,
-    "weibull": WeibullArrivals,
-    "elis": ElisArrivals,
-    "all_at_once": AllAtOnce,
-    "rate_profile": RateProfile,
-}
+ARRIVALS = _by_kind(Arrivals)

@@ -1,4 +1,4 @@
-"""YAML without two of its traps: 1e3 is a number, and no key may stand twice."""
+"""YAML without two of its traps: 1e3 is a number, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import yaml
 
-_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-
 
 class Loader(yaml.SafeLoader):
-    """Plain data alone; a repeated key is an error, not the last one's victory."""
+    """Load plain data; raise yaml.YAMLError for a repeated key instead of taking the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node; raises yaml.YAMLError for a repeated key."""
+        """Return the mapping of a node."""
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is repeated", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1 takes 1e3 for text, because its floats need a dot.
+_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
 Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import kaplan_meier
 
 Floats = npt.NDArray[np.float64]
 
@@ -247,22 +248,6 @@ def _grows(levels: Floats) -> bool:
 FloatArray = npt.NDArray[np.float64]
 
 _MAX_OBSERVED_LEVEL = 0.99
-
-
-def kaplan_meier(values: npt.ArrayLike, censored: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """[m] distinct values that were seen to their end, and [m] the probability of at most each.
-
-    The last probability is below 1 where the greatest values are censored: what is missing lies
-    beyond all that was seen. Without censoring it is the empirical distribution (Kaplan and Meier
-    1958).
-    """
-    x, cut = np.asarray(values, float), np.asarray(censored, bool)
-    distinct, at = np.unique(x, return_inverse=True)
-    ends = np.bincount(at, weights=~cut, minlength=len(distinct))
-    left = len(x) - np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(distinct)))[:-1]])
-    alive = np.cumprod(1 - ends / left)
-    seen = ends > 0
-    return distinct[seen], 1 - alive[seen]
 
 
 def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: FloatArray) -> FloatArray:

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, by_prompt, partial
-from lengthwise.predict.distribution import Floats, LengthDistribution, kaplan_meier
+from lengthwise.predict.distribution import Floats, LengthDistribution
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.statistics import kaplan_meier
 
 _LEAST_UNCUT = 0.1
 

@@ -105,7 +105,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
     """
     meta, arrays = packed(predictor)
     own = getattr(predictor, "facts_", None) or {}
-    whole = {"format": FORMAT, "made_by": _version(), "metadata": {**own, **(metadata or {})}, **meta}
+    whole = {"format": FORMAT, "made_by": _version(), "facts": {**own, **(metadata or {})}, **meta}
     numbers = io.BytesIO()
     np.savez_compressed(numbers, allow_pickle=False, **arrays)
     out = io.BytesIO()
@@ -138,7 +138,7 @@ def load(path: Path | str) -> Any:
     except LengthwiseError as error:
         error.add_note(f"in {path}")
         raise
-    predictor.facts_ = dict(meta.get("metadata") or {})
+    predictor.facts_ = dict(meta.get("facts") or {})
     return predictor
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, split
-from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution, kaplan_meier
+from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution
 from lengthwise.predict.empirical import Ecdf
 from lengthwise.predict.serialization import State, array, fitted, prefixed, within
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import kaplan_meier
 
 
 class Conditional:

@@ -23,7 +23,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.metrics import t_quantile
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -32,6 +31,7 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
+from lengthwise.statistics import t_half_width
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
@@ -200,7 +200,7 @@ class Trials:
         if n < 2:
             return 0.0
         worst = int(self._pooled(rate_rps).argmax())
-        half = t_quantile(level, n - 1) * float(strains[:, worst].std(ddof=1)) / math.sqrt(n)
+        half = float(t_half_width(strains[:, worst], level))
         return half if worst < strains.shape[1] - 1 else half / (GROWTH + self._noise(rate_rps))
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.metrics import hardware_of, over_seeds, request_column, weighted_quantiles
+from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
 
 Floats = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
@@ -195,8 +196,7 @@ def mean_point(runs: Sequence[Mapping[str, float]], level: float) -> dict[str, E
     out = {}
     for name in runs[0]:
         with np.errstate(invalid="ignore"):
-            mean, half = over_seeds(np.array([run[name] for run in runs]), level)
-        out[name] = Estimate(float(mean), float(half))
+            out[name] = mean_estimate([run[name] for run in runs], level)
     return out
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.statistics import mean_estimate
 from lengthwise.theory import service
 from lengthwise.theory.batch_server import Served, serve
 from lengthwise.theory.service import (
@@ -312,23 +313,12 @@ def runs(
 
 def simulated_throughput(served: Sequence[Served]) -> Estimate:
     """Requests a second, first arrival to last end, over the runs."""
-    return estimate([run.throughput_rps for run in served])
+    return mean_estimate([run.throughput_rps for run in served], LEVEL)
 
 
 def simulated_latency(served: Sequence[Served]) -> Estimate:
     """Mean seconds from arrival to end, over the runs."""
-    return estimate([run.latency_s for run in served])
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent runs and the half-width of its t interval; one run has none."""
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return Estimate(float(values[0])) if n else Estimate(math.nan)
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Estimate(float(np.mean(values)), half)
+    return mean_estimate([run.latency_s for run in served], LEVEL)
 
 
 RULES = ("optimal", "equal", "learned")

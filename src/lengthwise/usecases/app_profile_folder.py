@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,12 +14,10 @@ import numpy as np
 from lengthwise.apps.launch.local import safe
 from lengthwise.apps.plan import SwitchTimes, write_switch_times
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
 
 BOOK, SWITCH_TIMES = "profile.json", "switch-times.toml"
 _VERSION = 1
-_LEVEL = 0.95
 Shape = tuple[str, int, int]
 """(GPU, tp, pp) of one replica."""
 
@@ -190,19 +187,6 @@ def lengths_path(folder: Path, model: str) -> Path:
 def cost_path(folder: Path, model: str) -> Path:
     """Where a model's cost tables are."""
     return folder / f"cost-{safe(model)}.npz"
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean with its 95 % interval by Student's t; without an interval of fewer than two."""
-    if not values:
-        return UNKNOWN
-    found = np.asarray(values, float)
-    if len(found) < 2:
-        return Estimate(float(found[0]))
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(len(found) - 1, 0.5 + _LEVEL / 2)) * found.std(ddof=1) / math.sqrt(len(found))
-    return Estimate(float(found.mean()), float(half))
 
 
 def digest(*words: object) -> str:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import Launcher, Loaded, LocalLauncher, Patience, StaticLauncher
+from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.engine import Engine
 from lengthwise.apps.launch.local import DEFAULT, HOST, launch_of
 from lengthwise.apps.ledger import Ledger
@@ -26,25 +26,26 @@ from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
-    ClusterRooms,
-    Ended,
-    GivenRooms,
-    Guide,
+    ClusterPlacer,
     Job,
     Layout,
     Planned,
     Progress,
     RunFolder,
-    Work,
+    RunPlan,
+    RunResult,
+    RunTasks,
+    StaticPlacer,
     expected_tokens,
-    given_guide,
     job_of,
-    run_here,
+    run_on_engines,
+    static_run_plan,
 )
 from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
+from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
     Costed,
     Lengths,
@@ -53,7 +54,6 @@ from lengthwise.usecases.app_profile_folder import (
     cost_path,
     digest,
     lengths_path,
-    mean_of,
     read_book,
     write_book,
 )
@@ -92,7 +92,7 @@ def run_sample(
     launcher: Launcher,
     folder: Path,
     monitor: Callable[[Progress], None] | None = None,
-) -> tuple[Ended, dict[str, list[Message]]]:
+) -> tuple[RunResult, dict[str, list[Message]]]:
     """How the application ended on these rows, and what its models said by their names.
 
     Goes on with what is in the folder: what was answered is not asked again.
@@ -107,7 +107,7 @@ def run_sample(
     """
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
-        ended = run_here(job, ledger, launcher, monitor=monitor)
+        ended = run_on_engines(job, ledger, launcher, monitor=monitor)
         return ended, _message(ledger, job.layout)
 
 
@@ -119,10 +119,10 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: La
     lengths = [model.lengths for model in app.models]
     draws = [draw(expanded.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
-    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
+    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
-        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()))
-    return job_of(work, Planned(Guide(stages, spare), ClusterRooms(space.cluster, space.seconds)))
+        return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()))
+    return job_of(work, Planned(RunPlan(stages, spare), ClusterPlacer(space.cluster, space.seconds)))
 
 
 def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
@@ -203,13 +203,8 @@ def _one(row: Mapping[str, str]) -> Message:
 
 def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:
     """Lengths with the weights of the product-limit estimate; ``cut`` ones are at least so long."""
-    seen = np.unique(tokens)
-    ended = np.array([np.count_nonzero((tokens == one) & ~cut) for one in seen], float)
-    at_risk = np.array([np.count_nonzero(tokens >= one) for one in seen], float)
-    left = np.cumprod(1.0 - ended / at_risk)
-    weights = -np.diff(left, prepend=1.0)
-    weights[-1] += left[-1]
-    return Empirical(seen.astype(float), np.maximum(weights, 0.0))
+    lengths, cdf = kaplan_meier(tokens, cut & (tokens < tokens.max()))
+    return Empirical(lengths, np.diff(cdf, prepend=0.0))
 
 
 SHAPES = ("smallest", "all")
@@ -230,9 +225,9 @@ class Profiling:
 
     app: App
     rows: Sequence[Mapping[str, Any]]
-    loaded: Sequence[Loaded]
+    loaded: Sequence[EngineSpec]
     space: Space
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     urls: Mapping[int, Sequence[str]] | None = None
 
 
@@ -287,13 +282,13 @@ def mean_over_rows(message: Sequence[Message]) -> Estimate:
     A ratio of sums: by the linearised residuals of rows (Cochran, Sampling Techniques, 6.3).
     """
     if not message:
-        return mean_of([])
+        return UNKNOWN
     row = np.unique([one.row for one in message], return_inverse=True)[1]
     tokens = np.bincount(row, [one.output_tokens for one in message])
     counts = np.bincount(row)
     mean = float(tokens.sum() / counts.sum())
     residuals = (tokens - mean * counts) / counts.mean()
-    return Estimate(mean, mean_of(residuals.tolist()).half_width)
+    return Estimate(mean, float(t_half_width(residuals, 0.95)))
 
 
 def where(plan: ModelPlan) -> str:

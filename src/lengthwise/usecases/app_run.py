@@ -15,25 +15,25 @@ from lengthwise.apps.inputs import Rows, is_batch, write_batch
 from lengthwise.apps.launch import Launcher, SimulatedLauncher, StaticLauncher
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.run import (
-    ClusterRooms,
-    Ended,
+    ClusterPlacer,
     EnginesFailedError,
-    GivenRooms,
-    Guide,
     Job,
     Planned,
     Progress,
     Reused,
+    RunPlan,
+    RunResult,
+    RunTasks,
     Settings,
-    Work,
+    StaticPlacer,
     expected_tokens,
     export,
-    given_guide,
-    guide_of,
     job_of,
     manifest,
-    run_here,
+    run_on_engines,
+    run_plan_of,
     run_simulated,
+    static_run_plan,
     write_manifest,
 )
 from lengthwise.apps.run.replanning import Replanner
@@ -60,7 +60,7 @@ class RanApp:
         plan: That it began with, or that was found while its engines started; None: engines were given.
     """
 
-    completed: Ended
+    completed: RunResult
     exported: Exported
     metadata: dict[str, Any]
     folder: Path
@@ -129,7 +129,7 @@ def run_app(
     if "jsonl" in forms and is_batch(planned.expanded.app):
         exported = _as_batch(exported, folder)
     metadata = manifest(
-        replace(job, guide=guide_of(found.plan)) if found.plan is not None else job,
+        replace(job, run_plan=run_plan_of(found.plan)) if found.plan is not None else job,
         ended,
         exported,
         app=identity(planned),
@@ -149,11 +149,13 @@ class _Found:
     plan: AppPlan | None
 
 
-def _finished(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> Ended:
+def _finished(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> RunResult:
     watch, every_s, begun = watching.progress, watching.every_s, watching.started
     if isinstance(launcher, SimulatedLauncher):
         return run_simulated(job, ledger, launcher, monitor=watch, watch_s=every_s, started=begun)
-    return run_here(job, ledger, launcher, monitor=watch, watch_s=every_s, stopping=watching.stopping, started=begun)
+    return run_on_engines(
+        job, ledger, launcher, monitor=watch, watch_s=every_s, stopping=watching.stopping, started=begun
+    )
 
 
 def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
@@ -188,20 +190,20 @@ def identity(planned: PlannedApp) -> str:
 def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, found: _Found) -> Job:
     expanded = planned.expanded
     words = f"{identity(planned)} {rows.sha256}"
-    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), words)
+    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), words)
     if isinstance(launcher, StaticLauncher):
-        return job_of(work, Planned(given_guide(launcher.plans()), GivenRooms()), settings)
+        return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()), settings)
     assert planned.space is not None
     assert planned.plan is not None
-    rooms = ClusterRooms(planned.space.cluster, planned.space.seconds)
-    job = job_of(work, Planned(guide_of(planned.plan), rooms), settings)
+    placer = ClusterPlacer(planned.space.cluster, planned.space.seconds)
+    job = job_of(work, Planned(run_plan_of(planned.plan), placer), settings)
     replanner = _replanner(planned, job)
 
-    def seek(sought: Callable[[], AppPlan]) -> Guide:
+    def seek(sought: Callable[[], AppPlan]) -> RunPlan:
         found.plan = sought()
-        guide = guide_of(found.plan)
-        replanner.stages, replanner.reserve = guide.stages, guide.reserve
-        return guide
+        run_plan = run_plan_of(found.plan)
+        replanner.stages, replanner.reserve = run_plan.stages, run_plan.reserve
+        return run_plan
 
     return replace(
         job,
@@ -215,5 +217,5 @@ def _replanner(planned: PlannedApp, job: Job) -> Replanner:
     assert planned.space is not None
     models = planned.expanded.app.models
     lengths, longest = [one.lengths for one in models], longest_of(models)
-    guide = job.guide
-    return Replanner(job.layout.tasks, lengths, longest, planned.space, guide.stages, guide.reserve)
+    run_plan = job.run_plan
+    return Replanner(job.layout.tasks, lengths, longest, planned.space, run_plan.stages, run_plan.reserve)

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.apps.app import App
-from lengthwise.apps.launch import Launcher, Lengths, Loaded, LocalLauncher, Patience, SimulatedLauncher, StaticLauncher
+from lengthwise.apps.launch import (
+    EngineSpec,
+    EngineTimeouts,
+    Launcher,
+    Lengths,
+    LocalLauncher,
+    SimulatedLauncher,
+    StaticLauncher,
+)
 from lengthwise.apps.launch.local import DEFAULT
 from lengthwise.apps.plan import Space
 from lengthwise.config.app_file import AppFile, load_app
@@ -66,9 +74,9 @@ class Engines:
     """
 
     launcher: str = "local"
-    loaded: Sequence[Loaded] = ()
+    loaded: Sequence[EngineSpec] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
@@ -117,7 +125,7 @@ def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     return drawn
 
 
-def _require_weights(loaded: Loaded) -> None:
+def _require_weights(loaded: EngineSpec) -> None:
     """Engines start for a minute before they say that a folder is not there."""
     if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
         raise InputError(

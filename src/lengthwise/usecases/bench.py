@@ -1,4 +1,4 @@
-"""The requests of a scenario alone, for a server that is there already."""
+"""Send the requests of a scenario to a server that is running already."""
 
 from __future__ import annotations
 
@@ -8,47 +8,44 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.config.scenario import Scenario, load, loads
-from lengthwise.config.variants import hardware
-from lengthwise.config.workload import per_seed
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import shape_facts
 from lengthwise.schema.workload import Workload
+from lengthwise.usecases.requests import workload_by_seed
+from lengthwise.usecases.variants import hardware
 
-_NOBODY = '[deployment]\nmodel = "a server that runs already"\ngpu = "unknown"\n'
+_UNKNOWN_DEPLOYMENT = '[deployment]\nmodel = "a server that runs already"\ngpu = "unknown"\n'
 
 
 def requests(scenario: Scenario, seed: int | None = None) -> Workload:
-    """The requests that a scenario simulates with this seed (default: its first); nothing is deployed.
+    """Return the requests that a scenario simulates with this seed (default: its first); nothing is deployed.
 
     Raises:
         InputError: A preset, a trace or a predictor cannot be used.
     """
-    model = scenario.deployment.model
-    drawn = per_seed(scenario.workload, scenario.folder, scenario.predictor, model)
-    return drawn(scenario.run.seed if seed is None else seed)
+    return workload_by_seed(scenario)(scenario.run.seed if seed is None else seed)
 
 
-def asked_of_server(
+def server_scenario(
     scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
 ) -> Scenario:
-    """A scenario of which only workload, limits and run count.
+    """Return a scenario of which only workload, limits and run count.
 
     Args:
         scenario: Its file; None: there is none, and ``workload`` says what to send.
         workload: A trace's path or a preset's name; wins over the scenario's.
-        variant: Which of the scenario's; None: the settings that all share, where they have one workload.
+        variant: One of the scenario's; None: the settings that all share, if they have one workload.
         overrides: Assignments as of ``--set``.
 
     Raises:
         InputError: Neither says what to send, a value cannot be used, or there is no such variant.
     """
-    overrides = [*_source(workload), *overrides]
+    overrides = [*_workload_overrides(workload), *overrides]
     if scenario is None and variant is not None:
         raise InputError(f"variant {variant!r} must be one of a scenario's; name the scenario's file, too")
     if scenario is None:
-        return loads(_NOBODY, overrides=overrides)
-    whole = load(scenario, overrides)
-    sides = {side.name: side for side in whole.effective()}
+        return loads(_UNKNOWN_DEPLOYMENT, overrides=overrides)
+    sides = {side.name: side for side in load(scenario, overrides).effective()}
     if variant is not None and variant not in sides:
         raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(sides)}")
     if variant is None and len({side.workload.model_dump_json() for side in sides.values()}) > 1:
@@ -59,40 +56,39 @@ def asked_of_server(
 def deployment_of_server(
     scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
 ) -> dict[str, Any] | None:
-    """What a scenario says that is behind the server, as records keep it; of several variants what all share.
+    """Return what a scenario says of the deployment behind a server, for records; of variants, what all share.
 
-    Nothing is deployed: no cost tables are read and no memory is planned. None where there is no scenario.
+    Nothing is deployed: no cost tables are read and no memory is planned. None without a scenario.
 
     Raises:
-        InputError: The model or the GPU is not known.
+        InputError: The model or the GPU is unknown.
     """
     if scenario is None:
         return None
-    sides = load(scenario, [*_source(workload), *overrides]).effective()
-    each = [_message(side) for side in sides if variant is None or side.name == variant]
+    each = []
+    for side in load(scenario, [*_workload_overrides(workload), *overrides]).effective():
+        if variant is None or side.name == variant:
+            (model, gpu), on, limits = hardware(side), side.deployment, side.engine
+            each.append(
+                {
+                    "model": model.name,
+                    "model_shape": shape_facts(model),
+                    "gpu": gpu.name,
+                    "gpus": on.gpus,
+                    "tp": on.tp,
+                    "pp": on.pp,
+                    "replicas": on.replicas,
+                    "max_num_seqs": limits.max_num_seqs,
+                    "max_num_batched_tokens": limits.max_num_batched_tokens,
+                    "max_model_len": limits.max_model_len,
+                    "weight_dtype": on.weight_dtype or model.dtype,
+                    "policy": side.scheduler.policy,
+                }
+            )
     return {key: value for key, value in each[0].items() if all(one[key] == value for one in each)}
 
 
-def _message(scenario: Scenario) -> dict[str, Any]:
-    model, gpu, on = *hardware(scenario), scenario.deployment
-    limits = scenario.engine
-    return {
-        "model": model.name,
-        "model_shape": shape_facts(model),
-        "gpu": gpu.name,
-        "gpus": on.tp * on.pp * on.replicas,
-        "tp": on.tp,
-        "pp": on.pp,
-        "replicas": on.replicas,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "max_model_len": limits.max_model_len,
-        "weight_dtype": on.weight_dtype or model.dtype,
-        "policy": scenario.scheduler.policy,
-    }
-
-
-def _source(workload: str | None) -> list[str]:
+def _workload_overrides(workload: str | None) -> list[str]:
     if workload is None:
         return []
     path = Path(workload).expanduser()

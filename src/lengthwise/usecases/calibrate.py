@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lengthwise import config
 from lengthwise.config import Scenario
 from lengthwise.measure.calibration import Calibration
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
+from lengthwise.usecases import variants
 
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
@@ -16,14 +16,14 @@ def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
         InputError: There are several variants and none is named, or there is none of that name.
     """
     if variant is not None:
-        return config.deployment(scenario.only(variant))
+        return variants.deployment(scenario.only(variant))
     if scenario.variants:
         names = ", ".join(known.name for known in scenario.variants)
         raise InputError(
             f"a calibration is of one deployment; {scenario.source} has variants ({names}). Name the measured one: "
             "--variant NAME"
         )
-    return config.deployment(scenario)
+    return variants.deployment(scenario)
 
 
 def require_improvement(found: Calibration, *, printed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The largest rate that each variant of a scenario sustains."""
+"""Find the largest rate that each variant of a scenario sustains."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from lengthwise import engine, metrics, search
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of
 from lengthwise.config.sections import SearchSection
-from lengthwise.config.variants import deployment, untold_note
-from lengthwise.config.workload import load_of
 from lengthwise.metrics import Beyond
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
+from lengthwise.usecases.requests import search_load
 from lengthwise.usecases.simulate import MANY_STEPS, front_note, slo_of
+from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Sustained:
-    """What a variant sustains.
+class VariantCapacity:
+    """The capacity of a variant.
 
     Attributes:
         name: Of the variant.
-        deployment: What serves.
-        limits: What had to hold.
-        capacity: The largest rate that holds them.
-        at: All numbers at the lower end of its interval; None where nothing holds.
-        beyond: Where a run at that rate goes beyond the measurements behind the cost tables.
-        missing: That the file of cost tables does not tell what it is of; empty where it does.
+        deployment: The deployment that serves.
+        limits: The limits that hold at this capacity.
+        capacity: The largest rate that meets them.
+        at: All numbers at the lower end of its interval; None if no rate meets the limits.
+        out_of_range: Where a run at that rate passes the range of the measurements behind the cost tables.
+        tables_note: A warning that the file of cost tables does not record its origin; "" without reason.
     """
 
     name: str
@@ -43,56 +42,48 @@ class Sustained:
     capacity: Capacity
     at: Point | None
     out_of_range: tuple[Beyond, ...] = ()
-    missing: str = ""
+    tables_note: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know, a sentence each: extrapolated steps, a front that binds, untold origins."""
+        """Return warnings, a sentence each: extrapolated steps, a busy front end, cost tables of unknown origin."""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
-        beyond = (f"At capacity {one.description}." for one in self.out_of_range)
-        return (*beyond, *(note for note in (front, self.missing) if note))
+        extrapolated = (f"At capacity {one.description}." for one in self.out_of_range)
+        return (*extrapolated, *(note for note in (front, self.tables_note) if note))
 
 
-def capacities(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None) -> list[Sustained]:
-    """The capacity of every variant, under the limits of [search] or the default one.
+def capacities(
+    scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None
+) -> list[VariantCapacity]:
+    """Return the capacity of every variant, under the limits of [search] or the default one.
 
     Args:
-        scenario: What is asked; its own rate does not matter.
-        jobs: Seeds simulated at a time; None: one a CPU.
-        progress: Called with variants done and variants in all.
+        scenario: The scenario; its own rate does not matter.
+        jobs: Seeds simulated at a time; None: one for each CPU.
+        progress: Called with variants done and variants in total.
 
     Raises:
-        InputError: Something of the scenario cannot be used, or its requests have no rate.
+        InputError: The scenario cannot be used, or its requests have no rate.
     """
     sides = scenario.effective()
     found = []
     progress(0, len(sides))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
         for side in sides:
-            try:
-                found.append(_sustained(side, pool))
-            except InputError as error:
-                where = f"variant {side.name!r} of " if scenario.variants else ""
-                error.add_note(f"in {where}{scenario.source}")
-                raise
+            with located(scenario, side):
+                found.append(_capacity(side, pool))
             progress(len(found), len(sides))
     return found
 
 
-def _sustained(side: Scenario, pool: ThreadPoolExecutor) -> Sustained:
+def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     section = side.search or SearchSection()
     limits = search.with_stability(limits_of(section))
-    promises, served = search.Promises(limits, slo_of(side)), deployment(side)
-    load = load_of(side.workload, side.folder, side.run.seed, side.predictor, side.deployment.model)
+    promises, served, load = search.Promises(limits, slo_of(side)), deployment(side), search_load(side)
     found = search.capacity(served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, promises, found, section.seeds)
-    beyond = () if at is None else _out_of_range(served, load, at.rate_rps, found.requests)
-    return Sustained(side.name, served, limits, found, at, beyond, untold_note(side))
-
-
-def _out_of_range(served: Deployment, load: search.Load, rate_rps: float, requests: int) -> tuple[Beyond, ...]:
-    """Where the first seed's run at a rate passes the reach of its tables; not run where they have none."""
-    if served.cost.reach == Reach():
-        return ()
-    records = engine.simulate(load.at(0, requests, rate_rps), served, keep_steps=MANY_STEPS)
-    return metrics.beyond_reach(records, served)
+    out_of_range: tuple[Beyond, ...] = ()
+    if at is not None and served.cost.reach != Reach():
+        records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, keep_steps=MANY_STEPS)
+        out_of_range = metrics.beyond_reach(records, served)
+    return VariantCapacity(side.name, served, limits, found, at, out_of_range, unchecked_tables_note(side))

@@ -1,10 +1,10 @@
-"""A schedule kept before real engines: a gateway (of phases: in mode rra) and the load generator side by side."""
+"""Run a schedule in front of real engines: a gateway (in mode rra for phases) and the load generator in one process."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,42 +18,50 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.concurrency_probe import max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed, Make, News, PlanTracker
+from lengthwise.gateway.replanning import Followed, Make, News
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import beside
 from lengthwise.gateway.telemetry import Row
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import batch_half_width
 from lengthwise.usecases.bench import requests
-from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, seated
+from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
 
 Floats = npt.NDArray[np.float64]
+Interval = tuple[float, float, float]
+"""(value, low, high); NaN where there is too little data."""
+UNKNOWN = (math.nan, math.nan, math.nan)
 LEVEL = 0.95
 """Of the intervals."""
-_WARM = 0.25
+MIN_PHASES, MIN_REQUESTS = 3, 1000
+"""Phases that an interval takes; requests of a run whose number is not given."""
+SPARE_BATCHES = 3
+"""Prefill batches that wait beside the running requests, so that the queue is never short of one."""
+ADAPTED_SEQS = 2
+"""A schedule that follows lengths may need this multiple of the requests at an engine, if the engine runs them."""
+_WARM_UP = 0.25
 """Share of the time in which batches fill, left out."""
-_MOST_CORRELATION = 0.8
-FEWEST_PHASES, MIN_REQUESTS = 3, 1000
-"""Phases that an interval takes; requests of a run for which nothing else is said."""
-_PHASES = 30
-"""Of an engine that are to count: a mean's interval is then a third of a phase's deviation wide on each side."""
+_COUNTED_PHASES = 30
+"""Of an engine: a mean's interval is then a third of a phase's deviation wide on each side."""
+_SPLIT_ROUNDS = 4
+"""Requests of a split schedule over those in flight: the first quarter of the time does not count."""
+_SPANS, _MIN_FINISHED = 20, 10
+"""Spans of time that a mean's interval is from, and the least requests that finish in each."""
+_REPLAN_S = 300.0
 
 
 @dataclass(frozen=True)
-class SeenNumber:
-    """A number as it was observed, with its interval; NaN where too little was seen to say.
+class ObservedNumber:
+    """An observed number with its 95 % interval.
 
     Attributes:
-        name: What it is.
-        unit: In which unit; "" a count.
-        planned: What was planned; NaN: nothing.
-        value: What was observed.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
+        unit: "" for a count.
+        planned: NaN if the plan has none.
     """
 
     name: str
@@ -69,17 +77,17 @@ class ScheduleOutcome:
     """A schedule as it ran.
 
     Attributes:
-        seen: Numbers beside the plan's.
-        phases: Phases that were counted: with a full queue, after batches had filled.
-        all_phases: All there were.
-        completed: Why phases ended: how many of each.
+        seen: Observed numbers with those of the plan.
+        phases: Phases that count: with a full queue, after batches had filled.
+        all_phases: Phases in total.
+        completed: Phases by the cause of their end.
         requests: Requests whose latency counts.
-        bound_s: Latency that was to be held; infinite: none.
-        satisfied: Whether it was; None: too few requests to say.
-        significant: Whether the whole interval says so.
+        bound_s: The latency bound; infinite: none.
+        satisfied: Whether the latency is within it; None: too few requests.
+        significant: Whether the complete interval is on that side of the bound.
     """
 
-    seen: tuple[SeenNumber, ...]
+    seen: tuple[ObservedNumber, ...]
     phases: int
     all_phases: int
     completed: dict[str, int]
@@ -92,98 +100,90 @@ class ScheduleOutcome:
 def schedule_outcome(
     planned: PlannedRun, phases: Sequence[Phase], rows: Sequence[Row], engines: int
 ) -> ScheduleOutcome:
-    """What phases and requests were in the time in which the queue was full and batches had filled.
+    """Return what was observed while the queue was full and batches had filled.
 
     Args:
-        planned: The plan, of one engine. Its latency is held against the quantile of all latencies at the share of the
-            outputs that are no longer: who has more tokens to come is served no sooner.
-        phases: As the gateway told them.
-        rows: Requests that are over.
-        engines: That served.
+        planned: The plan, of one engine. Its latency is compared with the quantile of all latencies at the share of the
+            outputs that are no longer: requests with more tokens to come finish no sooner.
+        phases: From the gateway.
+        rows: Finished requests.
+        engines: The number that served.
     """
     row, (from_s, to_s) = planned.row, window(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
-    served = [one for one in rows if one.outcome == "finished" and from_s <= one.dispatched_s <= to_s]
-    latency = quantile([one.served_s for one in served], planned.share)
-    seen = [
-        SeenNumber("encode batch, B_E", "", row.encode_batch, *mean(_of(steady, "encode_batch"))),
-        SeenNumber("decode iterations, N_D", "", row.decode_steps, *mean(_of(steady, "decode_steps"))),
-        SeenNumber("decode batch, B_D", "", row.decode_batch, *mean(_of(steady, "decode_batch"))),
-        SeenNumber("cycle", "s", row.cycle_s, *mean(np.array([one.finished_s - one.started_s for one in steady]))),
-        SeenNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
-    ]
-    held, sure = held_within(planned.bound_s, latency)
-    ended: defaultdict[str, int] = defaultdict(int)
-    for one in phases:
-        ended[one.cause] += 1
-    return ScheduleOutcome(tuple(seen), len(steady), len(phases), dict(ended), len(served), planned.bound_s, held, sure)
+    served_s = [r.served_s for r in rows if r.outcome == "finished" and from_s <= r.dispatched_s <= to_s]
+    latency = quantile(served_s, planned.share)
+    cycle_s = np.array([one.finished_s - one.started_s for one in steady])
+    seen = (
+        ObservedNumber("encode batch, B_E", "", row.encode_batch, *mean(_column(steady, "encode_batch"))),
+        ObservedNumber("decode iterations, N_D", "", row.decode_steps, *mean(_column(steady, "decode_steps"))),
+        ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
+        ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),
+        ObservedNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
+        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
+    )
+    causes = dict(Counter(one.cause for one in phases))
+    bound_s = planned.bound_s
+    return ScheduleOutcome(
+        seen, len(steady), len(phases), causes, len(served_s), bound_s, *within_bound(bound_s, latency)
+    )
 
 
 def requests_to_count(row: ScheduleRow, engines: int = 1) -> int:
-    """Requests that fill enough phases to count, behind those in which batches fill, at so many engines."""
-    counted, filling = _PHASES * row.encode_batch / (1 - _WARM), (row.decode_batch + row.encode_batch) / _WARM
+    """Return how many requests fill enough phases, after those in which batches fill, at this number of engines."""
+    counted = _COUNTED_PHASES * row.encode_batch / (1 - _WARM_UP)
+    filling = (row.decode_batch + row.encode_batch) / _WARM_UP
     return max(MIN_REQUESTS, engines * math.ceil(max(counted, filling)))
 
 
-def mean(values: Floats) -> tuple[float, float, float]:
-    """The mean of consecutive phases and its t interval, wider where neighbours are alike (Skart, 2011)."""
-    n = len(values)
-    if n == 0:
-        return math.nan, math.nan, math.nan
+def mean(values: Floats) -> Interval:
+    """Return the mean of consecutive phases and its t interval, wider where neighbours correlate (Skart, 2011)."""
+    if not len(values):
+        return UNKNOWN
     center = float(values.mean())
-    if n < FEWEST_PHASES:
+    if len(values) < MIN_PHASES:
         return center, math.nan, math.nan
-    half = _half_width(values - center, n)
+    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
     return center, center - half, center + half
 
 
-def _half_width(off: Floats, n: int) -> float:
-    """Of a mean from what values are off it."""
-    from scipy.special import stdtrit
-
-    square = float((off**2).sum())
-    if square == 0:
-        return 0.0
-    r = min(max(float((off[1:] * off[:-1]).sum()) / square, 0.0), _MOST_CORRELATION)
-    return float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * math.sqrt(square / (n - 1) / n * (1 + r) / (1 - r))
-
-
-def _rate(phases: Iterable[Phase]) -> tuple[float, float, float]:
-    """Requests a second of all workers: of each what its phases encoded over the time that they took."""
+def _rate(phases: Iterable[Phase]) -> Interval:
+    """Return requests a second of all workers: for each, the requests of its phases over the time that they took."""
     by_worker: defaultdict[str, list[Phase]] = defaultdict(list)
     for one in phases:
         by_worker[one.worker].append(one)
-    rate, square = 0.0, 0.0
-    for of in by_worker.values():
-        new = _of(of, "encode_batch") + _of(of, "overdue")
-        duration_s = np.array([one.finished_s - one.started_s for one in of])
-        mine = float(new.sum() / duration_s.sum())
-        rate += mine
-        square += (
-            (_half_width(new - mine * duration_s, len(of)) * len(of) / float(duration_s.sum())) ** 2
-            if len(of) >= FEWEST_PHASES
-            else math.nan
-        )
-    half = math.sqrt(square) if by_worker else math.nan
-    return (rate, rate - half, rate + half) if by_worker else (math.nan, math.nan, math.nan)
+    if not by_worker:
+        return UNKNOWN
+    rate, variance = 0.0, 0.0
+    for own in by_worker.values():
+        new = _column(own, "encode_batch") + _column(own, "overdue")
+        duration_s = np.array([one.finished_s - one.started_s for one in own])
+        own_rate = float(new.sum() / duration_s.sum())
+        rate += own_rate
+        if len(own) < MIN_PHASES:
+            variance = math.nan
+        else:
+            residuals = (new - own_rate * duration_s)[:, None]
+            variance += float(batch_half_width(residuals, 0.0, LEVEL)[0] / duration_s.mean()) ** 2
+    half = math.sqrt(variance)
+    return rate, rate - half, rate + half
 
 
-def quantile(values: Sequence[float], level: float) -> tuple[float, float, float]:
-    """A quantile and the order statistics that hold it; infinite where none is high enough."""
+def quantile(values: Sequence[float], level: float) -> Interval:
+    """Return a quantile and the order statistics that bound it; infinite where none is high enough."""
     from scipy.stats import binom
 
     n, ascending = len(values), sorted(values)
     if n == 0:
-        return math.nan, math.nan, math.nan
+        return UNKNOWN
     rank = min(n, max(1, math.ceil(level * n)))
     low = int(binom.ppf((1 - LEVEL) / 2, n, level))
     high = int(binom.ppf((1 + LEVEL) / 2, n, level)) + 1
     return ascending[rank - 1], ascending[max(low, 1) - 1], ascending[high - 1] if high <= n else math.inf
 
 
-def held_within(bound_s: float, latency: tuple[float, float, float]) -> tuple[bool | None, bool]:
-    """Whether a latency with its interval is within a bound, None: unknown; and whether all of the interval says so."""
+def within_bound(bound_s: float, latency: Interval) -> tuple[bool | None, bool]:
+    """Return whether a latency is within a bound (None: unknown), and whether its complete interval agrees."""
     value, low, high = latency
     if math.isinf(bound_s):
         return True, True
@@ -193,30 +193,26 @@ def held_within(bound_s: float, latency: tuple[float, float, float]) -> tuple[bo
 
 
 def window(rows: Sequence[Row]) -> tuple[float, float]:
-    """From when batches had filled until the last request had come: behind it the queue runs empty."""
+    """Return the time from when batches had filled to the last arrival, after which the queue runs empty."""
     if not rows:
         return math.inf, -math.inf
     first_s, last_s = min(one.arrival_s for one in rows), max(one.arrival_s for one in rows)
-    return first_s + _WARM * (last_s - first_s), last_s
+    return first_s + _WARM_UP * (last_s - first_s), last_s
 
 
-def _of(phases: Iterable[Phase], name: str) -> Floats:
+def _column(phases: Iterable[Phase], name: str) -> Floats:
     return np.array([getattr(one, name) for one in phases], np.float64)
-
-
-SPARE = 3
-"""Encodings that wait beside those who are served, so that the queue is never short of one."""
 
 
 @dataclass(frozen=True)
 class ScheduleLoad:
-    """How requests come to a schedule: in a closed loop that keeps its queue full, unless otherwise said.
+    """How requests arrive: by default in a closed loop that keeps the queue full.
 
     Attributes:
-        concurrency: Requests that are in at a time; None: as many as keep the queue full.
+        concurrency: Requests in the system at a time; None: as many as keep the queue full.
         rate_rps: Requests a second instead, Poisson: the queue may run empty.
         seed: Of prompts and arrivals.
-        report: Called with the requests that ended and the requests in all.
+        report: Called with the requests that finished and the requests in total.
     """
 
     concurrency: int | None = None
@@ -224,142 +220,88 @@ class ScheduleLoad:
     seed: int = 0
     report: Callable[[int, int], None] = lambda *_: None
 
-    def at_once(self, filling: int, requests: int) -> int | None:
-        """Requests that are in at a time, where so many keep the queue full; None: they come at a rate."""
-        if self.concurrency is None and self.rate_rps is None:
-            return min(requests, filling)
-        return self.concurrency
-
-
-_TIMES = 4
-"""As many requests as there are at once are played so often: the first quarter of the time does not count."""
-_SPANS, _FEWEST_ENDS = 20, 10
-"""Spans of time that a mean's interval is from, and requests that end in each at least."""
+    def bench(self, gateway: str, workload: Workload, filling: int, capabilities: Abilities | None = None) -> Measured:
+        """Play the requests to a gateway whose queue ``filling`` requests keep full."""
+        concurrency = self.concurrency
+        if concurrency is None and self.rate_rps is None:
+            concurrency = min(len(workload), filling)
+        return measure.bench(
+            Server(gateway),
+            workload,
+            rate_rps=self.rate_rps,
+            concurrency=concurrency,
+            seed=self.seed,
+            report=self.report,
+            capabilities=capabilities,
+        )
 
 
 def split_in_flight(row: ScheduleRow) -> int:
-    """Requests that a pair of sides has under way: a decode batch, an encoding that joins it, and one that is made."""
+    """Return the requests in flight at a pair of sides: a decode batch, a prefill batch that joins it, and the next."""
     return math.ceil(row.decode_batch) + 2 * row.encode_batch
 
 
 def split_requests(row: ScheduleRow, routers: int = 1) -> int:
-    """Requests of which enough are served with a full queue, behind those that fill it, by so many pairs."""
-    return max(MIN_REQUESTS, _TIMES * _filling(row) * routers)
+    """Return how many requests show enough of a full queue, after those that fill it, at this number of pairs."""
+    return max(MIN_REQUESTS, _SPLIT_ROUNDS * _split_filling(row) * routers)
 
 
-def _filling(row: ScheduleRow) -> int:
-    """Requests that are in at a time where a pair's queue is never short."""
-    return split_in_flight(row) + SPARE * row.encode_batch
-
-
-def play_split(
-    planned: PlannedRun,
-    routers: Sequence[str],
-    workload: Workload,
-    load: ScheduleLoad,
-    *,
-    api_key: str | None,
-    admin_port: int | None,
-    on_admin: Callable[[int], None],
-) -> tuple[ScheduleOutcome, Measured, tuple[Row, ...]]:
-    """What came of a split schedule, with the client's records and the gateway's rows.
-
-    Args:
-        planned: The schedule; its phases are None.
-        routers: Addresses before pairs of engines, of which one encodes and one decodes; each keeps the whole schedule.
-        workload: Requests to play.
-        load: How they come.
-        api_key: Of the routers.
-        admin_port: Of a page and metrics meanwhile; None: none.
-        on_admin: Called with the port once they are there.
-    """
-    in_flight = split_in_flight(planned.row)
-    concurrency = load.at_once(_filling(planned.row) * len(routers), len(workload))
-    with beside(_split_gateway_config(in_flight, routers, api_key, admin_port)) as gateway:
-        if gateway.gateway.admin_port is not None:
-            on_admin(gateway.gateway.admin_port)
-        measured = measure.bench(
-            Server(gateway.url), workload, rate_rps=load.rate_rps, concurrency=concurrency, seed=load.seed,
-            report=load.report,
-        )  # fmt: skip
-        gateway.call(gateway.gateway.drain())
-    rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
-    return split_outcome(planned, rows, len(routers)), measured, rows
+def _split_filling(row: ScheduleRow) -> int:
+    return split_in_flight(row) + SPARE_BATCHES * row.encode_batch
 
 
 def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> ScheduleOutcome:
-    """What throughput and latency were in the time in which the queue was full and batches had filled.
+    """Return throughput and latency of a split schedule while the queue was full and batches had filled.
 
     Args:
-        planned: The plan, of one pair. Its latency is held against the quantile of all latencies at the share of the
+        planned: The plan, of one pair. Its latency is compared with the quantile of all latencies at the share of the
             outputs that are no longer.
-        rows: Requests that are over.
+        rows: Finished requests.
         routers: Pairs that served.
     """
     row = planned.row
-    # Where all are let in at once, nobody ever waited: the queue was at no time full.
+    # If all requests are admitted at once, none waits: the queue is never full.
     from_s, to_s = window(rows if len(rows) > routers * split_in_flight(row) else ())
-    done = [one for one in rows if one.outcome == "finished"]
-    served = [one for one in done if from_s <= one.dispatched_s <= to_s]
-    latency = quantile([one.served_s for one in served], planned.share)
-    rate, under_way = _spans(done, from_s, to_s)
-    planned_rps = routers * row.throughput_rps
+    finished = [one for one in rows if one.outcome == "finished"]
+    served_s = [one.served_s for one in finished if from_s <= one.dispatched_s <= to_s]
+    latency = quantile(served_s, planned.share)
+    rate, in_flight = _over_spans(finished, from_s, to_s)
     seen = (
-        SeenNumber("requests under way", "", math.nan, *mean(under_way)),
-        SeenNumber("throughput", "requests/s", planned_rps, *mean(rate)),
-        SeenNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber("requests in flight", "", math.nan, *mean(in_flight)),
+        ObservedNumber("throughput", "requests/s", routers * row.throughput_rps, *mean(rate)),
+        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
     )
-    held, sure = held_within(planned.bound_s, latency)
-    return ScheduleOutcome(seen, 0, 0, {}, len(served), planned.bound_s, held, sure)
+    bound_s = planned.bound_s
+    return ScheduleOutcome(seen, 0, 0, {}, len(served_s), bound_s, *within_bound(bound_s, latency))
 
 
-def _spans(done: Sequence[Row], from_s: float, to_s: float) -> tuple[Floats, Floats]:
-    """Of equal spans of time: requests a second that ended, and requests at engines in the mean."""
-    sent_s = np.array([one.dispatched_s for one in done], np.float64)
-    finished_s = np.array([one.finished_s for one in done], np.float64)
-    within = int(((finished_s >= from_s) & (finished_s < to_s)).sum())
-    if within == 0:
+def _over_spans(finished: Sequence[Row], from_s: float, to_s: float) -> tuple[Floats, Floats]:
+    """Return for equal spans of time the requests a second that finish, and the mean of requests in flight."""
+    dispatched_s = np.array([one.dispatched_s for one in finished], np.float64)
+    finished_s = np.array([one.finished_s for one in finished], np.float64)
+    count = int(((finished_s >= from_s) & (finished_s < to_s)).sum())
+    if count == 0:
         return np.zeros(0), np.zeros(0)
-    edges_s = np.linspace(from_s, to_s, max(1, min(_SPANS, within // _FEWEST_ENDS)) + 1)
-    low_s, high_s = edges_s[:-1, None], edges_s[1:, None]
-    rate = ((finished_s >= low_s) & (finished_s < high_s)).sum(axis=1) / np.diff(edges_s)
-    there_s = np.clip(np.minimum(finished_s, high_s) - np.maximum(sent_s, low_s), 0.0, None).sum(axis=1)
-    return rate.astype(np.float64), there_s / np.diff(edges_s)
-
-
-def _split_gateway_config(
-    in_flight: int, routers: Sequence[str], api_key: str | None, admin_port: int | None
-) -> GatewayConfig:
-    """As the ``gateway.toml`` of a split has it: nothing is asked of a router but requests."""
-    return GatewayConfig(
-        engines=tuple(
-            Engine(url, name=f"pair {number}", kind="openai", api_key=api_key, in_flight=in_flight, probe=False)
-            for number, url in enumerate(routers, 1)
-        ),
-        order=Order("fcfs", max_wait_s=math.inf),
-        prediction=Forecasting(predictor="none", learn=False),
-        listen=Listen(port=0, admin_port=admin_port),
-    )
-
-
-MORE_SEATS = 2
-"""A schedule that follows lengths may come to have so many times the requests at an engine, if that runs them."""
-_PLAN_S = 300.0
+    edges_s = np.linspace(from_s, to_s, max(1, min(_SPANS, count // _MIN_FINISHED)) + 1)
+    low_s, high_s, span_s = edges_s[:-1, None], edges_s[1:, None], np.diff(edges_s)
+    rate = ((finished_s >= low_s) & (finished_s < high_s)).sum(axis=1) / span_s
+    busy_s = np.clip(np.minimum(finished_s, high_s) - np.maximum(dispatched_s, low_s), 0.0, None).sum(axis=1)
+    return rate.astype(np.float64), busy_s / span_s
 
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """A run: what it showed, the client's records, and what the gateway told.
+    """A run: its outcome, the client's records, and what the gateway recorded.
 
     Attributes:
-        outcome: Of the schedule that was kept last, since it was.
+        outcome: Of the schedule that ran last, from when it started.
         planned: That schedule.
         measured: The client's records.
-        phases: All of them; none of a split schedule.
+        phases: All phases; () for a split schedule.
         rows: All requests.
-        news: What came of lengths that moved, with when on the gateway's clock.
-        followed: How lengths were followed at the end; None: they were not.
-        engines: How many kept it.
+        news: What came of lengths that changed, each with the time on the gateway's clock.
+        followed: State of following lengths at the end; None: they were not followed.
+        engines: The number that ran the schedule.
     """
 
     outcome: ScheduleOutcome
@@ -370,6 +312,14 @@ class ScheduleRun:
     news: tuple[tuple[float, News], ...] = ()
     followed: Followed | None = None
     engines: int = 1
+
+
+class _PhaseRecorder(Listener):
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+
+    def phase(self, phase: Phase) -> None:
+        self.phases.append(phase)
 
 
 def run_schedule(
@@ -384,60 +334,107 @@ def run_schedule(
     admin_port: int | None = None,
     on_admin: Callable[[int], None] = lambda _: None,
 ) -> ScheduleRun:
-    """What came of a schedule that a gateway keeps before engines, held against its plan.
+    """Run a schedule that a gateway keeps in front of engines, and compare it with its plan.
 
     Args:
-        scenario: Whose schedule; what it deploys is looked at for the plan alone, the engines stay as they are.
-        engines: Addresses of OpenAI-compatible servers, each of which keeps the whole schedule; of a split one of
-            routers, each before a pair of engines.
+        scenario: Whose schedule; its deployment is used for the plan alone, the engines stay as they are.
+        engines: Addresses of OpenAI-compatible servers, each of which runs the complete schedule; for a split one
+            addresses of routers, each in front of a pair of engines.
         planned: The schedule; None: the scenario is planned.
-        workload: Requests to play; None: the scenario's, as ``schedule_requests`` has them.
-        load: How they come.
-        follow: Has the schedule follow their lengths; None: it stays.
+        workload: Requests to play; None: the scenario's, as ``schedule_requests`` returns them.
+        load: How they arrive.
+        follow: Makes the schedule follow their lengths; None: it stays.
         api_key: Of the engines.
-        admin_port: Of a page and metrics meanwhile, 0: any; None: none.
-        on_admin: Called with the port once they are there.
+        admin_port: Of the admin page and metrics during the run, 0: any; None: none.
+        on_admin: Called with the port once they are up.
 
     Raises:
-        InputError: An engine is not there, runs fewer requests at once than the schedule has, no schedule can be kept
-            before engines, or a split one was to follow lengths.
+        InputError: An engine does not answer, runs fewer requests at once than the schedule has, no schedule can be
+            kept in front of engines, or a split one was to follow lengths.
     """
     planned = planned_run(scenario) if planned is None else planned
-    workload = schedule_requests(scenario, planned, len(engines)) if workload is None else workload
-    if planned.phases is None:
-        _require_not_followed(planned, follow)
-        outcome, measured, rows = play_split(
-            planned, engines, workload, load, api_key=api_key, admin_port=admin_port, on_admin=on_admin
+    row, phases, number = planned.row, planned.phases, len(engines)
+    workload = schedule_requests(scenario, planned, number) if workload is None else workload
+    recorder, make = _PhaseRecorder(), None
+    if phases is None:
+        if follow is not None:
+            raise InputError(
+                f"only a schedule of phases (rra) can follow lengths while it runs; this one is {row.words}. "
+                "`lengthwise schedule watch` reports of recorded requests when another one would be better"
+            )
+        in_flight = split_in_flight(row)
+        config = GatewayConfig(
+            engines=tuple(
+                Engine(url, name=f"pair {at}", kind="openai", api_key=api_key, in_flight=in_flight, probe=False)
+                for at, url in enumerate(engines, 1)
+            ),
+            order=Order("fcfs", max_wait_s=math.inf),
+            prediction=Forecasting(predictor="none", learn=False),
+            listen=Listen(port=0, admin_port=admin_port),
         )
-        return ScheduleRun(outcome, planned, measured, (), rows, engines=len(engines))
-    servers = [Server(url, api_key=api_key) for url in engines]
-    there = _max_num_seqs(planned.row, planned.phases, servers, 1 if follow is None else MORE_SEATS)
-    planned = replace(planned, phases=seated(planned.phases, there))
-    make = None if follow is None else _followed(scenario, planned, workload, servers, follow, there)
-    heard, each = _Phases(), math.ceil(planned.row.decode_batch) + SPARE * planned.row.encode_batch
-    concurrency = load.at_once(each * len(engines), len(workload))
-    with beside(_config(planned, engines, api_key, admin_port), (heard,), follow=make) as gateway:
+        filling = _split_filling(row)
+    else:
+        servers = [Server(url, api_key=api_key) for url in engines]
+        runs = _probed_seqs(row, phases, servers, 1 if follow is None else ADAPTED_SEQS)
+        planned = replace(planned, phases=limited(phases, runs))
+        if follow is not None:
+            # Prompts are watched where they are sent as token ids: of texts the gateway estimates the tokens,
+            # and an estimate that is off would look like a change.
+            counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
+            monitor = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
+            make = follower_maker(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
+        config = GatewayConfig(
+            engines=tuple(Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)),
+            order=Order("rra", max_wait_s=math.inf),
+            dispatch=Dispatch(phases=planned.phases),
+            prediction=Forecasting(predictor="none", learn=False),
+            listen=Listen(port=0, admin_port=admin_port),
+        )
+        filling = math.ceil(row.decode_batch) + SPARE_BATCHES * row.encode_batch
+    return _played(planned, config, workload, load, filling * number, recorder, make, on_admin)
+
+
+def _played(
+    planned: PlannedRun,
+    config: GatewayConfig,
+    workload: Workload,
+    load: ScheduleLoad,
+    filling: int,
+    recorder: _PhaseRecorder,
+    make: Make | None,
+    on_admin: Callable[[int], None],
+) -> ScheduleRun:
+    with beside(config, (recorder,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
-        following, server = gateway.gateway.tracker, Server(gateway.url)
-        measured = measure.bench(
-            server, workload, rate_rps=load.rate_rps, concurrency=concurrency, seed=load.seed, report=load.report,
-            capabilities=None if following is None else _probed(server, following),
-        )  # fmt: skip
+        following, capabilities = gateway.gateway.tracker, None
+        if following is not None:
+            following.paused = True  # the probe's requests say nothing of lengths
+            try:
+                capabilities = _abilities(Server(gateway.url))
+            finally:
+                following.paused = False
+        measured = load.bench(gateway.url, workload, filling, capabilities)
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.stable(), within_s=_PLAN_S)
+            gateway.call(following.stable(), within_s=_REPLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
+    engines = len(config.engines)
+    if planned.phases is None:
+        return ScheduleRun(split_outcome(planned, rows, engines), planned, measured, (), rows, engines=engines)
     news = () if following is None else tuple(following.report)
-    planned, since_s = _last(planned, news)
-    since = [row for row in rows if row.arrival_s >= since_s]
-    outcome = schedule_outcome(planned, heard.all, since, len(engines))
+    since_s = -math.inf
+    for at_s, one in news:
+        if isinstance(one.more, Adapted):
+            planned, since_s = one.more.planned, at_s
+    recent = [row for row in rows if row.arrival_s >= since_s]
+    outcome = schedule_outcome(planned, recorder.phases, recent, engines)
     state = None if following is None else following.state
-    return ScheduleRun(outcome, planned, measured, tuple(heard.all), rows, news, state, len(engines))
+    return ScheduleRun(outcome, planned, measured, tuple(recorder.phases), rows, news, state, engines)
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """The scenario's requests; where it does not say how many, as many as fill enough phases to count.
+    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count.
 
     Raises:
         InputError: They cannot be read.
@@ -445,98 +442,33 @@ def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1,
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count
-        number = enough(planned.row, engines)
-        scenario = scenario.model_copy(update={"workload": section.model_copy(update={"num_requests": number})})
+        changed = section.model_copy(update={"num_requests": enough(planned.row, engines)})
+        scenario = scenario.model_copy(update={"workload": changed})
     return requests(scenario, seed)
 
 
-class _Phases(Listener):
-    """Keeps all phases."""
-
-    def __init__(self) -> None:
-        self.all: list[Phase] = []
-
-    def phase(self, phase: Phase) -> None:
-        """One is over."""
-        self.all.append(phase)
-
-
-def _followed(
-    scenario: Scenario, planned: PlannedRun, workload: Workload, servers: Sequence[Server], follow: Follow, remote: int
-) -> Make:
-    """What makes the follower, now that it is known which schedule runs, and with how many seats.
-
-    Prompts are watched where the gateway is sent token ids and so can count them: of texts it estimates the tokens,
-    and an estimate that is off would look like a move.
-    """
-    counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
-    watch = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
-    return follower_maker(scenario, planned, replace(follow, monitor=watch, max_num_seqs=remote))
-
-
-def _last(planned: PlannedRun, news: Sequence[tuple[float, News]]) -> tuple[PlannedRun, float]:
-    """The schedule that was kept last, and since when."""
-    since_s = -math.inf
-    for at_s, one in news:
-        if isinstance(one.more, Adapted):
-            planned, since_s = one.more.planned, at_s
-    return planned, since_s
-
-
-def _require_not_followed(planned: PlannedRun, follow: Follow | None) -> None:
-    """Nothing, unless a split schedule is to follow lengths.
-
-    Raises:
-        InputError: It is.
-    """
-    if follow is not None:
-        raise InputError(
-            f"only a schedule of phases (rra) can follow lengths while it runs; this one is {planned.row.words}. "
-            "`lengthwise schedule watch` says of recorded requests when another one would be better"
-        )
-
-
-def _max_num_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
-    """So many requests every engine runs at once; up to so many times the schedule's it is looked for."""
-    most = phases.max_in_flight or row.encode_batch
-    there = times * most
+def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
+    """Return how many requests every engine runs at once, probed up to ``times`` the schedule's number."""
+    scheduled = phases.max_in_flight or row.encode_batch
+    smallest = times * scheduled
     for server in servers:
-        found = max_num_seqs(server, times * most)
-        there = min(there, found)
-        for what, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
+        found = max_num_seqs(server, times * scheduled)
+        smallest = min(smallest, found)
+        for batch, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:
                 raise InputError(
-                    f"the schedule is {row.words}, with {what} = {needed} requests at once; the engine {server.url} "
-                    f"runs {found} at once: raise its limit (vLLM: --max-num-seqs {most}), or plan with fewer"
+                    f"the schedule is {row.words}, with {batch} = {needed} requests at once; the engine {server.url} "
+                    f"runs {found} at once: raise its limit (vLLM: --max-num-seqs {scheduled}), or plan with fewer"
                 )
-    return there
-
-
-def _probed(server: Server, tracker: PlanTracker) -> Abilities:
-    """What the gateway and its engines can do, asked by requests that say nothing of lengths."""
-    tracker.paused = True
-    try:
-        return _abilities(server)
-    finally:
-        tracker.paused = False
+    return smallest
 
 
 def _abilities(server: Server) -> Abilities:
-    """What a server can do, asked by some tiny requests."""
+    """Return what a server supports, probed by a few tiny requests."""
 
-    async def asked() -> Abilities:
+    async def probed() -> Abilities:
         async with Client(server) as client:
             await client.probe()
             return client.capabilities
 
-    return asyncio.run(asked())
-
-
-def _config(planned: PlannedRun, engines: Sequence[str], api_key: str | None, admin_port: int | None) -> GatewayConfig:
-    return GatewayConfig(
-        engines=tuple(Engine(url, name=f"engine {number}", api_key=api_key) for number, url in enumerate(engines, 1)),
-        order=Order("rra", max_wait_s=math.inf),
-        dispatch=Dispatch(phases=planned.phases),
-        prediction=Forecasting(predictor="none", learn=False),
-        listen=Listen(port=0, admin_port=admin_port),
-    )
+    return asyncio.run(probed())

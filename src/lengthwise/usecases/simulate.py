@@ -1,66 +1,67 @@
-"""Runs a scenario: every variant at every seed, and what it all means."""
+"""Simulate a scenario: every variant at every seed, with a summary over the seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from pathlib import Path
-from typing import TypeVar
 
 from lengthwise import engine, metrics
 from lengthwise.config.scenario import Scenario, load
-from lengthwise.config.variants import Variant, build, untold_note
+from lengthwise.cost import model_error
 from lengthwise.metrics import Beyond, Slo, Summary
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 from lengthwise.search.workers import available_cpus, threads
-from lengthwise.usecases import model_error
+from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
-BINDS = 0.7
-"""From this share of a front's time on, what requests wait for each other there grows fast."""
+BUSY_FRONT = 0.7
+"""Utilisation of the front end from which on its queue grows fast."""
+USUAL_STEPS, MANY_STEPS = 200_000, 4_000_000
+Progress = Callable[[int, int], None]
 
 
 def front_note(cost: CostTables, rate_rps: float) -> str:
-    """That the front binds at so many requests a second; "" where it does not."""
+    """Return a warning if the front end in front of the engine is the bottleneck at this rate; "" otherwise."""
     busy = rate_rps * cost.front.queue_s
-    if not busy > BINDS:
+    if not busy > BUSY_FRONT:
         return ""
     has = "is busy" if busy <= 1 else "has work for"
     return (
-        f"The front before the engine binds: it takes one request at a time, {1e3 * cost.front.queue_s:.3g} ms each, "
+        f"The front end of the engine binds: it takes one request at a time, {1e3 * cost.front.queue_s:.3g} ms each, "
         f"and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a second. More or faster GPUs do not help; "
-        "give what your own front takes (deployment.host)."
+        "give what your own front end takes (deployment.host)."
     )
 
 
 def sent_rps(records: Records) -> float:
-    """Requests a second over the time in which clients sent them; over the whole run where they sent all at once."""
+    """Return requests a second while clients sent them; over the complete run if they sent all at once."""
     arrival_s = records.requests.arrival_s
     span_s = float(arrival_s.max() - arrival_s.min()) or records.end_s - float(arrival_s.min())
     return len(arrival_s) / span_s if span_s > 0 else 0.0
 
 
-T = TypeVar("T")
-Progress = Callable[[int, int], None]
-
-USUAL_STEPS, MANY_STEPS = 200_000, 4_000_000
+def slo_of(scenario: Scenario) -> Slo | None:
+    """Return the limits of [slo] for a single request; None if there are none."""
+    limits = scenario.slo
+    if (limits.ttft, limits.tpot, limits.jct) == (None, None, None):
+        return None
+    return Slo(ttft_s=limits.ttft, tpot_s=limits.tpot, jct_s=limits.jct)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one variant.
+    """The result of one variant.
 
     Attributes:
-        variant: What was asked.
-        records: All that the first seed's run left behind.
-        summaries: One a seed, in their order.
+        records: Of the first seed's run.
+        summaries: One for each seed, in their order.
         summary: Over all seeds; with model intervals where the cost tables carry errors.
-        out_of_range: Where any seed's run went beyond the measurements behind the cost tables.
-        model_draws: Runs under tables that are a little off, behind the model intervals.
+        out_of_range: Where a run passed the range of the measurements behind the cost tables.
+        model_draws: Runs under perturbed tables, behind the model intervals.
     """
 
     variant: Variant
@@ -72,33 +73,28 @@ class Outcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know, a sentence each: extrapolated steps, a front that binds, no model intervals."""
-        said = [f"{one.description}." for one in self.out_of_range]
-        if note := front_note(self.variant.deployment.cost, sent_rps(self.records)):
-            said.append(note)
-        if note := untold_note(self.variant.scenario):
-            said.append(note)
-        if note := model_error.hardware_note(self.variant.deployment):
-            said.append(note)
-        if NOT_MEASURED in self.variant.deployment.cost.source:
-            said.append(_MADE_UP)
-        if self.variant.deployment.cost.errors and not self.model_draws:
-            said.append(_NO_MODEL.format(cause=_why_none(self.variant)))
-        return tuple(said)
+        """Return warnings, a sentence each: extrapolated steps, a busy front end, missing model intervals."""
+        cost, run = self.variant.deployment.cost, self.variant.scenario.run
+        notes = [
+            *(f"{one.description}." for one in self.out_of_range),
+            front_note(cost, sent_rps(self.records)),
+            unchecked_tables_note(self.variant.scenario),
+            model_error.hardware_note(self.variant.deployment),
+        ]
+        if NOT_MEASURED in cost.source:
+            notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
+        if cost.errors and not self.model_draws:
+            reason = (
+                "run.model_draws is 0"
+                if run.model_draws == 0
+                else f"runs of more than {model_error.LARGEST_RUN:,} requests are not repeated by default; "
+                f"run.model_draws = {model_error.DRAWS} repeats them"
+            )
+            notes.append(f"The cost model's own error is not in the intervals: {reason}.")
+        return tuple(note for note in notes if note)
 
 
-_MADE_UP = f"The cost tables rest on {NOT_MEASURED}: their source says which."
-_NO_MODEL = "The cost model's own error is not in the intervals: {why}."
 _Run = tuple[Records | None, Summary, tuple[Beyond, ...]]
-
-
-def _why_none(variant: Variant) -> str:
-    if variant.scenario.run.model_draws == 0:
-        return "run.model_draws is 0"
-    return (
-        f"runs of more than {model_error.LARGEST_RUN:,} requests are not repeated unasked; "
-        f"run.model_draws = {model_error.DRAWS} repeats them"
-    )
 
 
 def run(
@@ -109,104 +105,89 @@ def run(
     progress: Progress = lambda *_: None,
     every_step: bool = False,
 ) -> list[Outcome]:
-    """The outcome of every variant of a scenario, each simulated at every seed.
+    """Return the outcome of every variant of a scenario, each simulated at every seed.
 
-    All variants see the same requests at the same seed; where none has any chance in it (replays), one
-    seed says it all and no other is run. Where cost tables carry errors, the first seed is run again under
-    tables that are off by as much, for the model intervals. Runs share this process: the compiled engine lets go of the
-    interpreter, so that threads use all cores.
+    All variants see the same requests at the same seed; where none is random (replays), one seed suffices and no other
+    is run. Where cost tables carry errors, the first seed is run again under perturbed tables, for the model
+    intervals. Runs are threads of this process: the compiled engine releases the interpreter, so they use all cores.
 
     Args:
         scenario: The scenario, or its file.
-        variants: What ``build`` made of it, where the caller has done so already.
-        jobs: Runs at a time; None: one a CPU that this process may use.
-        progress: Called with the runs done and the runs in all, from this thread.
-        every_step: Keep the steps of larger runs than usual, as a timeline needs them.
+        variants: What ``build`` made of it, if the caller has built it.
+        jobs: Runs at a time; None: one for each CPU that this process may use.
+        progress: Called with the runs done and the runs in total, from this thread.
+        every_step: Record the steps of larger runs than usual, as a timeline needs them.
 
     Raises:
-        InputError: Something of the scenario cannot be used; a note names variant and seed.
+        InputError: The scenario cannot be used; a note names variant and seed.
     """
-    asked = scenario if isinstance(scenario, Scenario) else load(scenario)
-    sides = list(build(asked) if variants is None else variants)
-    repeated = asked.run.seeds if any(side.has_chance for side in sides) else 1
-    seeds = range(asked.run.seed, asked.run.seed + repeated)
-    tasks: list[Callable[[], _Run]] = [
-        partial(_one, side, seed, keep=seed == seeds[0], every_step=every_step) for seed in seeds for side in sides
+    requested = scenario if isinstance(scenario, Scenario) else load(scenario)
+    sides = list(build(requested) if variants is None else variants)
+    seeds = range(requested.run.seed, requested.run.seed + 1)
+    if any(side.is_random for side in sides):
+        seeds = range(requested.run.seed, requested.run.seed + requested.run.seeds)
+    keep_steps = MANY_STEPS if every_step else USUAL_STEPS
+    first = [
+        partial(_simulated, side, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for side in sides
     ]
-    again = [_off(side, seeds[0]) for side in sides]
-    runs = _all([*tasks, *(task for some in again for task in some)], jobs or available_cpus(), progress)
-    plain, off = runs[: len(tasks)], iter(runs[len(tasks) :])
-    return [
-        _outcome(side, plain[at :: len(sides)], [next(off)[1] for _ in some])
-        for at, (side, some) in enumerate(zip(sides, again, strict=True))
-    ]
+    again = [_perturbed_runs(side, seeds[0]) for side in sides]
+    runs = _in_threads([*first, *(task for tasks in again for task in tasks)], jobs or available_cpus(), progress)
+    remaining = iter(runs[len(first) :])
+    outcomes = []
+    for number, (side, tasks) in enumerate(zip(sides, again, strict=True)):
+        own = runs[number : len(first) : len(sides)]
+        summaries = [summary for _, summary, _ in own]
+        summary = metrics.combine(summaries)
+        perturbed = [next(remaining)[1] for _ in tasks]
+        if perturbed:
+            summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
+        out_of_range = metrics.worst_of([one for _, _, one in own])
+        records = own[0][0]
+        assert records is not None  # those of the first seed are kept
+        outcomes.append(Outcome(side, records, summaries, summary, out_of_range, len(perturbed)))
+    return outcomes
 
 
-def _off(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
-    """The runs behind a variant's model intervals."""
+def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
+    """Return the runs behind a variant's model intervals."""
     draws = variant.scenario.run.model_draws
     if not variant.deployment.cost.errors or draws == 0:
         return []
     if draws is None and len(variant.workload(seed)) > model_error.LARGEST_RUN:
         return []
-    off = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
-    sides = [replace(variant, deployment=one) for one in off]
-    return [partial(_one, side, seed, keep=False, every_step=False) for side in sides]
+    perturbed = model_error.perturbed_deployments(variant.deployment, draws or model_error.DRAWS)
+    return [partial(_simulated, replace(variant, deployment=one), seed, None) for one in perturbed]
 
 
-def _one(variant: Variant, seed: int, *, keep: bool, every_step: bool) -> _Run:
-    asked = variant.scenario
-    with _located(variant, seed):
+def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
+    """Simulate one seed; without ``keep_steps`` the records are dropped, since many seeds would fill the memory."""
+    settings = variant.scenario.run
+    try:
         records = engine.simulate(
             variant.workload(seed),
             variant.deployment,
             seed=seed,
-            time_limit_s=asked.run.time_limit_s,
-            strict=asked.run.strict,
-            keep_steps=MANY_STEPS if keep and every_step else USUAL_STEPS,
+            time_limit_s=settings.time_limit_s,
+            strict=settings.strict,
+            keep_steps=keep_steps or USUAL_STEPS,
         )
-        summary = metrics.summarize(records, variant.deployment, slo=slo_of(asked), warmup_s=asked.run.warmup_s)
-    return records if keep else None, summary, metrics.beyond_reach(records, variant.deployment)
-
-
-def _outcome(variant: Variant, runs: Sequence[_Run], off: Sequence[Summary]) -> Outcome:
-    records, summaries = runs[0][0], [summary for _, summary, _ in runs]
-    assert records is not None  # the first seed keeps its records
-    summary = metrics.combine(summaries)
-    if off:
-        summary = metrics.with_model_error(summary, summaries[0], off, model_error.LEVEL)
-    beyond = metrics.worst_of([beyond for _, _, beyond in runs])
-    return Outcome(variant, records, summaries, summary, beyond, len(off))
-
-
-def slo_of(scenario: Scenario) -> Slo | None:
-    """The limits of [slo] for a single request; None where there are none."""
-    limits = scenario.slo
-    if (limits.ttft, limits.tpot, limits.jct) == (None, None, None):
-        return None
-    return Slo(ttft_s=limits.ttft, tpot_s=limits.tpot, jct_s=limits.jct)
-
-
-@contextmanager
-def _located(variant: Variant, seed: int) -> Iterator[None]:
-    try:
-        yield
+        slo = slo_of(variant.scenario)
+        summary = metrics.summarize(records, variant.deployment, slo=slo, warmup_s=settings.warmup_s)
     except InputError as error:
         error.add_note(f"in the run of {variant.name!r} with seed {seed}")
         raise
+    return records if keep_steps else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
-def _all(tasks: Sequence[Callable[[], T]], jobs: int, progress: Progress) -> list[T]:
-    """The tasks' results in their order; the first error ends it.
-
-    An engine that is still to be compiled runs the first task alone: threads would each compile it.
-    """
+def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
+    """Return the results of the tasks in their order; the first error stops all."""
     progress(0, len(tasks))
+    # An engine that is not compiled yet runs the first task alone, or every thread would compile it.
     alone = 0 if engine.ready() else 1
-    results: dict[int, T] = {}
+    results: dict[int, _Run] = {}
     with threads(jobs) as workers:
         for batch in (range(alone), range(alone, len(tasks))):
-            for at, result in workers.run([tasks[i] for i in batch], call):
-                results[batch[at]] = result
+            for number, result in workers.run([tasks[i] for i in batch], call):
+                results[batch[number]] = result
                 progress(len(results), len(tasks))
-    return [results[at] for at in range(len(tasks))]
+    return [results[number] for number in range(len(tasks))]

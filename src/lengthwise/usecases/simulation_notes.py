@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lengthwise.config import Variant
+from lengthwise.usecases.variants import Variant
 
 
 def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
@@ -16,7 +16,7 @@ def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
             found.append(
                 f"num_requests is {section.num_requests:,}, but the replayed trace has {replayed:,}; so many were run"
             )
-    if seeds > 1 and not any(variant.has_chance for variant in variants):
+    if seeds > 1 and not any(variant.is_random for variant in variants):
         found.append("a replay is deterministic: further seeds change nothing, so one was run")
     for variant in variants:
         scheduler, policy = variant.deployment.scheduler, variant.scenario.scheduler.policy

@@ -17,11 +17,13 @@ def local_pids(launcher):
 def on_ray(folder, address):
     from engines_world import SERVER
 
-    from lengthwise.apps.launch import Loaded, Patience
+    from lengthwise.apps.launch import EngineSpec, EngineTimeouts
     from lengthwise.apps.launch.ray import RayLauncher
 
-    loaded = [Loaded(name, served=name, max_num_seqs=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")]
-    return RayLauncher(loaded, folder / "logs", address, timeouts=Patience(ready_s=60.0, grace_s=3.0))
+    loaded = [
+        EngineSpec(name, served=name, max_num_seqs=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")
+    ]
+    return RayLauncher(loaded, folder / "logs", address, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0))
 
 
 def ray_pids(launcher):
@@ -42,7 +44,7 @@ def main():
     from engines_world import chained, job_of, local, plan
 
     from lengthwise.apps.ledger import open_ledger
-    from lengthwise.apps.run import RESUME, run_here
+    from lengthwise.apps.run import RESUME, run_on_engines
 
     folder, options = Path(sys.argv[1]), dict(word.split("=", 1) for word in sys.argv[2:])
     job = job_of(chained(), [(plan(0), plan(1))])
@@ -68,7 +70,7 @@ def main():
         sys.stdout.flush()
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        ended = run_here(job, ledger, launcher, monitor=watch, watch_s=0.02, stopping=stopping)
+        ended = run_on_engines(job, ledger, launcher, monitor=watch, watch_s=0.02, stopping=stopping)
     if ended.exit_code == 130:
         sys.stdout.write(RESUME + "\n")
     raise SystemExit(ended.exit_code)

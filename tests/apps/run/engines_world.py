@@ -12,14 +12,14 @@ import urllib.request
 import numpy as np
 from plan_world import cluster_of, tasks_of
 
-from lengthwise.apps.launch import Ask, Loaded, LocalLauncher, Patience
+from lengthwise.apps.launch import Ask, EngineSpec, EngineTimeouts, LocalLauncher
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import (
-    ClusterRooms,
+    ClusterPlacer,
     Coordinator,
-    Guide,
     Job,
     RequestSpec,
+    RunPlan,
     Settings,
     identity_of,
     lay,
@@ -29,7 +29,7 @@ from lengthwise.schema.app import ModelPlan
 
 GPU = "A100-80GB"
 SERVER = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
-QUICK = Settings(backoff_s=0.05, most_backoff_s=0.2, lease_s=5.0, save_s=0.1, linger_s=0.02)
+QUICK = Settings(backoff_s=0.05, max_backoff_s=0.2, lease_s=5.0, save_s=0.1, linger_s=0.02)
 
 
 def plan(model, dp=1, tp=1):
@@ -67,8 +67,8 @@ def job_of(tasks, stages, *, gpus=2, decider=None, words="app", **more):
         layout=layout,
         expected_tokens=np.full(len(tasks), 30.0),
         decider=decider or Prompts(tasks),
-        guide=Guide(tuple(stages)),
-        rooms=ClusterRooms(cluster_of(gpus), lambda plan, how: {"start": 5.0, "wake": 1.0}[how]),
+        run_plan=RunPlan(tuple(stages)),
+        placer=ClusterPlacer(cluster_of(gpus), lambda plan, how: {"start": 5.0, "wake": 1.0}[how]),
         identity=identity_of(words, layout),
         owner=new_owner(),
         settings=more.pop("settings", QUICK),
@@ -78,9 +78,12 @@ def job_of(tasks, stages, *, gpus=2, decider=None, words="app", **more):
 
 def local(tmp_path, names, *, max_num_seqs=4, command=SERVER, more="--fixed-s 0.002", timeouts=None, **fields):
     return LocalLauncher(
-        [Loaded(name, served=name, max_num_seqs=max_num_seqs, command=f"{command} {more}", **fields) for name in names],
+        [
+            EngineSpec(name, served=name, max_num_seqs=max_num_seqs, command=f"{command} {more}", **fields)
+            for name in names
+        ],
         tmp_path / "logs",
-        timeouts=timeouts or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+        timeouts=timeouts or EngineTimeouts(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
 
 
@@ -131,7 +134,7 @@ def told(url):
 
 
 async def until(fact, most_s=60.0):
-    """Waits for a fact."""
+    """ModelDependencies for a fact."""
     async with asyncio.timeout(most_s):
         while not fact():  # noqa: ASYNC110 - facts of other processes
             await asyncio.sleep(0.01)

@@ -20,16 +20,25 @@ def parts():
 
     from lengthwise.apps.launch import Lengths, SimulatedLauncher
     from lengthwise.apps.plan.draws import draw
-    from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Settings, Work, expected_tokens, guide_of, job_of
+    from lengthwise.apps.run import (
+        ClusterPlacer,
+        Drawn,
+        Planned,
+        RunTasks,
+        Settings,
+        expected_tokens,
+        job_of,
+        run_plan_of,
+    )
     from lengthwise.apps.run.replanning import Replanner
 
     tasks, draws, space, made = planned(COUNTS, MEANS)
     lengths, longest = [Geometric(mean) for mean in MEANS], [LONGEST] * len(MEANS)
     comes = draw(tasks, lengths, longest, (2, 0))
-    guide = replace(guide_of(made), ends_s=tuple(0.4 + 0.001 * k for k in range(len(made.planned))))
-    work = Work(tasks, Drawn(tasks, comes), expected_tokens(draws), "late")
+    run_plan = replace(run_plan_of(made), ends_s=tuple(0.4 + 0.001 * k for k in range(len(made.planned))))
+    work = RunTasks(tasks, Drawn(tasks, comes), expected_tokens(draws), "late")
     seconds = lambda plan, how: 0.1 if how == "start" else 0.0  # noqa: E731
-    job = job_of(work, Planned(guide, ClusterRooms(space.cluster, seconds)), Settings(save_s=0.1, lease_s=5.0))
+    job = job_of(work, Planned(run_plan, ClusterPlacer(space.cluster, seconds)), Settings(save_s=0.1, lease_s=5.0))
     anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.reserve)
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), seconds)
     return replace(job, replan=anew), launcher
@@ -42,20 +51,20 @@ def say(what):
 
 def main():
     from lengthwise.apps.ledger import open_ledger
-    from lengthwise.apps.run import run_here, run_simulated
+    from lengthwise.apps.run import run_on_engines, run_simulated
 
     folder, way = Path(sys.argv[1]), sys.argv[2]
     job, launcher = parts()
 
-    def anew(drifted):
+    def anew(deviation):
         say(PLANNING)
         time.sleep(2.0 if way == "virtual" else 60.0)
-        found = job.replan(drifted)
+        found = job.replan(deviation)
         say(PLANNED)
         return found
 
     with open_ledger(folder / "ledger.sqlite") as ledger:
-        run = run_here if way == "current" else run_simulated
+        run = run_on_engines if way == "current" else run_simulated
         try:
             ended = run(replace(job, replan=anew), ledger, launcher)
         except KeyboardInterrupt:

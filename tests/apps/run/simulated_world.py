@@ -8,7 +8,7 @@ from plan_world import cluster_of, draw_of, served, tasks_of
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.run import ClusterRooms, Drawn, Guide, Job, Settings, identity_of, lay, new_owner, run_simulated
+from lengthwise.apps.run import ClusterPlacer, Drawn, Job, RunPlan, Settings, identity_of, lay, new_owner, run_simulated
 from lengthwise.schema.app import ModelPlan
 
 GPU = "A100-80GB"
@@ -26,7 +26,7 @@ class World:
         self.tasks = tasks
         self.draw = draw or draw_of(tasks, rng, mean=mean)
         self.space = Space(served(len(tasks.models), "opt-1.3b"), cluster_of(gpus))
-        self.guide = Guide(tuple(stages), reserve)
+        self.run_plan = RunPlan(tuple(stages), reserve)
         self.seconds = seconds or (lambda plan, how: {"start": 20.0, "wake": 2.0, "stop": 1.0, "sleep": 0.5}[how])
         self.layout = lay(tasks, np.full(len(tasks), mean))
         self.expected = np.full(len(tasks), mean)
@@ -38,12 +38,12 @@ class World:
             "identity": identity_of("app", self.layout),
             "owner": new_owner(),
             "settings": Settings(),
-            "guide": self.guide,
+            "guide": self.run_plan,
         } | more
         return Job(
             layout=self.layout,
             expected_tokens=self.expected,
-            rooms=ClusterRooms(self.space.cluster, self.seconds),
+            placer=ClusterPlacer(self.space.cluster, self.seconds),
             **kept,
         )
 

@@ -16,7 +16,16 @@ from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.run import ClusterRooms, Guide, Planned, Work, expected_tokens, export, job_of, run_simulated
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Planned,
+    RunPlan,
+    RunTasks,
+    expected_tokens,
+    export,
+    job_of,
+    run_simulated,
+)
 from lengthwise.testing.engine_server.completions import END, ToyModel, chat_ids, token_bytes
 
 TOPICS = [
@@ -70,11 +79,11 @@ def short(app):
 def prepared(name, rows=TOPICS):
     expanded = expand(short(APPS[name]), rows)
     draws = [draw(expanded.tasks, [None] * 3, [4096] * 3, seed) for seed in range(4)]
-    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words=name)
-    rooms = ClusterRooms(cluster_of(2), lambda plan, how: SECONDS[how])
+    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words=name)
+    placer = ClusterPlacer(cluster_of(2), lambda plan, how: SECONDS[how])
     stages = ((plan(0), plan(1)), (plan(1), plan(2)), (plan(2), plan(0)))
-    guide = Guide(stages, reserve=(plan(0), plan(1), plan(2)))
-    return expanded, draws[0], job_of(work, Planned(guide, rooms), QUICK)
+    run_plan = RunPlan(stages, reserve=(plan(0), plan(1), plan(2)))
+    return expanded, draws[0], job_of(work, Planned(run_plan, placer), QUICK)
 
 
 @pytest.mark.slow

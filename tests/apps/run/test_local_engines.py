@@ -9,9 +9,9 @@ import pytest
 from engines_world import answers, chained, engines, job_of, local, plan, play, told, undisturbed, until
 from plan_world import tasks_of
 
-from lengthwise.apps.launch import Loaded, StaticLauncher
+from lengthwise.apps.launch import EngineSpec, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
-from lengthwise.apps.run import Drifted, GivenRooms
+from lengthwise.apps.run import PlanDeviation, StaticPlacer
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
@@ -101,13 +101,13 @@ def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
     drifts = []
     job = job_of(tasks, [(plan(0),), (plan(1),)])
 
-    def replan(drifted: Drifted):
-        drifts.append(drifted)
-        return type(job.guide)(((plan(0), plan(1)),), ends_s=())
+    def replan(deviation: PlanDeviation):
+        drifts.append(deviation)
+        return type(job.run_plan)(((plan(0), plan(1)),), ends_s=())
 
-    guide = type(job.guide)(job.guide.stages, ends_s=(0.01, 0.02))
-    job = job_of(tasks, guide.stages, replan=replan)
-    object.__setattr__(job, "guide", guide)
+    run_plan = type(job.run_plan)(job.run_plan.stages, ends_s=(0.01, 0.02))
+    job = job_of(tasks, run_plan.stages, replan=replan)
+    object.__setattr__(job, "guide", run_plan)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
         assert ended.exit_code == 0
@@ -156,10 +156,10 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
     async def others():
         m0, m1 = EngineSpec("m0"), EngineSpec("m1")
         async with EngineServer(m0) as one, EngineServer(m0) as two, EngineServer(m1) as three:
-            models = [Loaded("m0", max_num_seqs=2), Loaded("m1", served="m1", max_num_seqs=2)]
+            models = [EngineSpec("m0", max_num_seqs=2), EngineSpec("m1", served="m1", max_num_seqs=2)]
             launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
             given = job_of(tasks, [launcher.plans()])
-            job = replace(given, rooms=GivenRooms())
+            job = replace(given, placer=StaticPlacer())
             ended = await play(job, ledger, launcher)
             assert one.up
             assert two.up
@@ -174,14 +174,14 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
 
 def test_a_model_without_an_address_is_named():
     with pytest.raises(InputError, match="there is none for m1"):
-        StaticLauncher([Loaded("m0"), Loaded("m1")], {0: ["http://127.0.0.1:1"]})
+        StaticLauncher([EngineSpec("m0"), EngineSpec("m1")], {0: ["http://127.0.0.1:1"]})
 
 
 def test_places_in_a_command_are_checked_before_anything_starts():
     with pytest.raises(InputError, match=r"no place in the command of m0 named 'prot'\. Did you mean: port"):
-        Loaded("m0", command="serve --port {prot}")
+        EngineSpec("m0", command="serve --port {prot}")
     with pytest.raises(InputError, match="seats of m0 must be at least 1"):
-        Loaded("m0", max_num_seqs=0)
+        EngineSpec("m0", max_num_seqs=0)
 
 
 def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):

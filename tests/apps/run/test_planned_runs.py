@@ -10,7 +10,16 @@ from simulated_world import fresh
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
 from lengthwise.apps.plan import RequestSpec, Space, SwitchTimes, plan
-from lengthwise.apps.run import ClusterRooms, Drawn, Planned, Work, expected_tokens, guide_of, job_of, run_simulated
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Drawn,
+    Planned,
+    RunTasks,
+    expected_tokens,
+    job_of,
+    run_plan_of,
+    run_simulated,
+)
 
 
 def independent(rng):
@@ -31,9 +40,9 @@ def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, tim
     models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
     made = plan(tasks, [draw], models, cluster, times=times, requested=RequestSpec(method=method, additional=()))
     space = Space(models, cluster, times or SwitchTimes())
-    rooms = ClusterRooms(cluster, space.seconds)
-    work = Work(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
-    job = job_of(work, Planned(guide_of(made), rooms))
+    placer = ClusterPlacer(cluster, space.seconds)
+    work = RunTasks(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
+    job = job_of(work, Planned(run_plan_of(made), placer))
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds, space.sleeps)
     tmp_path.mkdir(exist_ok=True)
     with fresh(tmp_path, method) as ledger:

@@ -14,7 +14,7 @@ from engines_world import SERVER, answers, chained, job_of, plan, play, undistur
 from killed_world import begun, gone, is_gone
 from plan_world import tasks_of
 
-from lengthwise.apps.launch import Loaded, Patience
+from lengthwise.apps.launch import EngineSpec, EngineTimeouts
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import EngineError
 
@@ -44,9 +44,9 @@ def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", timeouts=N
     from lengthwise.apps.launch.ray import RayLauncher
 
     return RayLauncher(
-        [Loaded(name, served=name, max_num_seqs=4, command=f"{command} {more}") for name in names],
+        [EngineSpec(name, served=name, max_num_seqs=4, command=f"{command} {more}") for name in names],
         tmp_path / "logs",
-        timeouts=timeouts or Patience(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
+        timeouts=timeouts or EngineTimeouts(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
 
 
@@ -145,7 +145,7 @@ def test_killed_while_it_answers_on_ray_its_tokens_are_gone_on_from(cluster, tmp
     async def kill(one, launcher):
         await until(lambda: len(launcher._running) == 2)
         seen.extend(await asyncio.to_thread(pids, launcher))
-        going = one._lines[0].berths[0].active
+        going = one._lines[0].slots[0].active
         await until(lambda: any(len(work.draft.output_ids) >= 3 for work in going.values()))
         os.kill(await asyncio.to_thread(pid_of, launcher, "m0", which), signal.SIGKILL)
 
@@ -229,7 +229,7 @@ def test_stopped_again_on_ray_it_waits_for_no_engine(cluster, tmp_path, ready):
     """Engines that do not go when they are asked to, or never get ready, with more patience than a test has."""
     words = "--host {host} --port {port} --model {name}" if ready else "never {port}"
     stubborn = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'} {words}"
-    timeouts = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
+    timeouts = EngineTimeouts(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
     launcher = on_ray(tmp_path, ("m0", "m1"), command=stubborn, more="", timeouts=timeouts)
     begun = []
 

@@ -16,14 +16,14 @@ from lengthwise.apps.ledger import State
 from lengthwise.apps.plan import RequestSpec, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
-    ClusterRooms,
+    ClusterPlacer,
     Drawn,
     Planned,
+    RunTasks,
     Settings,
-    Work,
     expected_tokens,
-    guide_of,
     job_of,
+    run_plan_of,
     run_simulated,
 )
 from lengthwise.apps.run.replanning import Replanner, Seen, Spread, has_moved, rest_of, seen_of, updated
@@ -62,9 +62,9 @@ def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, monitor=None):
     tasks, draws, space, made = planned(counts, means)
     longest = [LONGEST] * len(means)
     comes = draw(tasks, [Geometric(mean) for mean in true or means], longest, (2, seed))
-    work = Work(tasks, Drawn(tasks, comes), expected_tokens(draws), "drifts")
-    rooms = ClusterRooms(space.cluster, space.seconds)
-    job = job_of(work, Planned(guide_of(made), rooms), Settings(replans=replans))
+    work = RunTasks(tasks, Drawn(tasks, comes), expected_tokens(draws), "drifts")
+    placer = ClusterPlacer(space.cluster, space.seconds)
+    job = job_of(work, Planned(run_plan_of(made), placer), Settings(replans=replans))
     lengths = [Geometric(mean) for mean in means]
     anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.reserve)
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, comes), space.seconds)
@@ -179,13 +179,13 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
 
 def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
     world = World(tasks_of([0] * 40 + [1] * 40), [(run_plan(0),), (run_plan(1),)])
-    guide = replace(world.guide, ends_s=(0.5, 1.0))
+    run_plan = replace(world.run_plan, ends_s=(0.5, 1.0))
 
-    def broken(drifted):
+    def broken(deviation):
         raise DoesNotFitError("model m0 fits no GPUs")
 
     with fresh(tmp_path) as ledger:
-        ended = world.run(ledger, guide=guide, replan=broken)
+        ended = world.run(ledger, run_plan=run_plan, replan=broken)
     assert ended.of(State.DONE) == 80
     assert any("model m0 fits no GPUs" in about for about in told(ended, "keep"))
     assert not told(ended, "replan")

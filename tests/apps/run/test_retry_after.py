@@ -12,11 +12,11 @@ from lengthwise.apps.launch import Ask, Draft
 from lengthwise.apps.launch.engine import FailedError, Fault
 from lengthwise.apps.ledger import Lease, State
 from lengthwise.apps.run import Settings
-from lengthwise.apps.run.task_state import Shared, Verdicts, Work
+from lengthwise.apps.run.task_state import LeasedTask, Shared, Verdicts
 from lengthwise.backend.openai import retry_after_s
 
 NOW_S = 1000.0
-SETTINGS = Settings(backoff_s=1.0, most_backoff_s=60.0)
+SETTINGS = Settings(backoff_s=1.0, max_backoff_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_tha
         job = job_of(tasks_of([0]), [(plan(0),)], settings=SETTINGS)
         nothing = lambda *_: None  # noqa: E731
         shared = Shared(job, books, lambda: NOW_S, nothing, nothing, nothing)
-        work = Work(Lease(0, 1, 1), "key", Ask(0, "chat", {}), Draft())
+        work = LeasedTask(Lease(0, 1, 1), "key", Ask(0, "chat", {}), Draft())
         Verdicts(shared, lambda: None).has_no_room(work, "http 503", None, asked_s)
 
     asyncio.run(refused())

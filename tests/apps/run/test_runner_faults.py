@@ -30,7 +30,7 @@ from engines_world import (
 from killed_world import begun, gone
 from plan_world import tasks_of
 
-from lengthwise.apps.launch.local import Patience
+from lengthwise.apps.launch.local import EngineTimeouts
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.apps.run import Settings, new_owner
 from lengthwise.schema.errors import EngineError, OutputError
@@ -159,7 +159,7 @@ def until_here(fact, most_s=60.0):
 
 
 STUBBORN = f"{sys.executable} {Path(__file__).parent / 'stubborn.py'}"
-PATIENT = Patience(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
+PATIENT = EngineTimeouts(ready_s=3600.0, grace_s=150.0, stall_s=20.0, request_s=60.0)
 """Whoever waits for an engine of ``STUBBORN`` with it waits longer than any test."""
 
 
@@ -240,9 +240,9 @@ def test_a_killed_engine_is_started_anew_and_nothing_is_lost(tmp_path, complete,
         _, pid = engines(launcher)[0]
         await until(lambda: sum(line.active for line in one._lines) > 0)
         for line in one._lines:
-            for berth in line.berths:
+            for slot in line.slots:
                 await until(
-                    lambda berth=berth: all(len(w.draft.output_ids) >= min(after, 5) for w in berth.active.values())
+                    lambda slot=slot: all(len(w.draft.output_ids) >= min(after, 5) for w in slot.active.values())
                 )
         os.kill(pid, signal.SIGKILL)
 
@@ -286,10 +286,10 @@ def test_a_bad_answer_is_asked_again_and_the_run_says_the_same(tmp_path, complet
 
 
 def test_an_engine_that_hangs_is_given_up_and_asked_again(tmp_path, complete):
-    from lengthwise.apps.launch import Patience
+    from lengthwise.apps.launch import EngineTimeouts
 
     job = job_of(chained(), BOTH)
-    timeouts = Patience(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
+    timeouts = EngineTimeouts(ready_s=60.0, grace_s=1.0, stall_s=2.0, request_s=20.0)
     launcher, seen = local(tmp_path, ("m0", "m1"), timeouts=timeouts, **SLOW), []
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, launcher, fault("hang", 2, seen, after_tokens=2)))

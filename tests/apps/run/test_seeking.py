@@ -10,7 +10,7 @@ import pytest
 from engines_world import answers, chained, engines, job_of, local, plan, undisturbed, until
 
 from lengthwise.apps.ledger import State, open_ledger
-from lengthwise.apps.run import Coordinator, Guide
+from lengthwise.apps.run import Coordinator, RunPlan
 from lengthwise.schema.errors import DoesNotFitError
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ class Sought:
         assert self.present.wait(60)
         if isinstance(self.found, Exception):
             raise self.found
-        return Guide(self.found)
+        return RunPlan(self.found)
 
 
 def ran(tmp_path, sought, during):

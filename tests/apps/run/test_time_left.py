@@ -74,7 +74,7 @@ def test_a_run_whose_first_engine_comes_late_says_so_much_later_and_no_more(tmp_
 
     def shown(start_s, guide_s):
         world, seen = World(tasks, [(plan(0),)], mean=200.0, seconds=lambda _, how: start_s), []
-        world.guide = replace(world.guide, ends_s=(guide_s,), ready_s=5.0)
+        world.run_plan = replace(world.run_plan, ends_s=(guide_s,), ready_s=5.0)
         folder = tmp_path / str(start_s)
         folder.mkdir()
         with fresh(folder) as ledger:

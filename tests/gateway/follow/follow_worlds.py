@@ -11,7 +11,7 @@ from phase_worlds import PhaseWorld
 from lengthwise import config
 from lengthwise.gateway.config import Dispatch, Phases
 from lengthwise.gateway.replanning import InOrder, News
-from lengthwise.schedule import Monitor, Terms
+from lengthwise.schedule import Monitor, ReplanOptions
 from lengthwise.usecases import schedule_adaptation, schedule_plan
 
 SMALL = """
@@ -73,7 +73,7 @@ def follow_small(client_request, planned, *, max_num_seqs=200, seed=0, **terms):
     """Who follows it, here and not in another process."""
     watch = Monitor(min_requests=100, seed=seed)
     return schedule_adaptation.follower_of(
-        client_request, planned, schedule_adaptation.Follow(watch, Terms(**terms), max_num_seqs)
+        client_request, planned, schedule_adaptation.Follow(watch, ReplanOptions(**terms), max_num_seqs)
     )
 
 

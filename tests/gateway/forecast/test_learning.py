@@ -27,7 +27,7 @@ from lengthwise.gateway.length_prediction.learning import (
 )
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, LengthDistribution
-from lengthwise.predict.distribution import kaplan_meier
+from lengthwise.statistics import kaplan_meier
 
 NORMAL = np.array([stats.norm.ppf(min(max(p, 0.001), 0.999)) for p in LEVELS])
 

@@ -1,5 +1,20 @@
 from .engine import Ask, Draft, Engine, FailedError, Fault, Launcher
-from .local import Loaded, LocalLauncher, Patience, StaticLauncher
+from .local import EngineSpec, EngineTimeouts, LocalLauncher, StaticLauncher
 from .simulated import Lengths, SimulatedLauncher, VirtualLoop, run_virtually
 
-__all__ = ["Ask", "Draft", "Engine", "FailedError", "Fault", "Launcher", "Lengths", "Loaded", "LocalLauncher", "Patience", "SimulatedLauncher", "StaticLauncher", "VirtualLoop", "run_virtually"]
+__all__ = [
+    "Ask",
+    "Draft",
+    "Engine",
+    "FailedError",
+    "Fault",
+    "Launcher",
+    "Lengths",
+    "EngineSpec",
+    "LocalLauncher",
+    "EngineTimeouts",
+    "SimulatedLauncher",
+    "StaticLauncher",
+    "VirtualLoop",
+    "run_virtually",
+]

@@ -27,7 +27,7 @@ PLACES = ("weights", "name", "host", "port", "tp", "pp", "gpus", "max_model_len"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EngineSpec:
     """What an engine of a model loads, and how it is started and asked.
 
     Attributes:
@@ -66,7 +66,7 @@ Deployed = Callable[[ModelPlan], Deployment]
 
 
 def launch_of(
-    loaded: Loaded, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None
+    loaded: EngineSpec, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None
 ) -> Launch:
     """The command of one replica that listens at a port, on GPUs by their number in its machine.
 
@@ -92,14 +92,14 @@ def launch_of(
     return Launch(words, {**launch.environment, **mode, **seen}, launch.notes)
 
 
-def max_num_seqs_of(loaded: Loaded, plan: ModelPlan, deployed: Deployed | None) -> int:
+def max_num_seqs_of(loaded: EngineSpec, plan: ModelPlan, deployed: Deployed | None) -> int:
     """Requests under way at once in one replica."""
     if loaded.command or deployed is None:
         return loaded.max_num_seqs
     return deployed(plan).limits.max_num_seqs
 
 
-def _filled(loaded: Loaded, plan: ModelPlan, gpus: Sequence[int], host: str, port: int) -> tuple[str, ...]:
+def _filled(loaded: EngineSpec, plan: ModelPlan, gpus: Sequence[int], host: str, port: int) -> tuple[str, ...]:
     values = {
         "weights": loaded.weights or loaded.name,
         "name": loaded.served or loaded.name,
@@ -227,7 +227,7 @@ class Process:
         return math.inf if self._hurried and self._halt.is_set() else time.monotonic()
 
     def _pause(self, seconds: float) -> None:
-        """Waits while it starts, unless nobody wants it any more; once that is heeded it is being ended."""
+        """ModelDependencies while it starts, unless nobody wants it any more; once that is heeded it is being ended."""
         if self._heeded or self.local is not None:
             time.sleep(seconds)
         elif self._halt.wait(seconds):
@@ -240,7 +240,7 @@ _SLEEP_S, _WAKE_S = 60.0, 300.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class EngineTimeouts:
     """How long engines may take, in seconds.
 
     Attributes:
@@ -255,12 +255,12 @@ class Patience:
     stall_s: float = 120.0
     request_s: float = 3600.0
 
-    def server(self, url: str, loaded: Loaded) -> Server:
+    def server(self, url: str, loaded: EngineSpec) -> Server:
         """How an engine of the model is asked."""
         return Server(url, loaded.served or None, stall_s=self.stall_s, timeout_s=self.request_s, body=loaded.body)
 
 
-DEFAULT = Patience()
+DEFAULT = EngineTimeouts()
 
 
 @dataclass
@@ -276,13 +276,13 @@ class LocalLauncher:
         timeouts: How long engines may take.
     """
 
-    models: Sequence[Loaded]
+    models: Sequence[EngineSpec]
     logs: Path
     deployed: Deployed | None = None
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
-    _running: dict[int, tuple[HttpEngine, Process, Loaded]] = field(default_factory=dict, init=False)
+    _running: dict[int, tuple[HttpEngine, Process, EngineSpec]] = field(default_factory=dict, init=False)
     _present: set[Process] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
     _hurries: bool = field(default=False, init=False)
@@ -379,9 +379,9 @@ class StaticLauncher:
         timeouts: How long they may take.
     """
 
-    models: Sequence[Loaded]
+    models: Sequence[EngineSpec]
     urls: Mapping[int, Sequence[str]]
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     is_placed: bool = False
     _open: list[HttpEngine] = field(default_factory=list, init=False)
 

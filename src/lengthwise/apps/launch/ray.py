@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lengthwise.apps.launch.engine import Engine, HttpEngine
-from lengthwise.apps.launch.local import DEFAULT, Deployed, Loaded, Patience, Process, launch_of, max_num_seqs_of, safe
+from lengthwise.apps.launch.local import (
+    DEFAULT,
+    Deployed,
+    EngineSpec,
+    EngineTimeouts,
+    Process,
+    launch_of,
+    max_num_seqs_of,
+    safe,
+)
 from lengthwise.backend import Launch
 from lengthwise.backend.process import last_lines
 from lengthwise.schema.app import ModelPlan, Replica
@@ -117,7 +126,7 @@ def imported() -> Any:
 class _Placed:
     """An engine on a node: its actor, the GPUs that are held for it, and whether it was seen alive last."""
 
-    loaded: Loaded
+    loaded: EngineSpec
     actor: Any = None
     group: Any = None
     engine: HttpEngine | None = None
@@ -142,11 +151,11 @@ class RayLauncher:
         resource: What Ray calls the GPUs.
     """
 
-    models: Sequence[Loaded]
+    models: Sequence[EngineSpec]
     logs: Path
     address: str = "auto"
     deployed: Deployed | None = None
-    timeouts: Patience = DEFAULT
+    timeouts: EngineTimeouts = DEFAULT
     gpus: int | None = None
     resource: str = "GPU"
     is_placed: bool = True
@@ -245,7 +254,7 @@ class RayLauncher:
                 )
         return group
 
-    def _actor(self, plan: ModelPlan, gpus: Replica, loaded: Loaded, group: Any) -> Any:
+    def _actor(self, plan: ModelPlan, gpus: Replica, loaded: EngineSpec, group: Any) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         one = plan.tp * plan.pp
@@ -319,7 +328,9 @@ class RayLauncher:
         self._threads.shutdown(wait=False)
 
 
-def _launched(loaded: Loaded, plan: ModelPlan, deployment: Any, gpus: tuple[int, ...], host: str, port: int) -> Launch:
+def _launched(
+    loaded: EngineSpec, plan: ModelPlan, deployment: Any, gpus: tuple[int, ...], host: str, port: int
+) -> Launch:
     """The command of a replica on the node where it runs."""
     return launch_of(loaded, plan, gpus, host, port, None if deployment is None else lambda _: deployment)
 

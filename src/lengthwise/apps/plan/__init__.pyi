@@ -2,4 +2,21 @@ from .methods import METHODS, Effort, best_staged, best_unpreempted
 from .planner import DEFAULT, RequestSpec, plan, read_plan, what_if, write_plan
 from .space import Served, Space, SwitchRates, SwitchTimes, read_switch_times, write_switch_times
 
-__all__ = ["DEFAULT", "METHODS", "Effort", "RequestSpec", "Served", "Space", "SwitchRates", "SwitchTimes", "best_staged", "best_unpreempted", "plan", "read_plan", "read_switch_times", "what_if", "write_plan", "write_switch_times"]
+__all__ = [
+    "DEFAULT",
+    "METHODS",
+    "Effort",
+    "RequestSpec",
+    "Served",
+    "Space",
+    "SwitchRates",
+    "SwitchTimes",
+    "best_staged",
+    "best_unpreempted",
+    "plan",
+    "read_plan",
+    "read_switch_times",
+    "what_if",
+    "write_plan",
+    "write_switch_times",
+]

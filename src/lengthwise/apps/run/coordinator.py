@@ -11,23 +11,23 @@ from lengthwise.apps.launch.engine import Launcher
 from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.apps.ledger.contracts import Ledger, State
 from lengthwise.apps.run import job as owners
-from lengthwise.apps.run.dispatch import Line, Reused, cut, sweep, there, written
+from lengthwise.apps.run.dispatch import ModelDispatcher, Reused, cut, sweep, there, written
 from lengthwise.apps.run.fleet import Fleet, silent
 from lengthwise.apps.run.job import Job, Plans
-from lengthwise.apps.run.plan_tracking import Looking, PlanTracker, Status, standing
+from lengthwise.apps.run.plan_tracking import PlanMonitor, PlanTracker, Status, standing
 from lengthwise.apps.run.progress import (
     SHAPE,
     Clock,
-    Ended,
     EnginesFailedError,
     Event,
     Progress,
+    RunResult,
     engines_of,
     shape_of,
     snapshot,
     worked,
 )
-from lengthwise.apps.run.task_state import Berth, Books, Shared
+from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, Shared
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -80,7 +80,7 @@ class Coordinator:
         self._how = self._how or how
         self._wakeup.set()
 
-    async def run(self) -> Ended:
+    async def run(self) -> RunResult:
         """How it ended.
 
         Raises:
@@ -91,12 +91,12 @@ class Coordinator:
         resumed, reused, failed = False, None, None
         self._start_s = loop.time()
         self._clock = Clock(self._start_s)
-        self._books = books = Books(self._ledger, job.layout, job.settings.linger_s, self._on_release)
+        self._books = books = LedgerWriter(self._ledger, job.layout, job.settings.linger_s, self._on_release)
         shared = Shared(job, books, self._now_s, self._wakeup.set, self._down, self._failed)
-        self._lines = [Line(model, shared) for model in range(len(job.layout.tasks.models))]
+        self._lines = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
         self._fleet = Fleet(self._launcher, self._lines, self._failed, self._report)
         tasks: list[asyncio.Task[None]] = []
-        self._poll_task = Looking(
+        self._poll_task = PlanMonitor(
             job, books, lambda: written(shared, self._lines), lambda: self._fleet.placement, self._looked
         )
         try:
@@ -115,13 +115,13 @@ class Coordinator:
             failed = error
         finally:
             seconds = loop.time() - self._start_s
-            unheard = silent(self._fleet.berths, job.rooms, self._start_s, loop.time())
+            unheard = silent(self._fleet.slots, job.placer, self._start_s, loop.time())
             await self._end(tasks)
         counts = self._by_model(self._ledger.counts())
         engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
         how, events = "failed" if failed else self._how or "done", tuple(self._events)
         why = "" if failed is None else str(failed)
-        ended = Ended(how, counts, seconds, resumed, reused, engines, events, unheard, why)
+        ended = RunResult(how, counts, seconds, resumed, reused, engines, events, unheard, why)
         if failed is not None:
             raise EnginesFailedError(ended) from failed
         return ended
@@ -139,7 +139,7 @@ class Coordinator:
             plans = tracker.step(now)
             if plans is not None:
                 running, in_sleep = self._running, self._fleet.in_sleep(plans)
-                place = self._job.rooms.place(plans, self._fleet.placement, running, in_sleep)
+                place = self._job.placer.place(plans, self._fleet.placement, running, in_sleep)
                 await self._fleet.go(plans, place)
                 self._running = plans
             if (looking := self._poll_task.check(tracker, now, self._at_s())) is not None:
@@ -156,12 +156,12 @@ class Coordinator:
                 await self._wakeup.wait()
         except TimeoutError:
             for line in self._lines:
-                if line.berths and line.is_idle and now.capabilities[line.model]:
+                if line.slots and line.is_idle and now.capabilities[line.model]:
                     line.wakeup()
 
     async def _standing(self) -> Status:
         """After what is known here is written, where a line waits for it."""
-        if any(line.berths and line.is_idle for line in self._lines):
+        if any(line.slots and line.is_idle for line in self._lines):
             await self._books.flush()
         return standing(self._job.layout, await self._books.call(self._ledger.counts))
 
@@ -189,10 +189,10 @@ class Coordinator:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
 
-    def _down(self, berth: Berth, died: bool) -> None:
+    def _down(self, slot: ReplicaSlot, died: bool) -> None:
         """An engine is to be started anew."""
-        line = self._lines[berth.plan.model]
-        if died and berth.engine is not None:
+        line = self._lines[slot.plan.model]
+        if died and slot.engine is not None:
             deaths, tokens = self._deaths.get(line.model, (0, -1))
             deaths = deaths + 1 if tokens == line.tokens else 1
             self._deaths[line.model] = (deaths, line.tokens)
@@ -205,7 +205,7 @@ class Coordinator:
                     )
                 )
                 return
-        self._fleet.mend(berth, died=died)
+        self._fleet.mend(slot, died=died)
 
     def _report(self, what: str, plan: ModelPlan, gpus: Replica, description: str) -> None:
         self._events.append(Event(self._at_s(), what, plan.model, gpus, description))
@@ -239,10 +239,10 @@ class Coordinator:
         """Looks after engines that die while nobody asks them, and shows how far the run is."""
         while True:
             await asyncio.sleep(self._watch_s)
-            for berth in self._fleet.berths:
-                berth.received(asyncio.get_running_loop().time())
-                if berth.engine is not None and not berth.engine.is_alive:
-                    self._down(berth, True)
+            for slot in self._fleet.slots:
+                slot.received(asyncio.get_running_loop().time())
+                if slot.engine is not None and not slot.engine.is_alive:
+                    self._down(slot, True)
             if self._monitor is not None:
                 self._monitor(await self.progress())
 
@@ -250,7 +250,7 @@ class Coordinator:
         """How far it is."""
         counts = self._by_model(await self._books.call(self._ledger.counts))
         now_s = asyncio.get_running_loop().time()
-        return snapshot(self._job, self._tracker, self._lines, self._fleet.berths, counts, self._clock, now_s)
+        return snapshot(self._job, self._tracker, self._lines, self._fleet.slots, counts, self._clock, now_s)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Nothing is left behind: what is under way is given back, engines are ended."""
@@ -258,9 +258,9 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await cut([work for line in self._lines for berth in line.berths for work in berth.active.values()])
+            await cut([work for line in self._lines for slot in line.slots for work in slot.active.values()])
             for line in self._lines:
-                await line.close(line.berths, keep=not self._hurries)
+                await line.close(line.slots, keep=not self._hurries)
             await self._books.flush()
             await self._books.call(lambda: owners.leave(self._ledger, self._job.owner))
         finally:
@@ -277,7 +277,7 @@ def run_simulated(
     monitor: Callable[[Progress], None] | None = None,
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
-) -> Ended:
+) -> RunResult:
     """How a run ends whose engines are simulated; its seconds are virtual.
 
     Args:
@@ -290,7 +290,7 @@ def run_simulated(
         started: Told what is kept of a run before, before engines start.
     """
 
-    async def whole() -> Ended:
+    async def whole() -> RunResult:
         loop = asyncio.get_running_loop()
         return await Coordinator(
             job, ledger, launcher, now_s=lambda: from_s + loop.time(), monitor=monitor, watch_s=watch_s, started=started
@@ -302,7 +302,7 @@ def run_simulated(
 RESUME = "What was answered is kept; go on with the same command and --resume"
 
 
-def run_here(
+def run_on_engines(
     job: Job,
     ledger: Ledger,
     launcher: Launcher,
@@ -311,7 +311,7 @@ def run_here(
     watch_s: float = 0.5,
     stopping: Callable[[int], None] | None = None,
     started: Callable[[Reused], None] | None = None,
-) -> Ended:
+) -> RunResult:
     """How a run ends on engines of the real world.
 
     Ctrl-C or SIGTERM once: nothing more is leased, what is under way is cut and kept, engines are ended. Twice:
@@ -327,7 +327,7 @@ def run_here(
         started: Told what is kept of a run before, before engines start.
     """
 
-    async def whole() -> Ended:
+    async def whole() -> RunResult:
         one = Coordinator(job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=watch_s, started=started)
         asked = 0
 

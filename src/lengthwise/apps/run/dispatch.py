@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from lengthwise.apps.launch.engine import Draft, FailedError, Fault
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State
 from lengthwise.apps.run.job import Decider, Job, Layout, RequestSpec
-from lengthwise.apps.run.task_state import Berth, Books, Shared, Verdicts, Work, again, dead, done, skipped
+from lengthwise.apps.run.task_state import (
+    LeasedTask,
+    LedgerWriter,
+    ReplicaSlot,
+    Shared,
+    Verdicts,
+    again,
+    dead,
+    done,
+    skipped,
+)
 from lengthwise.schema.errors import InputError
 
 
@@ -24,12 +34,12 @@ class Prepared:
         known: How many of them were known.
     """
 
-    works: list[Work] = field(default_factory=list)
+    works: list[LeasedTask] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     known: int = 0
 
 
-async def prepare(books: Books, layout: Layout, decider: Decider, leases: Sequence[Lease]) -> Prepared:
+async def prepare(books: LedgerWriter, layout: Layout, decider: Decider, leases: Sequence[Lease]) -> Prepared:
     """Requests of leases, in their order."""
     texts = await _answers(books, layout, leases)
     found, asked = Prepared(), []
@@ -47,7 +57,7 @@ async def prepare(books: Books, layout: Layout, decider: Decider, leases: Sequen
     return found
 
 
-async def _known_taken(books: Books, found: Prepared, requested: list[tuple[Lease, RequestSpec]]) -> None:
+async def _known_taken(books: LedgerWriter, found: Prepared, requested: list[tuple[Lease, RequestSpec]]) -> None:
     keys = [one.key for _, one in requested]
     if not keys:
         return
@@ -60,7 +70,7 @@ async def _known_taken(books: Books, found: Prepared, requested: list[tuple[Leas
             found.known += 1
         else:
             draft = Draft.of(partials.get(one.key))
-            found.works.append(Work(lease, one.key, one.request, draft, saved=len(draft.output_ids)))
+            found.works.append(LeasedTask(lease, one.key, one.request, draft, saved=len(draft.output_ids)))
 
 
 class _Answers:
@@ -73,7 +83,7 @@ class _Answers:
         return self._found.get(int(self._layout.place_of[task]))
 
 
-async def _answers(books: Books, layout: Layout, leases: Sequence[Lease]) -> _Answers:
+async def _answers(books: LedgerWriter, layout: Layout, leases: Sequence[Lease]) -> _Answers:
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
     found = await books.call(lambda: books.ledger.outputs(parents)) if parents else {}
     return _Answers(layout, found)
@@ -83,27 +93,27 @@ LEAST = 8
 """Fewer requests are not worth reading their tokens again."""
 
 
-def uneven(berths: Sequence[Berth]) -> list[tuple[Work, Berth]]:
+def uneven(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
     """Requests to be moved, and where they are: those that began last of engines that have twice as much as another.
 
     Half of the difference goes, so that nothing is moved to and fro.
     """
-    open_ = [berth for berth in berths if berth.inquiry is None]
+    open_ = [slot for slot in slots if slot.inquiry is None]
     if len(open_) < 2:
         return []
-    least = min(len(berth.active) for berth in open_)
-    mean = sum(len(berth.active) for berth in open_) / len(open_)
+    least = min(len(slot.active) for slot in open_)
+    mean = sum(len(slot.active) for slot in open_) / len(open_)
     moved = []
-    for berth in open_:
-        going = len(berth.active)
+    for slot in open_:
+        going = len(slot.active)
         if going >= 2 * least and going - least >= LEAST:
             more = max(0, going - round(mean))
-            movable = [work for work in reversed(berth.active.values()) if _can_move(work)]
-            moved += [(work, berth) for work in movable[:more]]
+            movable = [work for work in reversed(slot.active.values()) if _can_move(work)]
+            moved += [(work, slot) for work in movable[:more]]
     return moved
 
 
-def _can_move(work: Work) -> bool:
+def _can_move(work: LeasedTask) -> bool:
     """Whether nothing that was written is lost by it."""
     draft = work.draft
     asked = work.asking is not None and not work.asking.done()
@@ -113,11 +123,11 @@ def _can_move(work: Work) -> bool:
 _DEATH_SHOWS_S = 2.0
 
 
-class Line:
+class ModelDispatcher:
     """Of one model.
 
     Attributes:
-        berths: Its engines that are ready.
+        slots: Its engines that are ready.
         pending: Leased, without a seat.
         tokens: That were written for it since the start.
         reused: Tasks whose answer was there already.
@@ -125,8 +135,8 @@ class Line:
 
     def __init__(self, model: int, shared: Shared) -> None:
         self.model, self._shared, self._decisions = model, shared, Verdicts(shared, self.wakeup)
-        self.berths: list[Berth] = []
-        self.pending: deque[Work] = deque()
+        self.slots: list[ReplicaSlot] = []
+        self.pending: deque[LeasedTask] = deque()
         self.tokens = self.reused = 0
         self._dry = self._leasing = False
         self._open_s, self._ran_s = 0.0, 0.0
@@ -138,18 +148,18 @@ class Line:
     @property
     def active(self) -> int:
         """Requests under way."""
-        return sum(len(berth.active) for berth in self.berths)
+        return sum(len(slot.active) for slot in self.slots)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, and the ledger had nothing more."""
         return self._dry and not self._leasing and not self.pending and not self.active
 
-    def open(self, berth: Berth) -> None:
+    def open(self, slot: ReplicaSlot) -> None:
         """An engine is ready."""
-        if not self.berths:
+        if not self.slots:
             self._open_s = asyncio.get_running_loop().time()
-        self.berths.append(berth)
+        self.slots.append(slot)
         if self._feeding is None:
             self._feeding = asyncio.get_running_loop().create_task(self._feed())
             self._feeding.add_done_callback(self._fed)
@@ -158,7 +168,7 @@ class Line:
 
     def ran_s(self, at_s: float) -> float:
         """Seconds in which it had an engine, of the first ``at_s`` of the run."""
-        here_s = asyncio.get_running_loop().time() - self._open_s if self.berths else 0.0
+        here_s = asyncio.get_running_loop().time() - self._open_s if self.slots else 0.0
         return min(at_s, self._ran_s + here_s)
 
     def wakeup(self) -> None:
@@ -166,33 +176,33 @@ class Line:
         self._dry = False
         self._wake.set()
 
-    async def close(self, berths: list[Berth], *, keep: bool = True) -> None:
+    async def close(self, slots: list[ReplicaSlot], *, keep: bool = True) -> None:
         """Takes engines away: what they work on is cut, its tokens are kept, and others may lease it.
 
         Without any engine left, all that waits is given back too.
         """
         if self._evening is not None:
             await asyncio.wait([self._evening])
-        works = [work for berth in berths for work in berth.active.values()]
-        self._take_out(berths)
-        if not self.berths:
+        works = [work for slot in slots for work in slot.active.values()]
+        self._take_out(slots)
+        if not self.slots:
             await self._end_feed()
             works += self.pending
             self.pending.clear()
         await cut(works)
         if keep:
             await self.save(works)
-        for berth in berths:
-            berth.active.clear()
+        for slot in slots:
+            slot.active.clear()
         for work in works:
             if not work.is_answered:
                 self._decisions.release(work, None)
         self.fill()
 
-    async def save(self, works: list[Work] | None = None) -> None:
+    async def save(self, works: list[LeasedTask] | None = None) -> None:
         """Keeps answers so far, of those that have grown."""
         if works is None:
-            works = [work for berth in self.berths for work in berth.active.values()]
+            works = [work for slot in self.slots for work in slot.active.values()]
         grown: list[tuple[str, Partial]] = []
         for work in works:
             partial = work.draft.partial() if len(work.draft.output_ids) > work.saved else None
@@ -202,10 +212,10 @@ class Line:
         if grown:
             await self._shared.books.call(lambda: self._shared.books.ledger.save(grown))
 
-    def _take_out(self, berths: list[Berth]) -> None:
-        had = bool(self.berths)
-        self.berths = [berth for berth in self.berths if berth not in berths]
-        if had and not self.berths:
+    def _take_out(self, slots: list[ReplicaSlot]) -> None:
+        had = bool(self.slots)
+        self.slots = [slot for slot in self.slots if slot not in slots]
+        if had and not self.slots:
             self._ran_s += asyncio.get_running_loop().time() - self._open_s
 
     async def _end_feed(self) -> None:
@@ -231,7 +241,7 @@ class Line:
                 await asyncio.shield(self._lease_taken)
 
     def _room(self) -> int:
-        max_num_seqs = sum(berth.max_num_seqs for berth in self.berths)
+        max_num_seqs = sum(slot.max_num_seqs for slot in self.slots)
         ahead = max(4, max_num_seqs // 2)
         free = max_num_seqs + ahead - self.active - len(self.pending)
         return free if free >= max(1, ahead // 2) else 0
@@ -257,16 +267,16 @@ class Line:
         if not leases:
             shared.idle()
         self.fill()
-        if self._dry and not self.pending and self._evening is None and (moved := uneven(self.berths)):
+        if self._dry and not self.pending and self._evening is None and (moved := uneven(self.slots)):
             self._evening = asyncio.get_running_loop().create_task(self._uniform(moved))
             self._evening.add_done_callback(self._balanced)
 
-    async def _uniform(self, moving: list[tuple[Work, Berth]]) -> None:
+    async def _uniform(self, moving: list[tuple[LeasedTask, ReplicaSlot]]) -> None:
         """Takes requests to an engine that came later and has little to do: they go on there from their tokens."""
         await cut([work for work, _ in moving])
-        for work, berth in moving:
-            if berth.active.get(work.place) is work and not work.is_answered:
-                del berth.active[work.place]
+        for work, slot in moving:
+            if slot.active.get(work.place) is work and not work.is_answered:
+                del slot.active[work.place]
                 work.draft, work.asking = Draft.of(work.draft.partial()), None
                 work.saved = min(work.saved, len(work.draft.output_ids))
                 self.pending.append(work)
@@ -276,7 +286,7 @@ class Line:
         self._evening = None
         self._fed(evening)
 
-    def _add(self, work: Work) -> None:
+    def _add(self, work: LeasedTask) -> None:
         first = self._shared.asking.setdefault(work.key, work)
         if first is not work:
             first.twins.append(work.lease)
@@ -288,39 +298,39 @@ class Line:
     def fill(self) -> None:
         """Gives those who wait the seats that are free."""
         while self.pending:
-            berth = self._berth_for(self.pending[0])
-            if berth is None:
+            slot = self._berth_for(self.pending[0])
+            if slot is None:
                 break
-            self._submit(self.pending.popleft(), berth)
-        if self.berths and not self._dry and self._room() > 0:
+            self._submit(self.pending.popleft(), slot)
+        if self.slots and not self._dry and self._room() > 0:
             self._wake.set()
 
-    def _berth_for(self, work: Work) -> Berth | None:
+    def _berth_for(self, work: LeasedTask) -> ReplicaSlot | None:
         """The least busy engine with a seat; another than the one that failed last, where there is one."""
         shunned = self._shared.shunned.get(work.place)
-        free = [berth for berth in self.berths if len(berth.active) < berth.max_num_seqs and berth.inquiry is None]
+        free = [slot for slot in self.slots if len(slot.active) < slot.max_num_seqs and slot.inquiry is None]
         if self._shared.suspects:
             may = self._shared.suspects.may_join
-            free = [berth for berth in free if may(work.place, berth.active, berth.max_num_seqs)]
-        return min(free, key=lambda berth: (berth is shunned, len(berth.active)), default=None)
+            free = [slot for slot in free if may(work.place, slot.active, slot.max_num_seqs)]
+        return min(free, key=lambda slot: (slot is shunned, len(slot.active)), default=None)
 
-    def _submit(self, work: Work, berth: Berth) -> None:
-        assert berth.engine is not None
+    def _submit(self, work: LeasedTask, slot: ReplicaSlot) -> None:
+        assert slot.engine is not None
         loop = asyncio.get_running_loop()
-        berth.take(work, loop.time())
-        work.asking = asking = loop.create_task(berth.engine.generate(work.request, work.draft))
-        asking.add_done_callback(lambda over: self._over(work, berth, over))
+        slot.take(work, loop.time())
+        work.asking = asking = loop.create_task(slot.engine.generate(work.request, work.draft))
+        asking.add_done_callback(lambda over: self._over(work, slot, over))
 
-    def _over(self, work: Work, berth: Berth, over: asyncio.Task[Output]) -> None:
+    def _over(self, work: LeasedTask, slot: ReplicaSlot, over: asyncio.Task[Output]) -> None:
         if over.cancelled():
             return  # whoever cut it gives it back
         error = over.exception()
         if error is None:
-            berth.active.pop(work.place, None)
-            berth.failures, berth.received_s = 0, asyncio.get_running_loop().time()
+            slot.active.pop(work.place, None)
+            slot.failures, slot.received_s = 0, asyncio.get_running_loop().time()
             self._on_response(work, over.result())
         elif isinstance(error, FailedError):
-            self._failed(work, berth, error)
+            self._failed(work, slot, error)
         else:
             self._shared.failed(error)
             return
@@ -328,57 +338,57 @@ class Line:
         if self.is_idle:
             self._shared.idle()
 
-    def _on_response(self, work: Work, output: Output) -> None:
+    def _on_response(self, work: LeasedTask, output: Output) -> None:
         self.tokens += output.output_tokens - work.draft.retained
         self._decisions.succeeded(work, output)
 
-    def _failed(self, work: Work, berth: Berth, error: FailedError) -> None:
+    def _failed(self, work: LeasedTask, slot: ReplicaSlot, error: FailedError) -> None:
         if error.fault is Fault.ENGINE:
             # It stays where it is until it is known whether the engine died.
-            if berth.inquiry is None and berth in self.berths:
-                berth.inquiry = asyncio.get_running_loop().create_task(self._inquire(berth, str(error)))
+            if slot.inquiry is None and slot in self.slots:
+                slot.inquiry = asyncio.get_running_loop().create_task(self._inquire(slot, str(error)))
             return
-        berth.active.pop(work.place, None)
+        slot.active.pop(work.place, None)
         if error.fault is Fault.REQUEST:
             self._decisions.dead(work, str(error))
         elif error.fault is Fault.BUSY:
-            self._decisions.has_no_room(work, str(error), berth, error.retry_after_s)
+            self._decisions.has_no_room(work, str(error), slot, error.retry_after_s)
         else:
-            self._decisions.attempted(work, str(error), berth)
-            berth.failures += 1
-            if berth.failures >= self._shared.job.settings.engine_failures:
-                self._shared.down(berth, False)
+            self._decisions.attempted(work, str(error), slot)
+            slot.failures += 1
+            if slot.failures >= self._shared.job.settings.engine_failures:
+                self._shared.down(slot, False)
 
-    async def _inquire(self, berth: Berth, cause: str) -> None:
+    async def _inquire(self, slot: ReplicaSlot, cause: str) -> None:
         """An engine was not reached: has it died, or was it this once?"""
-        assert berth.engine is not None
-        if await berth.engine.stopped(_DEATH_SHOWS_S):
-            self._shared.down(berth, True)
+        assert slot.engine is not None
+        if await slot.engine.stopped(_DEATH_SHOWS_S):
+            self._shared.down(slot, True)
             return
-        berth.inquiry = None
-        for work in [work for work in berth.active.values() if work.asking is None or work.asking.done()]:
-            self._failed(work, berth, FailedError(Fault.ANSWER, cause))
+        slot.inquiry = None
+        for work in [work for work in slot.active.values() if work.asking is None or work.asking.done()]:
+            self._failed(work, slot, FailedError(Fault.ANSWER, cause))
         self.fill()
 
-    async def lost(self, berth: Berth, error: str) -> None:
+    async def lost(self, slot: ReplicaSlot, error: str) -> None:
         """An engine died: what it worked on is asked again, and the one that was alone with it answers for that."""
         if self._evening is not None:
             await asyncio.wait([self._evening])
-        works = list(berth.active.values())
-        self._take_out([berth])
-        berth.active.clear()
+        works = list(slot.active.values())
+        self._take_out([slot])
+        slot.active.clear()
         await cut(works)
         works = [work for work in works if not work.is_answered]
         await self.save(works)
         self._shared.suspects.died(work.place for work in works)
         for work in works:
             if len(works) == 1:
-                self._decisions.attempted(work, error, berth)
+                self._decisions.attempted(work, error, slot)
             else:
                 self._decisions.release(work, error)
 
 
-async def cut(works: list[Work]) -> None:
+async def cut(works: list[LeasedTask]) -> None:
     """Ends requests that are under way, and waits until they have ended."""
     asking = [work.asking for work in works if work.asking is not None and not work.asking.done()]
     for one in asking:
@@ -387,9 +397,9 @@ async def cut(works: list[Work]) -> None:
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-def written(shared: Shared, lines: list[Line]) -> dict[int, int]:
+def written(shared: Shared, lines: list[ModelDispatcher]) -> dict[int, int]:
     """Tokens of answers so far, by place: of those that were cut off and those that are under way."""
-    going = (work for line in lines for berth in line.berths for work in berth.active.values())
+    going = (work for line in lines for slot in line.slots for work in slot.active.values())
     return shared.retained | {work.place: work.draft.tokens for work in going if not work.is_answered}
 
 
@@ -422,7 +432,7 @@ class Reused:
         return "; ".join(parts)
 
 
-async def sweep(books: Books, job: Job, now_s: Callable[[], float]) -> Reused | None:
+async def sweep(books: LedgerWriter, job: Job, now_s: Callable[[], float]) -> Reused | None:
     """Settles all tasks whose answers are known before any engine starts; None where it is a first run.
 
     Tasks that have to be asked are given back for a moment later than the one at which the sweep leases, so that it
@@ -442,7 +452,7 @@ async def sweep(books: Books, job: Job, now_s: Callable[[], float]) -> Reused | 
     return await _report(books, job, kept)
 
 
-async def _swept(books: Books, job: Job, model: int, at_s: float, retained: Counter[int]) -> bool:
+async def _swept(books: LedgerWriter, job: Job, model: int, at_s: float, retained: Counter[int]) -> bool:
     """Whether a model had ready tasks that were not looked at yet."""
     ledger, settings = books.ledger, job.settings
     leases = await books.call(lambda: ledger.lease(model, _PAGE, owner=job.owner, now_s=at_s, lease_s=settings.lease_s))
@@ -457,7 +467,7 @@ async def _swept(books: Books, job: Job, model: int, at_s: float, retained: Coun
     return bool(leases)
 
 
-async def there(books: Books, job: Job) -> Reused:
+async def there(books: LedgerWriter, job: Job) -> Reused:
     """What a run that is gone on with has answered already."""
     kept: Counter[int] = Counter()
     for (pair, state), tasks in (await books.call(books.ledger.counts)).items():
@@ -466,7 +476,7 @@ async def there(books: Books, job: Job) -> Reused:
     return await _report(books, job, kept)
 
 
-async def _report(books: Books, job: Job, retained: Counter[int]) -> Reused:
+async def _report(books: LedgerWriter, job: Job, retained: Counter[int]) -> Reused:
     asked: Counter[int] = Counter()
     for (pair, state), tasks in (await books.call(books.ledger.counts)).items():
         if state in (State.WAITING, State.READY, State.LEASED):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from lengthwise.apps.launch.engine import Engine, Launcher
 from lengthwise.apps.launch.local import KIND
-from lengthwise.apps.run.dispatch import Line
-from lengthwise.apps.run.job import Plans, Rooms
-from lengthwise.apps.run.task_state import Berth
+from lengthwise.apps.run.dispatch import ModelDispatcher
+from lengthwise.apps.run.job import Placer, Plans
+from lengthwise.apps.run.task_state import ReplicaSlot
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -57,29 +57,29 @@ class Silent:
         return f"{where} is not ready {self.for_s:.0f} s after its start{planned}{again}"
 
 
-def silent(berths: Sequence[Berth], rooms: Rooms, start_s: float, now_s: float) -> tuple[Silent, ...]:
+def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> tuple[Silent, ...]:
     """Those of a fleet, by the loop's clock."""
-    return tuple(_found(berths, rooms, start_s, now_s))
+    return tuple(_found(slots, placer, start_s, now_s))
 
 
-def _found(berths: Sequence[Berth], rooms: Rooms, start_s: float, now_s: float) -> Iterator[Silent]:
-    for berth in berths:
-        if berth.mending is not None and not berth.mending.done():
+def _found(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> Iterator[Silent]:
+    for slot in slots:
+        if slot.mending is not None and not slot.mending.done():
             continue
-        engine = berth.engine
-        planned_s = rooms.ready_s(berth.plan) if engine is None else 0.0
-        since_s = berth.since_s if engine is None else berth.received(now_s)
+        engine = slot.engine
+        planned_s = placer.ready_s(slot.plan) if engine is None else 0.0
+        since_s = slot.since_s if engine is None else slot.received(now_s)
         for_s = now_s - since_s
         if for_s > max(MIN_S, _TIMES * planned_s):
             yield Silent(
-                berth.plan.model,
-                berth.gpus,
+                slot.plan.model,
+                slot.gpus,
                 "" if engine is None else engine.description,
                 since_s - start_s,
                 for_s,
                 planned_s,
-                berth.starts,
-                berth.plan.gpu != KIND,
+                slot.starts,
+                slot.plan.gpu != KIND,
             )
 
 
@@ -100,10 +100,14 @@ class Fleet:
     """
 
     def __init__(
-        self, launcher: Launcher, lines: Sequence[Line], failed: Callable[[BaseException], None], report: Report
+        self,
+        launcher: Launcher,
+        lines: Sequence[ModelDispatcher],
+        failed: Callable[[BaseException], None],
+        report: Report,
     ) -> None:
         self._launcher, self._lines, self._failed, self._report = launcher, lines, failed, report
-        self.berths: list[Berth] = []
+        self.slots: list[ReplicaSlot] = []
         self._asleep: dict[_Key, Engine] = {}
         self._leaving: dict[asyncio.Task[None], Replica] = {}
         self._mending: set[asyncio.Task[None]] = set()
@@ -112,8 +116,8 @@ class Fleet:
     def placement(self) -> Placement:
         """Where engines are, or are being started."""
         found: Placement = {}
-        for berth in self.berths:
-            found[berth.plan.model] = (*found.get(berth.plan.model, ()), berth.gpus)
+        for slot in self.slots:
+            found[slot.plan.model] = (*found.get(slot.plan.model, ()), slot.gpus)
         return found
 
     def in_sleep(self, plans: Plans) -> Placement:
@@ -128,33 +132,33 @@ class Fleet:
     def abouts(self) -> dict[int, set[str]]:
         """What the engines that run are, by model."""
         found: dict[int, set[str]] = {}
-        for berth in self.berths:
-            if berth.engine is not None:
-                found.setdefault(berth.plan.model, set()).add(berth.engine.description)
+        for slot in self.slots:
+            if slot.engine is not None:
+                found.setdefault(slot.plan.model, set()).add(slot.engine.description)
         return found
 
     async def go(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
         """Switches to these plans; what stays goes on, what has to start does so meanwhile."""
         wanted = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
         stay, leave = [], []
-        for berth in self.berths:
-            plan = wanted.pop((berth.plan.model, berth.plan.shape, berth.gpus), None)
+        for slot in self.slots:
+            plan = wanted.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
             if plan is None:
-                leave.append(berth)
+                leave.append(slot)
             else:
-                berth.plan = plan
-                stay.append(berth)
-        self.berths = stay
+                slot.plan = plan
+                stay.append(slot)
+        self.slots = stay
         await self._leave(leave)
         for (_, _, gpus), plan in wanted.items():
-            self._enter(Berth(plan, gpus))
+            self._enter(ReplicaSlot(plan, gpus))
 
-    async def _leave(self, berths: Sequence[Berth]) -> None:
-        for model in sorted({berth.plan.model for berth in berths}):
-            await self._lines[model].close([berth for berth in berths if berth.plan.model == model])
-        for berth in berths:
-            leaving = asyncio.get_running_loop().create_task(self._left(berth))
-            self._leaving[leaving] = berth.gpus
+    async def _leave(self, slots: Sequence[ReplicaSlot]) -> None:
+        for model in sorted({slot.plan.model for slot in slots}):
+            await self._lines[model].close([slot for slot in slots if slot.plan.model == model])
+        for slot in slots:
+            leaving = asyncio.get_running_loop().create_task(self._left(slot))
+            self._leaving[leaving] = slot.gpus
             leaving.add_done_callback(self._lost)
 
     def _lost(self, stopping: asyncio.Task[None]) -> None:
@@ -162,53 +166,53 @@ class Fleet:
         if not stopping.cancelled() and (error := stopping.exception()) is not None:
             self._failed(error)
 
-    async def _left(self, berth: Berth) -> None:
-        if berth.mending is not None:
-            await asyncio.wait([berth.mending])
-        if berth.startup is not None and not berth.startup.done():
-            berth.startup.cancel()
-            await asyncio.gather(berth.startup, return_exceptions=True)
-        engine, berth.engine = berth.engine, None
+    async def _left(self, slot: ReplicaSlot) -> None:
+        if slot.mending is not None:
+            await asyncio.wait([slot.mending])
+        if slot.startup is not None and not slot.startup.done():
+            slot.startup.cancel()
+            await asyncio.gather(slot.startup, return_exceptions=True)
+        engine, slot.engine = slot.engine, None
         if engine is None:
-            if berth.starts:
-                self._report("stop", berth.plan, berth.gpus, "")
+            if slot.starts:
+                self._report("stop", slot.plan, slot.gpus, "")
             return
         if engine.is_alive and await self._launcher.sleep(engine):
-            self._report("sleep", berth.plan, berth.gpus, engine.description)
-            self._asleep[berth.plan.model, berth.plan.shape, berth.gpus] = engine
+            self._report("sleep", slot.plan, slot.gpus, engine.description)
+            self._asleep[slot.plan.model, slot.plan.shape, slot.gpus] = engine
         else:
-            self._report("stop", berth.plan, berth.gpus, engine.description)
+            self._report("stop", slot.plan, slot.gpus, engine.description)
             await self._launcher.stop(engine)
 
-    def _enter(self, berth: Berth) -> None:
-        self.berths.append(berth)
-        berth.startup = asyncio.get_running_loop().create_task(self._opened(berth))
-        berth.startup.add_done_callback(self._checked)
+    def _enter(self, slot: ReplicaSlot) -> None:
+        self.slots.append(slot)
+        slot.startup = asyncio.get_running_loop().create_task(self._opened(slot))
+        slot.startup.add_done_callback(self._checked)
 
     def _checked(self, startup: asyncio.Task[None]) -> None:
         if not startup.cancelled() and (error := startup.exception()) is not None:
             self._failed(error)
 
-    async def _opened(self, berth: Berth) -> None:
+    async def _opened(self, slot: ReplicaSlot) -> None:
         """Ready, once whoever was on its GPUs has left."""
-        berth.since_s = asyncio.get_running_loop().time()
-        before = [task for task, gpus in self._leaving.items() if self._meet(gpus, berth.gpus)]
+        slot.since_s = asyncio.get_running_loop().time()
+        before = [task for task, gpus in self._leaving.items() if self._meet(gpus, slot.gpus)]
         if before:
             await asyncio.wait(before)
-        engine = await self._woken(berth) or await self._started(berth)
-        berth.engine, berth.failures, berth.inquiry = engine, 0, None
-        berth.starts, berth.received_s = 0, asyncio.get_running_loop().time()
-        self._report("ready", berth.plan, berth.gpus, engine.description)
-        self._lines[berth.plan.model].open(berth)
+        engine = await self._woken(slot) or await self._started(slot)
+        slot.engine, slot.failures, slot.inquiry = engine, 0, None
+        slot.starts, slot.received_s = 0, asyncio.get_running_loop().time()
+        self._report("ready", slot.plan, slot.gpus, engine.description)
+        self._lines[slot.plan.model].open(slot)
 
     def _meet(self, left: Replica, right: Replica) -> bool:
         return self._launcher.is_placed and not set(left).isdisjoint(right)
 
-    async def _woken(self, berth: Berth) -> Engine | None:
-        engine = self._asleep.pop((berth.plan.model, berth.plan.shape, berth.gpus), None)
+    async def _woken(self, slot: ReplicaSlot) -> Engine | None:
+        engine = self._asleep.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
         if engine is None:
             return None
-        self._report("wake", berth.plan, berth.gpus, engine.description)
+        self._report("wake", slot.plan, slot.gpus, engine.description)
         try:
             await self._launcher.wake(engine)
         except EngineError:
@@ -219,56 +223,56 @@ class Fleet:
             raise
         return engine
 
-    async def _started(self, berth: Berth) -> Engine:
+    async def _started(self, slot: ReplicaSlot) -> Engine:
         for tries in range(1, _STARTS + 1):
-            self._report("start", berth.plan, berth.gpus, "")
-            berth.starts = tries
+            self._report("start", slot.plan, slot.gpus, "")
+            slot.starts = tries
             try:
-                return await self._launcher.start(berth.plan, berth.gpus)
+                return await self._launcher.start(slot.plan, slot.gpus)
             except EngineError:
                 if tries == _STARTS:
                     raise
                 await asyncio.sleep(2.0 ** (tries - 1))
         raise AssertionError
 
-    def mend(self, berth: Berth, *, died: bool) -> None:
+    def mend(self, slot: ReplicaSlot, *, died: bool) -> None:
         """Starts an engine anew on its GPUs; what it works on is given back."""
-        if berth in self.berths and berth.engine is not None:
-            engine, berth.engine = berth.engine, None
-            mending = asyncio.get_running_loop().create_task(self._mended(berth, engine, died=died))
-            berth.mending = mending
+        if slot in self.slots and slot.engine is not None:
+            engine, slot.engine = slot.engine, None
+            mending = asyncio.get_running_loop().create_task(self._mended(slot, engine, died=died))
+            slot.mending = mending
             self._mending.add(mending)
             mending.add_done_callback(self._mending.discard)
             mending.add_done_callback(self._checked)
 
-    async def _mended(self, berth: Berth, engine: Engine, *, died: bool) -> None:
-        line = self._lines[berth.plan.model]
-        self._report("died" if died else "stop", berth.plan, berth.gpus, engine.description)
+    async def _mended(self, slot: ReplicaSlot, engine: Engine, *, died: bool) -> None:
+        line = self._lines[slot.plan.model]
+        self._report("died" if died else "stop", slot.plan, slot.gpus, engine.description)
         if died:
-            await line.lost(berth, f"its engine died: {engine.description}")
+            await line.lost(slot, f"its engine died: {engine.description}")
         else:
-            await line.close([berth])
+            await line.close([slot])
         await self._launcher.stop(engine)
-        if berth in self.berths:
-            berth.startup = asyncio.get_running_loop().create_task(self._opened(berth))
-            berth.startup.add_done_callback(self._checked)
+        if slot in self.slots:
+            slot.startup = asyncio.get_running_loop().create_task(self._opened(slot))
+            slot.startup.add_done_callback(self._checked)
 
     async def close(self) -> None:
         """Stops all, those that start or sleep too."""
         while self._mending:
             await asyncio.wait(self._mending)
-        berths, self.berths = self.berths, []
+        slots, self.slots = self.slots, []
         in_sleep, self._asleep = list(self._asleep.values()), {}
-        await asyncio.gather(*(self._finished(berth) for berth in berths))
+        await asyncio.gather(*(self._finished(slot) for slot in slots))
         await asyncio.gather(*(self._launcher.stop(engine) for engine in in_sleep))
         if self._leaving:
             await asyncio.wait(list(self._leaving))
         await self._launcher.close()
 
-    async def _finished(self, berth: Berth) -> None:
-        if berth.startup is not None and not berth.startup.done():
-            berth.startup.cancel()
-            await asyncio.gather(berth.startup, return_exceptions=True)
-        if berth.engine is not None:
+    async def _finished(self, slot: ReplicaSlot) -> None:
+        if slot.startup is not None and not slot.startup.done():
+            slot.startup.cancel()
+            await asyncio.gather(slot.startup, return_exceptions=True)
+        if slot.engine is not None:
             with suppress(EngineError):
-                await self._launcher.stop(berth.engine)
+                await self._launcher.stop(slot.engine)

@@ -151,7 +151,7 @@ class Decider(Protocol):
 
 
 @dataclass(frozen=True)
-class Guide:
+class RunPlan:
     """What runs when, as planned.
 
     Attributes:
@@ -169,7 +169,7 @@ class Guide:
     ready_s: float = 0.0
 
 
-class Rooms(Protocol):
+class Placer(Protocol):
     """Where engines have room."""
 
     def fits(self, plans: Plans) -> bool:
@@ -193,7 +193,7 @@ class Settings:
         max_attempts: After so many a task is dead.
         lease_s: A lease that is not prolonged for so long is given to others.
         backoff_s: Before the second attempt; twice as long before each further one, less or more by chance.
-        most_backoff_s: Longest time between attempts.
+        max_backoff_s: Longest time between attempts.
         save_s: How often answers so far are kept.
         linger_s: How long an answer on which nothing hangs may wait to be recorded with others.
         engine_failures: After so many failures in a row an engine is started anew.
@@ -205,7 +205,7 @@ class Settings:
     max_attempts: int = 3
     lease_s: float = 60.0
     backoff_s: float = 1.0
-    most_backoff_s: float = 60.0
+    max_backoff_s: float = 60.0
     save_s: float = 2.0
     linger_s: float = 0.2
     engine_failures: int = 8
@@ -227,35 +227,35 @@ class Job:
         layout: Its tasks as they stand in the ledger.
         expected_tokens: [n] by place.
         decider: What they ask.
-        guide: What runs when.
-        rooms: Where.
+        run_plan: What runs when.
+        placer: Where.
         identity: Tells this application on these inputs from others.
         owner: Tells this coordinator from others, dead ones included.
         settings: How patient it is.
-        replan: A new guide for what is left, once reality has left the plan's interval; None: the old one stays.
-        seek: Waits for the plan that is still looked for when engines start; None: the guide is of it.
+        replan: A new run_plan for what is left, once reality has left the plan's interval; None: the old one stays.
+        seek: ModelDependencies for the plan that is still looked for when engines start; None: the run_plan is of it.
     """
 
     layout: Layout
     expected_tokens: Floats
     decider: Decider
-    guide: Guide
-    rooms: Rooms
+    run_plan: RunPlan
+    placer: Placer
     identity: str
     owner: str
     settings: Settings = field(default_factory=Settings)
     replan: Replan | None = None
-    seek: Callable[[], Guide] | None = None
+    seek: Callable[[], RunPlan] | None = None
 
     def backoff_s(self, place: int, tries: int) -> float:
         """Seconds until the next attempt, the same for the same attempt of the same task."""
         settings = self.settings
-        longest = min(settings.most_backoff_s, settings.backoff_s * 2.0 ** (tries - 1))
+        longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** (tries - 1))
         return float(longest * np.random.default_rng((settings.seed, place, tries)).uniform(0.5, 1.0))
 
 
 @dataclass(frozen=True)
-class Drifted:
+class PlanDeviation:
     """Where a run is that may not be where it was planned to be.
 
     Attributes:
@@ -284,21 +284,21 @@ class Drifted:
 
 
 @dataclass(frozen=True)
-class Revised:
+class RevisedPlan:
     """What comes of looking at a plan anew.
 
     Attributes:
-        guide: To follow from where the run was when it was looked at.
+        run_plan: To follow from where the run was when it was looked at.
         is_new: Whether it is another plan; else the old one, with the times at which it is to be where by now.
         description: Why, in words.
     """
 
-    guide: Guide
+    run_plan: RunPlan
     is_new: bool
     description: str
 
 
-Replan = Callable[[Drifted], "Guide | Revised | None"]
+Replan = Callable[[PlanDeviation], "RunPlan | RevisedPlan | None"]
 """What to follow once reality has left the plan's interval; None: as before."""
 
 
@@ -375,18 +375,18 @@ class Planned:
     """What a run follows.
 
     Attributes:
-        guide: What runs when.
-        rooms: Where.
-        replan: A new guide once reality has left the plan's interval; None: the old one stays.
+        run_plan: What runs when.
+        placer: Where.
+        replan: A new run_plan once reality has left the plan's interval; None: the old one stays.
     """
 
-    guide: Guide
-    rooms: Rooms
+    run_plan: RunPlan
+    placer: Placer
     replan: Replan | None = None
 
 
 @dataclass(frozen=True)
-class Work:
+class RunTasks:
     """What there is to do.
 
     Attributes:
@@ -402,7 +402,7 @@ class Work:
     words: str = field(default="")
 
 
-def job_of(work: Work, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
+def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
     """A run of an application by a plan.
 
     Args:
@@ -416,8 +416,8 @@ def job_of(work: Work, planned: Planned, settings: Settings | None = None, *, ow
         layout=layout,
         expected_tokens=work.expected_tokens[layout.task_of],
         decider=work.decider,
-        guide=planned.guide,
-        rooms=planned.rooms,
+        run_plan=planned.run_plan,
+        placer=planned.placer,
         identity=identity_of(work.words, layout),
         owner=owner or new_owner(),
         settings=settings or Settings(),
@@ -431,12 +431,12 @@ def expected_tokens(draws: Sequence[TaskDraw]) -> Floats:
     return np.asarray(sums / len(draws), np.float64)
 
 
-def guide_of(plan: AppPlan) -> Guide:
+def run_plan_of(plan: AppPlan) -> RunPlan:
     """What a plan says of when models run; it is as planned within the 5 % and 95 % quantiles of its makespan."""
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
-    return Guide(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages))
+    return RunPlan(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages))
 
 
 def first_ready_s(simulated: Sequence[AppStage]) -> float:
@@ -462,13 +462,13 @@ def ends_s(planned: Sequence[Sequence[ModelPlan]], simulated: Sequence[AppStage]
     return tuple(np.maximum.accumulate(found).tolist()) if found else ()
 
 
-def given_guide(plans: Sequence[ModelPlan]) -> Guide:
+def static_run_plan(plans: Sequence[ModelPlan]) -> RunPlan:
     """Of engines that others run: all models at once."""
-    return Guide((tuple(plans),))
+    return RunPlan((tuple(plans),))
 
 
 @dataclass(frozen=True)
-class ClusterRooms:
+class ClusterPlacer:
     """The GPUs of a cluster, with the least to load anew.
 
     Attributes:
@@ -497,7 +497,7 @@ class ClusterRooms:
 
 
 @dataclass(frozen=True)
-class GivenRooms:
+class StaticPlacer:
     """Engines that others run: all have room, and a replica is its number among its model's."""
 
     def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - the contract's

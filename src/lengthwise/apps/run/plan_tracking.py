@@ -10,8 +10,8 @@ import numpy as np
 
 from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.placement import Now, next_plans
-from lengthwise.apps.run.job import Drifted, Guide, Job, Layout, Plans, Revised
-from lengthwise.apps.run.task_state import Books
+from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, RevisedPlan, RunPlan
+from lengthwise.apps.run.task_state import LedgerWriter
 from lengthwise.schema.app import Placement
 from lengthwise.schema.errors import InternalError, LengthwiseError
 
@@ -53,7 +53,7 @@ def standing(layout: Layout, counts: Counts) -> Status:
     return Status(tuple(total), tuple(ended), tuple(able), finished)
 
 
-class Waits:
+class ModelDependencies:
     """Which models wait for which."""
 
     def __init__(self, layout: Layout) -> None:
@@ -86,8 +86,8 @@ class PlanTracker:
     """
 
     def __init__(self, job: Job) -> None:
-        self._job, self._waits = job, Waits(job.layout)
-        self.guide: Guide = job.guide
+        self._job, self._waits = job, ModelDependencies(job.layout)
+        self.run_plan: RunPlan = job.run_plan
         self.now = Now(-1, ())
         self.starved: frozenset[int] = frozenset()
         self._seen: tuple[frozenset[int], frozenset[int]] | None = None
@@ -107,12 +107,12 @@ class PlanTracker:
             return None
         before, self._seen = self.now, seen
         self.now = next_plans(
-            self.guide.stages,
+            self.run_plan.stages,
             self.now.stage,
             self.now.plans,
             status.finished,
-            self._job.rooms.fits,
-            reserve=self.guide.reserve,
+            self._job.placer.fits,
+            reserve=self.run_plan.reserve,
             starved=self.starved,
         )
         if before == self.now and running and running == self.starved | (running & status.finished):
@@ -122,32 +122,32 @@ class PlanTracker:
             raise InternalError(f"models {left} are left, and the plan has none for them")
         return self.now.plans
 
-    def drifted(self, status: Status, at_s: float) -> Drifted | None:
+    def deviation(self, status: Status, at_s: float) -> PlanDeviation | None:
         """That the stage before ended too soon, or this one is too late; once a stage."""
-        ends_s, stage = self.guide.ends_s, self.now.stage
+        ends_s, stage = self.run_plan.ends_s, self.now.stage
         if not 0 <= stage < len(ends_s) or self._late >= stage:
             return None
         at_s -= self._from_s
-        sooner, later = self.guide.slack
+        sooner, later = self.run_plan.slack
         started_early = stage > 0 and at_s < ends_s[stage - 1] * sooner
         if not started_early and at_s <= ends_s[stage] * later:
             return None
         self._late = stage
         planned_s = ends_s[stage - 1] if started_early else ends_s[stage]
-        return Drifted(at_s, stage, planned_s, sorted(status.finished), status.completed, self.now.plans)
+        return PlanDeviation(at_s, stage, planned_s, sorted(status.finished), status.completed, self.now.plans)
 
-    def looked_at(self, status: Status, at_s: float) -> Drifted:
+    def looked_at(self, status: Status, at_s: float) -> PlanDeviation:
         """Where it is, whether or not that is as planned."""
         stage = max(0, self.now.stage)
-        ends_s = self.guide.ends_s
+        ends_s = self.run_plan.ends_s
         planned_s = ends_s[min(stage, len(ends_s) - 1)] if ends_s else 0.0
         finished, ended = sorted(status.finished), status.completed
-        return Drifted(at_s - self._from_s, stage, planned_s, finished, ended, self.now.plans, is_late=False)
+        return PlanDeviation(at_s - self._from_s, stage, planned_s, finished, ended, self.now.plans, is_late=False)
 
     @property
     def end_s(self) -> float | None:
         """When the plan is to end, from the start of the run; None: nobody knows."""
-        ends_s = self.guide.ends_s
+        ends_s = self.run_plan.ends_s
         return self._from_s + ends_s[-1] if ends_s else None
 
     @property
@@ -158,16 +158,16 @@ class PlanTracker:
     @property
     def planned_s(self) -> float:
         """How long what is followed is to take."""
-        return self.guide.ends_s[-1] if self.guide.ends_s else 0.0
+        return self.run_plan.ends_s[-1] if self.run_plan.ends_s else 0.0
 
     def stage_of(self, model: int) -> int | None:
         """The stage in which a model is planned to run, this one or the next; None: in none that is to come."""
-        stages = enumerate(self.guide.stages[max(0, self.now.stage) :], max(0, self.now.stage))
+        stages = enumerate(self.run_plan.stages[max(0, self.now.stage) :], max(0, self.now.stage))
         return next((k for k, plans in stages if any(plan.model == model for plan in plans)), None)
 
-    def follow(self, guide: Guide, at_s: float) -> None:
+    def follow(self, run_plan: RunPlan, at_s: float) -> None:
         """Goes on by another plan, from its beginning; what runs and is in its first stage stays."""
-        self.guide, self._seen, self._late, self._from_s = guide, None, -1, at_s
+        self.run_plan, self._seen, self._late, self._from_s = run_plan, None, -1, at_s
         self.now = Now(-1, self.now.plans)
 
 
@@ -179,7 +179,7 @@ _LOOK_SHARE = 1 / 12
 _EARLIEST_S = 1.0
 
 
-class Looking:
+class PlanMonitor:
     """Looks at a run without holding it up.
 
     Args:
@@ -187,13 +187,13 @@ class Looking:
         books: Its ledger.
         written: Tells tokens of answers so far, by place.
         placement: Tells where engines are.
-        report: Hears what came of it ("replan" or "keep", and why), and that there is another guide to follow.
+        report: Hears what came of it ("replan" or "keep", and why), and that there is another run_plan to follow.
     """
 
     def __init__(
         self,
         job: Job,
-        books: Books,
+        books: LedgerWriter,
         written: Callable[[], Mapping[int, int]],
         placement: Callable[[], Placement],
         report: Callable[[str, str], None],
@@ -216,14 +216,14 @@ class Looking:
         self._in_progress = asyncio.get_running_loop().create_task(self._sought(tracker, self._job.seek, at_s))
         return self._in_progress
 
-    async def _sought(self, tracker: PlanTracker, seek: Callable[[], Guide], at_s: Callable[[], float]) -> None:
+    async def _sought(self, tracker: PlanTracker, seek: Callable[[], RunPlan], at_s: Callable[[], float]) -> None:
         try:
-            guide = await self._books.additional(seek)
+            run_plan = await self._books.additional(seek)
         except LengthwiseError as error:
             self._report("keep", f"no other plan was found: {error}")
         else:
-            goes_on = guide.stages[:1] == tracker.guide.stages[:1]
-            tracker.follow(guide, 0.0 if goes_on else at_s())
+            goes_on = run_plan.stages[:1] == tracker.run_plan.stages[:1]
+            tracker.follow(run_plan, 0.0 if goes_on else at_s())
             if not goes_on:
                 self._report("replan", "a better plan was found, which begins with other engines")
         self._in_progress = None
@@ -235,12 +235,12 @@ class Looking:
         most = self._job.settings.replans
         if self._replans >= most or self._searches >= SEARCHES * most:
             return None
-        drifted = tracker.drifted(status, at_s)
-        if drifted is None and self._is_time(tracker, at_s):
-            drifted = tracker.looked_at(status, at_s)
-        if drifted is None:
+        deviation = tracker.deviation(status, at_s)
+        if deviation is None and self._is_time(tracker, at_s):
+            deviation = tracker.looked_at(status, at_s)
+        if deviation is None:
             return None
-        self._in_progress = asyncio.get_running_loop().create_task(self._looked(tracker, drifted, at_s))
+        self._in_progress = asyncio.get_running_loop().create_task(self._looked(tracker, deviation, at_s))
         return self._in_progress
 
     def _is_time(self, tracker: PlanTracker, at_s: float) -> bool:
@@ -254,24 +254,24 @@ class Looking:
         self._looks, self._next_s = self._looks + 1, at_s + apart_s
         return True
 
-    async def _looked(self, tracker: PlanTracker, drifted: Drifted, at_s: float) -> None:
+    async def _looked(self, tracker: PlanTracker, deviation: PlanDeviation, at_s: float) -> None:
         replan = self._job.replan
         assert replan is not None
         try:
             ended = await self._books.call(self._books.ledger.lengths)
-            whole = replace(drifted, completed=ended, written=self._written(), placement=dict(self._placement()))
+            whole = replace(deviation, completed=ended, written=self._written(), placement=dict(self._placement()))
             found = await self._books.additional(lambda: replan(whole))
         except LengthwiseError as error:
             # A run goes on by the plan that it has, whatever comes of looking for another.
             self._report("keep", f"no other plan was found: {error}")
             found = None
-        if isinstance(found, Guide):
-            found = Revised(found, True, f"stage {drifted.stage + 1}")
-        elif found is None and drifted.is_late:
-            self._report("keep", f"stage {drifted.stage + 1}")
+        if isinstance(found, RunPlan):
+            found = RevisedPlan(found, True, f"stage {deviation.stage + 1}")
+        elif found is None and deviation.is_late:
+            self._report("keep", f"stage {deviation.stage + 1}")
         if found is not None:
             self._searches += 1
             self._replans += found.is_new
-            tracker.follow(found.guide, at_s)
+            tracker.follow(found.run_plan, at_s)
             self._report("replan" if found.is_new else "keep", found.description)
         self._in_progress = None

@@ -107,10 +107,10 @@ def _engines(metadata: Mapping[str, str], owners: list[str]) -> dict[str, list[s
 
 
 if TYPE_CHECKING:
-    from lengthwise.apps.run.dispatch import Line
+    from lengthwise.apps.run.dispatch import ModelDispatcher
     from lengthwise.apps.run.job import Job
     from lengthwise.apps.run.plan_tracking import PlanTracker
-    from lengthwise.apps.run.task_state import Berth
+    from lengthwise.apps.run.task_state import ReplicaSlot
 
 
 @dataclass(frozen=True)
@@ -232,11 +232,11 @@ class Clock:
                 self.first_s = self.from_s if is_served else None
             planned_s = tracker.planned_s / (1.0 - self.before)
         moved_s = max(0.0, self.moved_s - self.from_s)
-        at_s, guide = self.at_s - self.from_s, tracker.guide
+        at_s, run_plan = self.at_s - self.from_s, tracker.run_plan
         first_s = at_s if self.first_s is None else self.first_s - self.from_s
         return time_left(
-            share, at_s, planned_s, guide.slack,
-            before=self.before, moved_s=moved_s, first_s=first_s, late_s=max(0.0, first_s - guide.ready_s),
+            share, at_s, planned_s, run_plan.slack,
+            before=self.before, moved_s=moved_s, first_s=first_s, late_s=max(0.0, first_s - run_plan.ready_s),
         )  # fmt: skip
 
 
@@ -246,8 +246,8 @@ Counts = Mapping[tuple[int, int, State], int]
 def snapshot(
     job: Job,
     tracker: PlanTracker,
-    lines: Sequence[Line],
-    berths: Sequence[Berth],
+    lines: Sequence[ModelDispatcher],
+    slots: Sequence[ReplicaSlot],
     counts: Counts,
     clock: Clock,
     now_s: float,
@@ -255,14 +255,14 @@ def snapshot(
     """How far a run is, from what its parts know."""
     names = job.layout.tasks.models
     mean = _mean_tokens(job)
-    share = worked(job, counts, sum(_written(berth) for berth in berths))
-    is_served = any(berth.engine is not None for berth in berths)
+    share = worked(job, counts, sum(_written(slot) for slot in slots))
+    is_served = any(slot.engine is not None for slot in slots)
     clock.check(now_s, share, is_served=is_served)
     models = tuple(
-        _model(model, names[model], tracker, lines[model], berths, counts, mean, clock) for model in range(len(names))
+        _model(model, names[model], tracker, lines[model], slots, counts, mean, clock) for model in range(len(names))
     )
     left = clock.left(tracker, share, is_served=is_served)
-    stages, unheard = len(tracker.guide.stages), silent(berths, job.rooms, clock.start_s, now_s)
+    stages, unheard = len(tracker.run_plan.stages), silent(slots, job.placer, clock.start_s, now_s)
     return Progress(clock.at_s, tracker.now.stage, stages, models, share, left, unheard)
 
 
@@ -270,8 +270,8 @@ def _model(
     model: int,
     name: str,
     tracker: PlanTracker,
-    line: Line,
-    berths: Sequence[Berth],
+    line: ModelDispatcher,
+    slots: Sequence[ReplicaSlot],
     counts: Counts,
     mean: Mapping[tuple[int, int], float],
     clock: Clock,
@@ -283,7 +283,7 @@ def _model(
             states[state] = states.get(state, 0) + tasks
             left_tokens += 0.0 if state in FINISHED else tasks * mean[call, of]
     total = sum(states.values())
-    mine = [berth for berth in berths if berth.plan.model == model]
+    mine = [slot for slot in slots if slot.plan.model == model]
     plan = next((plan for plan in tracker.now.plans if plan.model == model), None)
     is_over = total == sum(states.get(state, 0) for state in FINISHED)
     here_s = clock.start_s + clock.at_s
@@ -297,24 +297,24 @@ def _model(
         tokens=line.tokens,
         tokens_per_s=rate,
         plan=plan,
-        gpus=tuple(berth.gpus for berth in mine),
+        gpus=tuple(slot.gpus for slot in mine),
         starts_s=max((here_s - b.since_s for b in mine if b.engine is None), default=None),
         stage=None if is_over else tracker.stage_of(model),
         left_s=left_tokens / rate if rate > 0 and not is_over else None,
     )
 
 
-def _state(own: Sequence[Berth], *, is_over: bool) -> str:
+def _state(own: Sequence[ReplicaSlot], *, is_over: bool) -> str:
     if is_over:
         return "finished"
-    if any(berth.engine is not None for berth in own):
+    if any(slot.engine is not None for slot in own):
         return "runs"
     return "starts" if own else "waits"
 
 
-def _written(berth: Berth) -> float:
+def _written(slot: ReplicaSlot) -> float:
     """Tokens of answers that are not there whole yet."""
-    return float(sum(len(work.draft.output_ids) for work in berth.active.values()))
+    return float(sum(len(work.draft.output_ids) for work in slot.active.values()))
 
 
 def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
@@ -389,7 +389,7 @@ def time_left(
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended.
 
     Attributes:
@@ -434,6 +434,6 @@ class EnginesFailedError(EngineError):
         completed: How the run ended by that; what was answered before is kept.
     """
 
-    def __init__(self, completed: Ended) -> None:
+    def __init__(self, completed: RunResult) -> None:
         super().__init__(completed.error)
         self.completed = completed

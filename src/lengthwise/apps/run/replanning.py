@@ -15,7 +15,7 @@ from lengthwise.apps.plan import RequestSpec, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
 from lengthwise.apps.plan.stages import Plans
-from lengthwise.apps.run.job import SLACK, Drifted, Guide, Revised, ends_s
+from lengthwise.apps.run.job import SLACK, PlanDeviation, RevisedPlan, RunPlan, ends_s
 from lengthwise.apps.run.plan_tracking import LOOKS
 from lengthwise.schema.app import Flags, TaskDraw, Tasks
 
@@ -270,18 +270,18 @@ class Replanner:
         self._spreads = [Spread.of(one) for one in self.lengths]
         self._priors = list(self._spreads)
 
-    def __call__(self, drifted: Drifted) -> Revised | None:
+    def __call__(self, deviation: PlanDeviation) -> RevisedPlan | None:
         """What to follow from there on; None: all is as planned."""
-        seen = seen_of(self.tasks, drifted.completed, drifted.written, self.longest)
+        seen = seen_of(self.tasks, deviation.completed, deviation.written, self.longest)
         moved = [m for m, one in enumerate(seen) if self._has_moved(m, one)]
-        if not moved and not drifted.is_late:
+        if not moved and not deviation.is_late:
             return None
-        rest = rest_of(self.tasks, drifted.completed, drifted.written)
+        rest = rest_of(self.tasks, deviation.completed, deviation.written)
         if not len(rest.tasks):
             return None
-        about = self._description(moved, seen, drifted)
+        about = self._description(moved, seen, deviation)
         self._spreads = [updated(prior, one) for prior, one in zip(self._priors, seen, strict=True)]
-        return self._revised(rest, drifted, about)
+        return self._revised(rest, deviation, about)
 
     def _has_moved(self, model: int, seen: Seen) -> bool:
         chance = FALSE_ALARMS / (LOOKS * len(self.longest))
@@ -296,19 +296,19 @@ class Replanner:
         most = float(mine.max(initial=1))
         return updated(self._priors[model], seen).mean(most) / self._spreads[model].mean(most)
 
-    def _description(self, moving: Sequence[int], seen: Sequence[Seen], drifted: Drifted) -> str:
+    def _description(self, moving: Sequence[int], seen: Sequence[Seen], deviation: PlanDeviation) -> str:
         if not moving:
-            way = "sooner" if drifted.at_s < drifted.planned_s else "after"
-            return f"stage {drifted.stage + 1} ends {way} than planned"
+            way = "sooner" if deviation.at_s < deviation.planned_s else "after"
+            return f"stage {deviation.stage + 1} ends {way} than planned"
         told = (f"{self.tasks.models[m]} {self._ratio(m, seen[m]):.2g} times" for m in moving)
         return f"answers are not as long as planned: of {', '.join(told)}"
 
-    def _revised(self, rest: Rest, drifted: Drifted, description: str) -> Revised:
+    def _revised(self, rest: Rest, deviation: PlanDeviation, description: str) -> RevisedPlan:
         """The better one of what is left of the old plan and a new one, both from where engines are now."""
         draws = rest.draws(self._spreads, self.longest, range(self.seed, self.seed + _DRAWS))
         worlds = stages_of(rest.tasks, draws, self.space)
-        begun = drifted.running, drifted.placement
-        old = self.stages[drifted.stage :] or (drifted.running,)
+        begun = deviation.running, deviation.placement
+        old = self.stages[deviation.stage :] or (deviation.running,)
         spare = (*self.reserve, *_last(self.stages, old))
         kept = [play(one, old, spare, started=begun) for one in worlds]
         cluster, times = self.space.cluster, self.space.times
@@ -317,13 +317,13 @@ class Replanner:
         kept_s, new_s = _mean_s(kept), _mean_s(new)
         if new_s < kept_s * (1.0 - MIN_GAIN) and _sooner_for_sure(new, kept):
             self.stages, self.reserve = made.planned, made.reserve
-            return Revised(
+            return RevisedPlan(
                 _guide(made.planned, made.reserve, new),
                 True,
                 f"{description}; the rest is planned anew: {new_s:.0f} s rather than {kept_s:.0f} s",
             )
         self.stages, self.reserve = old, spare
-        return Revised(_guide(old, spare, kept), False, f"{description}; no other plan would end sooner")
+        return RevisedPlan(_guide(old, spare, kept), False, f"{description}; no other plan would end sooner")
 
 
 def _last(stages: Sequence[Plans], ahead: Sequence[Plans]) -> Plans:
@@ -343,8 +343,8 @@ def _sooner_for_sure(new: Sequence[Simulated], retained: Sequence[Simulated]) ->
     return bool(gain_s.mean() > 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s)))
 
 
-def _guide(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[Simulated]) -> Guide:
+def _guide(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[Simulated]) -> RunPlan:
     ends = [one.end_s for one in simulated]
     mean_s = max(float(np.mean(ends)), 1e-9)
     slack = (min(ends) / mean_s * SLACK[0], max(ends) / mean_s * SLACK[1])
-    return Guide(stages, reserve, ends_s(stages, simulated[0].stages), slack)
+    return RunPlan(stages, reserve, ends_s(stages, simulated[0].stages), slack)

@@ -19,7 +19,7 @@ import numpy as np
 from lengthwise.apps.ledger import FILE, TableLedger, open_ledger
 from lengthwise.apps.ledger.contracts import Ledger, State
 from lengthwise.apps.run.job import Ints, Job, Layout
-from lengthwise.apps.run.progress import Ended
+from lengthwise.apps.run.progress import RunResult
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
@@ -215,7 +215,7 @@ def recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def manifest(
-    job: Job, completed: Ended, exported: Exported, *, app: str, inputs: str, models: Mapping[str, str]
+    job: Job, completed: RunResult, exported: Exported, *, app: str, inputs: str, models: Mapping[str, str]
 ) -> dict[str, Any]:
     """Counts, hashes, versions, the plan and how long it took.
 
@@ -241,7 +241,7 @@ def manifest(
         "versions": {"lengthwise": version("lengthwise"), "python": platform.python_version()},
         "models": dict(models),
         "engines": {names[model]: list(abouts) for model, abouts in completed.engines.items()},
-        "plan": [[{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.guide.stages],
+        "plan": [[{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.run_plan.stages],
         "seconds": round(completed.seconds, 3),
         "silent": [
             {**asdict(one), "model": names[one.model], "words": one.words(names[one.model])} for one in completed.silent
@@ -252,7 +252,7 @@ def manifest(
     }
 
 
-def counts(job: Job, completed: Ended) -> dict[str, dict[str, int]]:
+def counts(job: Job, completed: RunResult) -> dict[str, dict[str, int]]:
     """Tasks by call and state, with all of them under "all"."""
     found: dict[str, dict[str, int]] = {"all": {}}
     for (call, _, state), tasks in sorted(completed.counts.items()):

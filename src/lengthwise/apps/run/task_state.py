@@ -20,7 +20,7 @@ from lengthwise.schema.app import ModelPlan, Replica
 
 
 @dataclass(eq=False, slots=True)
-class Work:
+class LeasedTask:
     """A leased task.
 
     Attributes:
@@ -54,7 +54,7 @@ class Work:
 
 
 @dataclass(eq=False)
-class Berth:
+class ReplicaSlot:
     """The GPUs of one replica, and its engine where one is ready.
 
     Attributes:
@@ -75,7 +75,7 @@ class Berth:
     plan: ModelPlan
     gpus: Replica
     engine: Engine | None = None
-    active: dict[int, Work] = field(default_factory=dict)
+    active: dict[int, LeasedTask] = field(default_factory=dict)
     failures: int = 0
     startup: asyncio.Task[None] | None = None
     since_s: float = 0.0
@@ -85,7 +85,7 @@ class Berth:
     inquiry: asyncio.Task[None] | None = None
     mending: asyncio.Task[None] | None = None
 
-    def take(self, work: Work, now_s: float) -> None:
+    def take(self, work: LeasedTask, now_s: float) -> None:
         """It works on it from now on; what did not answer before is not heard for that."""
         if not self.active and not self.failures:
             self.received_s = now_s
@@ -190,7 +190,7 @@ async def _additional(work: Callable[[], Result]) -> Result:
     return await found
 
 
-class Books:
+class LedgerWriter:
     """One thread writes, so that what was asked first is done first.
 
     Args:
@@ -295,15 +295,15 @@ class Shared:
     """
 
     job: Job
-    books: Books
+    books: LedgerWriter
     now_s: Callable[[], float]
     idle: Callable[[], None]
-    down: Callable[[Berth, bool], None]
+    down: Callable[[ReplicaSlot, bool], None]
     failed: Callable[[BaseException], None]
     suspects: Suspects = field(default_factory=Suspects)
-    asking: dict[str, Work] = field(default_factory=dict)
+    asking: dict[str, LeasedTask] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=dict)
-    shunned: dict[int, Berth] = field(default_factory=dict)
+    shunned: dict[int, ReplicaSlot] = field(default_factory=dict)
     retained: dict[int, int] = field(default_factory=dict)
 
 
@@ -318,43 +318,43 @@ class Verdicts:
     def __init__(self, shared: Shared, wakeup: Callable[[], None]) -> None:
         self._shared, self._stir = shared, wakeup
 
-    def succeeded(self, work: Work, output: Output) -> None:
+    def succeeded(self, work: LeasedTask, output: Output) -> None:
         """It has its answer."""
         self._discard(work)
         for lease in (work.lease, *work.twins):
             self._shared.books.end(done(lease, work.key, output))
 
-    def dead(self, work: Work, error: str) -> None:
+    def dead(self, work: LeasedTask, error: str) -> None:
         """It is left alone."""
         self._discard(work)
         for lease in (work.lease, *work.twins):
             self._shared.books.end(dead(lease, error))
 
-    def attempted(self, work: Work, error: str, berth: Berth) -> None:
+    def attempted(self, work: LeasedTask, error: str, slot: ReplicaSlot) -> None:
         """It was tried in vain: again after a while, elsewhere where there is an elsewhere, or never again."""
         job, shared = self._shared.job, self._shared
         if work.lease.attempt >= job.settings.max_attempts:
             self.dead(work, f"tried {work.lease.attempt} times; at last: {error}")
             return
-        shared.shunned[work.place] = berth
+        shared.shunned[work.place] = slot
         at_s = shared.now_s() + job.backoff_s(work.place, work.lease.attempt)
         self.release(work, error, not_before_s=at_s, counts=True)
 
-    def has_no_room(self, work: Work, error: str, berth: Berth, after_s: float = 0.0) -> None:
+    def has_no_room(self, work: LeasedTask, error: str, slot: ReplicaSlot, after_s: float = 0.0) -> None:
         """The engine was full: again after a while, not before it wants to be asked; so often it is an attempt.
 
         What it wants is heard up to the longest time between attempts: an engine must not hold up a run for ever.
         """
         tries = self._shared.tries[work.place] = self._shared.tries.get(work.place, 0) + 1
         if tries % BUSY_TRIES == 0:
-            self.attempted(work, error, berth)
+            self.attempted(work, error, slot)
         else:
             job = self._shared.job
-            wait_s = max(job.backoff_s(work.place, tries), min(after_s, job.settings.most_backoff_s))
+            wait_s = max(job.backoff_s(work.place, tries), min(after_s, job.settings.max_backoff_s))
             at_s = self._shared.now_s() + wait_s
             self.release(work, error, not_before_s=at_s)
 
-    def release(self, work: Work, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> None:
+    def release(self, work: LeasedTask, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> None:
         """Others may lease it, from a moment on."""
         self._shared.asking.pop(work.key, None)
         end = self._shared.books.end
@@ -365,7 +365,7 @@ class Verdicts:
             wait_s = max(0.0, not_before_s - self._shared.now_s()) + 0.01
             asyncio.get_running_loop().call_later(wait_s, self._stir)
 
-    def _discard(self, work: Work) -> None:
+    def _discard(self, work: LeasedTask) -> None:
         shared = self._shared
         shared.asking.pop(work.key, None)
         shared.suspects.cleared(work.place)

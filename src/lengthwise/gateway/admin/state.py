@@ -18,6 +18,7 @@ from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
 from lengthwise.gateway.telemetry import Pair, RequestTrace, Row, Telemetry
+from lengthwise.statistics import circular_blocks
 
 WINDOW_S = 600.0
 MAX_ROWS = 2000
@@ -194,8 +195,7 @@ def measured(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[st
     samples = np.full((4, 2, 4), math.nan)
     if n >= MIN_INTERVAL_REQUESTS:  # a block bootstrap whose blocks wrap around
         starts = np.random.default_rng(seed).integers(0, n, (_DRAWS, _BLOCKS))
-        rows = ((starts[:, :, None] + np.arange(-(-n // _BLOCKS))) % n).reshape(_DRAWS, -1)[:, :n]
-        samples = _statistics(columns[:, rows])
+        samples = _statistics(columns[:, circular_blocks(starts, -(-n // _BLOCKS), n)])
     samples[..., [False, *(n * (1 - q) < _MIN_BEYOND for q in QUANTILES)]] = math.nan
     half = _T_975 * samples.std(axis=1, ddof=1)
     intervals = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)

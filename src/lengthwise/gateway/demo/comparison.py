@@ -20,6 +20,7 @@ from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen
 from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
+from lengthwise.statistics import t_half_width
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -153,11 +154,7 @@ def gain(sides: Sequence[Side]) -> Gain:
     if rounds == 0:
         return Gain(math.nan, math.nan, math.nan, math.nan, 0)
     logs = np.log([float(b.mean() / a.mean()) for a, b in zip(first, second, strict=False)])
-    half = math.inf
-    if rounds > 1:
-        from scipy import stats
-
-        half = float(stats.t.ppf((1 + _LEVEL) / 2, rounds - 1) * logs.std(ddof=1) / math.sqrt(rounds))
+    half = float(t_half_width(logs, _LEVEL)) if rounds > 1 else math.inf
     center = float(logs.mean())
     mean, low, high = (math.exp(log) - 1 for log in (center, center - half, center + half))
     p99 = [float(np.quantile(np.concatenate(side[:rounds]), 0.99)) for side in (first, second)]

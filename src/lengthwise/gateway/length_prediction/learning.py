@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lengthwise.gateway.length_prediction.prediction import Belief
 from lengthwise.gateway.request import MAX_TOKENS, Floats
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE
+from lengthwise.statistics import kaplan_meier, ranked_cdf
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,13 +30,7 @@ def quantiles(values: Floats, cut: Bools, weight: Floats, levels: Floats, tail: 
     Cut values are at least what they are (Kaplan and Meier, weighted). Beyond the last that was seen to its
     end lies an exponential tail of mean ``tail`` from the greatest value on.
     """
-    ends_first = np.argsort(cut, kind="stable")
-    values, cut, weight = values[ends_first], cut[ends_first], weight[ends_first]
-    order = np.argsort(values, axis=0, kind="stable")
-    ranked, ends = np.take_along_axis(values, order, axis=0), (~cut)[order]
-    w = weight[order]
-    at_risk = np.cumsum(w[::-1], axis=0)[::-1]
-    cdf = 1 - np.cumprod(1 - np.where(ends, w / at_risk, 0.0), axis=0)
+    ranked, cdf = ranked_cdf(values, cut, weight)
     reached = cdf[-1]
     place = (cdf < np.minimum(levels, reached) - 1e-12).sum(axis=0)
     place = np.minimum(place, len(values) - 1)
@@ -47,11 +42,8 @@ def quantiles(values: Floats, cut: Bools, weight: Floats, levels: Floats, tail: 
 
 def reached(values: Floats, cut: Bools, at: Floats) -> Floats:
     """[m] the share of ``values`` [n] that is at most each of ``at``, cut ones by Kaplan and Meier."""
-    order = np.lexsort((cut, values))
-    ranked, ends = values[order], ~cut[order]
-    alive = np.cumprod(1 - ends / np.arange(len(values), 0, -1))
-    cdf = np.concatenate([[0.0], 1 - alive])
-    return np.asarray(cdf[np.searchsorted(ranked, at, side="right")])
+    observed, cdf = kaplan_meier(values, cut)
+    return np.concatenate([[0.0], cdf])[np.searchsorted(observed, at, side="right")]
 
 
 REFERENCE, DRIFT_WINDOW, ALPHA = 512, 128, 0.001

@@ -37,6 +37,7 @@ from lengthwise.gateway.observe.replay import (
 )
 from lengthwise.gateway.observe.trace import MIN_STREAMED, Floats, Trace, is_measurable, of_journal, pools_of
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import circular_blocks, t_quantile
 
 SWITCH_ON = "switch on"
 NO_QUEUE = "no gain possible: no request waits"
@@ -306,8 +307,7 @@ class _Pool:
         n = len(self.workload)
         length = min(n, max(50, n // BLOCKS))
         starts = rng.integers(0, n, -(-n // length))
-        rows = ((starts[:, None] + np.arange(length)) % n).ravel()[:n]
-        sample = resampled(self.workload, self.gaps_s, rows)
+        sample = resampled(self.workload, self.gaps_s, circular_blocks(starts, length, n))
         return {name: replay(sample, self.service, name, order) for name in ORDERS}
 
 
@@ -339,9 +339,7 @@ def _change(ratio: float, drawn: list[float], level: float) -> Change:
     """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(BLOCKS - 1, (1 + level) / 2) * _stabilized(np.log(drawn)).std(ddof=1))
+    half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
     center = float(_stabilized(np.log([ratio]))[0])
     low, high = (_ratio(center + sign * half) - 1 for sign in (-1, 1))
     return Change(ratio - 1, low, high)

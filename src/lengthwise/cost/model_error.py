@@ -1,0 +1,127 @@
+"""Cost tables perturbed by the error of the cost model: a small, fixed design over the parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from lengthwise.cost import roofline_note
+from lengthwise.schema.cost_tables import CostTables, Floats, Front, PartError
+from lengthwise.schema.deployment import Deployment
+
+DRAWS = 16
+LEVEL = 0.9
+LARGEST_RUN = 50_000
+"""Requests of a run up to which it is repeated by default."""
+PARTS = {
+    "layer": "layer_s",
+    "comm": "comm_s",
+    "first": "first_s",
+    "send": "send_s",
+    "head": "head_s",
+    "host": "host_s",
+    "prefill": "prefill_s",
+    "decode": "decode_s",
+    "masked": "masked_s",
+}
+"""The parts of a step; "front", a request's way into the engine, is another part with errors."""
+_DESIGNS = 200
+_Part = tuple[str, int]
+"""A part, and the index of its error, of which there is rarely more than one."""
+
+
+def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
+    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors.
+
+    The factors are a Latin hypercube: each part takes every one of ``draws`` equally likely values once, in an order
+    that makes parts as independent as so few draws can be. Equal input gives equal bytes.
+    """
+    return [made for (made,) in _perturbed([tables], draws, seed)]
+
+
+def perturbed_degrees(
+    tables: Mapping[int, CostTables], draws: int = DRAWS, seed: int = 0
+) -> list[dict[int, CostTables]]:
+    """Return perturbed tables of several tensor-parallel degrees: a part has the same error in all of them."""
+    return [dict(zip(tables, made, strict=True)) for made in _perturbed(list(tables.values()), draws, seed)]
+
+
+def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
+    """Return ``draws`` copies of the deployment with perturbed tables; a decode side follows the same design."""
+    made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
+    decode = deployment.decode
+    if decode is None:
+        return made
+    others = perturbed(decode.cost, draws) or [decode.cost] * len(made)
+    return [replace(one, decode=replace(decode, cost=tables)) for one, tables in zip(made, others, strict=True)]
+
+
+def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
+    """Return [draws][tables], all tables of a draw with the same normal value for a part."""
+    errors = [error for one in tables for error in _errors(one, one.errors)]
+    errors += [error for one in tables if one.other for error in _errors(one.other, one.other.errors or one.errors)]
+    parts = list(dict.fromkeys(part for part, _ in errors))
+    if not parts or not draws:
+        return []
+    rows = (dict(zip(parts, row, strict=True)) for row in design(draws, len(parts), seed).tolist())
+    return [[_scaled(one, one.errors, normal) for one in tables] for normal in rows]
+
+
+def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part, PartError]]:
+    """Return the errors above 0 of parts that take any time: one GPU has no collectives, one stage sends nothing."""
+    found: list[tuple[_Part, PartError]] = []
+    for error in errors:
+        if error.part == "front":
+            used = tables.front != Front()
+        else:
+            used = error.part == "step" or bool(np.any(getattr(tables, PARTS[error.part])))
+        if used and max(error.log_sd, error.slow_log_sd or 0.0) > 0:
+            found.append(((error.part, sum(part[0] == error.part for part, _ in found)), error))
+    return found
+
+
+def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_Part, float]) -> CostTables:
+    """Return the tables, and those of their other degree, scaled by their own errors, or by ``default`` without any."""
+    factor, front = dict.fromkeys(PARTS, 1.0), tables.front
+    for key, error in _errors(tables, tables.errors or default):
+        z = normal.get(key, 0.0)
+        sd = error.log_sd if z < 0 or error.slow_log_sd is None else error.slow_log_sd
+        by = float(np.exp(sd * z))
+        if error.part == "front":
+            front = Front(front.request_s * by, front.queue_s * float(np.exp(error.log_sd * z)))
+            continue
+        for part in PARTS if error.part == "step" else (error.part,):
+            factor[part] *= by
+    seconds = {PARTS[part]: getattr(tables, PARTS[part]) * by for part, by in factor.items() if by != 1.0}
+    other = None if tables.other is None else _scaled(tables.other, tables.errors, normal)
+    return replace(tables, **seconds, front=front, other=other)
+
+
+def hardware_note(deployment: Deployment) -> str:
+    """Return what the roofline does not know of the hardware, a sentence; "" where costs have another source."""
+    roofline = f"roofline of {deployment.model.name} on {deployment.gpu.name}"
+    source = deployment.cost.source
+    return roofline_note(deployment.gpu) if source.startswith(roofline) and "calibrated" not in source else ""
+
+
+@lru_cache(maxsize=16)
+def design(draws: int, parts: int, seed: int = 0) -> Floats:
+    """Return [draws, parts] standard normal values: a Latin hypercube of midpoints, the least correlated of 200."""
+    from scipy.special import ndtri
+
+    midpoints = ndtri((np.arange(draws) + 0.5) / draws)
+    rng = np.random.default_rng(seed)
+    made = (np.column_stack([rng.permutation(midpoints) for _ in range(parts)]) for _ in range(_DESIGNS))
+    best: Floats = min(made, key=_correlation)
+    best.setflags(write=False)
+    return best
+
+
+def _correlation(values: Floats) -> float:
+    """Return the largest absolute correlation of any two columns."""
+    if values.shape[1] < 2:
+        return 0.0
+    return float(np.abs(np.corrcoef(values.T) - np.eye(values.shape[1])).max())

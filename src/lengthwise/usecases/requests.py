@@ -1,0 +1,218 @@
+"""The requests of a scenario with their predictions: by seed, and as the load of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lengthwise import predict
+from lengthwise import workload as w
+from lengthwise.config.files import resolved
+from lengthwise.config.scenario import Scenario
+from lengthwise.config.sections import PredictorSection
+from lengthwise.config.workload import Source, source_of
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
+from lengthwise.search import Load
+
+DEFAULT_REQUESTS = 1000
+TRAINING_REQUESTS, TRAINING_SEED = 10_000, 2**64 + 1
+"""Requests that a predictor without a file learns from, and their seed, which no run can have."""
+MAX_PARTS, MIN_PART_REQUESTS = 8, 400
+"""A replayed trace has no seeds: this many consecutive parts stand in for them, each of at least so many requests."""
+
+
+@dataclass(frozen=True)
+class LengthPrediction:
+    """Attaches the predictions of a section to workloads.
+
+    Attributes:
+        section: The table [predictor].
+        predictor: Trained or loaded.
+        model: The deployed model, for workloads that do not name their models.
+    """
+
+    section: PredictorSection
+    predictor: Any
+    model: str
+
+    def __call__(self, workload: Workload, seed: int) -> Workload:
+        """Return the workload with predictions; the errors of an oracle are drawn with the seed.
+
+        Raises:
+            InputError: The predictor reads prompts, and the workload has neither prompts nor models.
+        """
+        if not {"prompt", "model"} & set(workload.extra) and _reads_text(self.predictor):
+            raise InputError(
+                "this predictor reads prompts and the workload has none, so it would predict the same for every "
+                "request; replay a trace that has prompts, or take a kind that needs none, such as bucket_ecdf"
+            )
+        return predict.attach(
+            workload,
+            self.predictor,
+            window_tokens=self.section.window_tokens,
+            statistic=self.section.statistic,
+            update_predictions=self.section.update_predictions,
+            seed=seed,
+            model=self.model,
+        )
+
+
+def _reads_text(predictor: Any) -> bool:
+    """Return whether a predictor, or all members of an ensemble, depend on prompts alone."""
+    if hasattr(predictor, "members"):
+        return all(map(_reads_text, predictor.members))
+    inner = getattr(predictor, "inner", None)
+    return bool(getattr(predictor, "reads_text", False)) or (inner is not None and _reads_text(inner))
+
+
+_load_predictor = lru_cache(maxsize=8)(predict.load)
+
+
+def length_prediction(
+    section: PredictorSection, scenario: Scenario, lengths: w.Lengths | None
+) -> LengthPrediction | None:
+    """Return what attaches the predictions of a section; None if it predicts nothing.
+
+    Args:
+        section: The table [predictor], or a predictor of [lab].
+        scenario: The scenario whose workload and model are predicted.
+        lengths: Lengths from which other requests are drawn to learn from; None for a replayed trace.
+
+    Raises:
+        InputError: A file cannot be read, or there is nothing to learn from.
+    """
+    model = scenario.deployment.model
+    match section.kind:
+        case "none":
+            return None
+        case "model":
+            predictor = _load_predictor(resolved(section.file or "", scenario.folder).resolve())
+        case "default":
+            default = getattr(predict, "default", None)
+            if default is None:
+                raise InputError('this build of lengthwise has no default predictor; use kind = "model" and a file')
+            predictor = default()
+        case kind:
+            predictor = section.build()
+            if section.requires_training or kind in ("bin_neighbour", "confusion", "quantised"):
+                if lengths is not None:
+                    rng = np.random.default_rng(np.random.SeedSequence(TRAINING_SEED))
+                    prompt, output = lengths.sample(TRAINING_REQUESTS, rng)
+                    prompts = predict.Prompts(
+                        TRAINING_REQUESTS, prompt_tokens=prompt, model=[model] * TRAINING_REQUESTS
+                    )
+                    predictor.fit(predict.Samples(prompts, output, np.zeros(TRAINING_REQUESTS, bool)))
+                elif section.requires_training:
+                    raise InputError(
+                        f"a predictor of kind {kind} learns from other requests of the workload, and a replayed trace "
+                        'has none; train one on another trace and name it: kind = "model", file = "x.lwp"'
+                    )
+    return LengthPrediction(section, predict.Conditional(predictor) if section.conditional else predictor, model)
+
+
+class _Draws:
+    """Draws requests of a scenario; files are read on first use, so that it is small to send to another process."""
+
+    def __init__(self, scenario: Scenario, first_seed: int = 0) -> None:
+        self.scenario, self.first_seed = scenario, first_seed
+
+    @cached_property
+    def source(self) -> Source:
+        return source_of(self.scenario.workload, self.scenario.folder)
+
+    @cached_property
+    def prediction(self) -> LengthPrediction | None:
+        lengths = self.source.lengths if self.source.replayed is None else None
+        return length_prediction(self.scenario.predictor, self.scenario, lengths)
+
+    def __call__(self, seed: int, requests: int) -> Workload:
+        section, source, seed = self.scenario.workload, self.source, self.first_seed + seed
+        drawn = w.generate(
+            requests,
+            source.lengths,
+            source.arrivals,
+            seed,
+            predicted=section.predicted,
+            tenants=section.tenants,
+            name=source.name,
+        )
+        return drawn if self.prediction is None else self.prediction(drawn, seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"scenario": self.scenario, "first_seed": self.first_seed}
+
+
+def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
+    """Return a function from a seed to the workload; files are read now, so that a bad one is reported before any run.
+
+    Equal seeds give equal requests for every deployment: variants are compared on common random numbers. The last
+    workloads are cached, since variants request the same seed one after the other.
+
+    Raises:
+        InputError: There is no preset of this name, or a trace or predictor cannot be read.
+    """
+    draws = _Draws(scenario)
+    replayed, prediction = draws.source.replayed, draws.prediction
+    if replayed is None:
+        requests = scenario.workload.num_requests or DEFAULT_REQUESTS
+        return lru_cache(maxsize=2)(lambda seed: draws(seed, requests))
+    if prediction is None:
+        return lambda seed: replayed  # noqa: ARG005 - a trace has no randomness
+    return lru_cache(maxsize=2)(lambda seed: prediction(replayed, seed))
+
+
+def search_load(scenario: Scenario) -> Load:
+    """Return the load of a scenario for a search of rates; the scenario's own rate does not matter.
+
+    Raises:
+        InputError: The requests come in a closed loop, or a trace cannot be read.
+    """
+    section, first_seed = scenario.workload, scenario.run.seed
+    if section.concurrency is not None:
+        raise InputError(
+            "a closed loop (workload.concurrency) has no rate that could be searched; give workload.request_rate"
+        )
+    name = section.preset or (Path(section.trace).name if section.trace else "lengths of the scenario")
+    draws = _Draws(scenario.model_copy(update={"search": None, "lab": None, "variants": []}), first_seed)
+    if not section.is_replay:
+        return Load(draws, name)
+    trace = draws.source.replayed
+    assert trace is not None  # a replay has one
+    parts = max(1, min(MAX_PARTS, len(trace) // MIN_PART_REQUESTS))
+    if draws.prediction is not None:
+        trace = draws.prediction(trace, first_seed)
+    return Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Consecutive parts of a trace, one for each seed."""
+
+    trace: Workload
+    parts: int
+
+    def __call__(self, seed: int, requests: int) -> Workload:
+        trace, size = self.trace, len(self.trace) // self.parts
+        rows = slice(seed * size, seed * size + min(size, requests))
+        predictions = trace.predictions
+
+        def part(column: Any) -> Any:
+            return None if column is None else column[rows]
+
+        return Workload(
+            arrival_s=trace.arrival_s[rows],
+            prompt_tokens=trace.prompt_tokens[rows],
+            output_tokens=trace.output_tokens[rows],
+            predicted_tokens=part(trace.predicted_tokens),
+            predictions=None if predictions is None else predictions.take(np.arange(len(trace))[rows]),
+            priority=part(trace.priority),
+            tenant=part(trace.tenant),
+            extra={key: column[rows] for key, column in trace.extra.items()},
+            name=trace.name,
+        )

@@ -1,0 +1,316 @@
+"""From a checked scenario to deployments, schedulers and requests: one variant for each side of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise import catalog, cost, engine, policy, theory
+from lengthwise.config.files import python_object, resolved
+from lengthwise.config.scenario import Scenario
+from lengthwise.config.sections import DecodeSection
+from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.specs import GpuSpec, ModelSpec
+from lengthwise.schema.workload import Workload
+from lengthwise.usecases.requests import workload_by_seed
+
+Floats = npt.NDArray[np.float64]
+TABLES = "tables:"
+"""Begins a cost source that is a file of cost tables."""
+MAX_BINS = 1024
+_BINNING_SEED = 2**62
+"""Added to the run's seed: bin boundaries come from other requests than those that are simulated."""
+_AXES = ("rank", "leave", "batching", "memory", "preempt", "router", "takeover", "binning")
+_KEY_OF_KIND = {
+    "model": "deployment.model",
+    "GPU": "deployment.gpu",
+    "node": "deployment.node",
+    "host": "deployment.host",
+    "memory planner": "deployment.memory_planner",
+    "workload": "workload.preset",
+    "trace format": "workload.format",
+    "scheduler": "scheduler.policy",
+    **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
+}
+_IN_DECODE = "of the side that decodes, deployment.decode"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of a comparison: a deployment, and the requests of each seed.
+
+    Attributes:
+        name: From the file, or the scenario's own name where it has no variants.
+        scenario: The complete settings of the variant.
+        deployment: The deployment.
+        workload: From a seed to its requests; variants with equal [workload] share them.
+    """
+
+    name: str
+    scenario: Scenario
+    deployment: Deployment
+    workload: Callable[[int], Workload]
+
+    @property
+    def is_random(self) -> bool:
+        """Return whether a seed changes anything: drawn requests, or a router that draws among replicas."""
+        router = policy.resolve("router", self.deployment.scheduler.router)
+        draws = router.uses("draw_a") or router.uses("draw_b")
+        drawn = not self.scenario.workload.is_replay or self.scenario.predictor.is_random
+        return drawn or (draws and self.deployment.parallel.replicas > 1)
+
+
+def build(scenario: Scenario) -> list[Variant]:
+    """Return the variants of a scenario, ready to be simulated.
+
+    Raises:
+        InputError: A name, a file or a size cannot be used; a note says in which variant.
+    """
+    shared: dict[str, Callable[[int], Workload]] = {}
+    variants = []
+    for side in scenario.effective():
+        with located(scenario, side, with_key=True):
+            deployed = deployment(side)
+            key = side.workload.model_dump_json()
+            if side.predictor.kind != "none":
+                key += side.predictor.model_dump_json() + side.deployment.model
+            if key not in shared:
+                shared[key] = workload_by_seed(side)
+            variants.append(Variant(side.name, side, deployed, shared[key]))
+    return variants
+
+
+@contextmanager
+def located(scenario: Scenario, side: Scenario, *, with_key: bool = False) -> Iterator[None]:
+    """Add to an InputError the file and the variant of its cause, and with ``with_key`` the key of an unknown name."""
+    try:
+        yield
+    except InputError as error:
+        variant = f"variant {side.name!r} of " if scenario.variants else ""
+        key = ""
+        if with_key and isinstance(error, UnknownNameError) and _IN_DECODE not in getattr(error, "__notes__", ()):
+            key = _KEY_OF_KIND.get(error.kind, "")
+        error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
+        raise
+
+
+def model_of(scenario: Scenario) -> ModelSpec:
+    """Return the model: a catalog name wins over a path; a path starts at the scenario's folder."""
+    name = scenario.deployment.model
+    path = resolved(name, scenario.folder)
+    if name.endswith(".json"):
+        return catalog.model(path)
+    try:
+        return catalog.model(name)
+    except UnknownNameError:
+        if path.exists():
+            return catalog.model(path)
+        raise
+
+
+def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
+    """Return the model and the GPU of a scenario; raise InputError if one of them is unknown."""
+    return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
+
+
+def deployment(scenario: Scenario) -> Deployment:
+    """Return the deployment of a scenario without variants; raise InputError as ``build`` does."""
+    section, limits = scenario.deployment, scenario.engine.model_dump()
+    if scenario.engine.max_step_seqs == "per_stage":
+        limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
+    deployed = engine.deploy(
+        model=model_of(scenario),
+        gpu=scenario.file_or_name(section.gpu),
+        node=scenario.file_or_name(section.node) if section.node else None,
+        tp=section.tp,
+        pp=section.pp,
+        replicas=section.replicas,
+        limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
+        scheduler=scheduler(scenario),
+        cost=scenario.cost_source,
+        host=section.host_overhead,
+        memory_planner=section.memory_planner,
+        num_blocks=section.num_blocks,
+    )
+    _require_own_tables(scenario, deployed)
+    if section.decode is not None:
+        deployed = _disaggregated(deployed, section.decode, scenario)
+    return replace(deployed, name=scenario.name)
+
+
+def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenario) -> Deployment:
+    axes: dict[str, Any] = {
+        axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
+    }
+    try:
+        decode = engine.deploy(
+            prefill.model,
+            prefill.gpu,
+            node=prefill.node,
+            tp=section.tp,
+            pp=section.pp,
+            replicas=section.replicas,
+            limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
+            scheduler=replace(prefill.scheduler, **axes, preempt=section.preempt, takeover="never", binning=None),
+            cost=scenario.cost_source,
+            host=scenario.deployment.host_overhead,
+            memory_planner=scenario.deployment.memory_planner,
+            num_blocks=section.num_blocks,
+        )
+        _require_own_tables(scenario, decode)
+    except InputError as error:
+        error.add_note(_IN_DECODE)
+        raise
+    gpus = scenario.deployment.tp * scenario.deployment.pp + section.tp * section.pp
+    link = None if section.link == "host" else prefill.node.link_for(gpus)
+    transfer = engine.handover_over(link, prefill, decode)
+    transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
+    return engine.disaggregate(prefill, decode, transfer)
+
+
+def tables_path(scenario: Scenario) -> str | None:
+    """Return the file of cost tables of a scenario; None if its cost has another source."""
+    source = scenario.deployment.cost
+    return str(resolved(source.removeprefix(TABLES), scenario.folder)) if source.startswith(TABLES) else None
+
+
+def _require_own_tables(scenario: Scenario, deployed: Deployment) -> None:
+    """Raise ProfileError if the file of cost tables is of another model, GPU, degree or data type."""
+    if (path := tables_path(scenario)) is not None:
+        cost.require_made_for(path, cost.MadeFor.of_deployment(deployed))
+
+
+def unchecked_tables_note(scenario: Scenario) -> str:
+    """Return a warning if the file of cost tables does not record its model and GPU; "" otherwise."""
+    path, on = tables_path(scenario), scenario.deployment
+    if path is None or cost.made_for(path) is not None:
+        return ""
+    return (
+        f"The cost tables in {path} do not record what they are of (older files do not): that they are of "
+        f"{on.model} on {on.gpu} with tp {on.tp} is taken on trust. Calibrate or fit them again to have it checked."
+    )
+
+
+def scheduler(scenario: Scenario) -> Scheduler:
+    """Return the scheduler of a scenario: the named one, with the axes and numbers that the file sets."""
+    section = scenario.scheduler
+    given = section.model_dump(exclude={"policy"}, exclude_none=True)
+    own: dict[str, Any] = {
+        key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
+    }
+    chosen = replace(_base_scheduler(section.policy, scenario), **own)
+    return replace(chosen, binning=_binning(chosen.binning, scenario))
+
+
+def _name_or_object(value: str, scenario: Scenario) -> Any:
+    return python_object(value, scenario.folder) if ":" in value else value
+
+
+def _base_scheduler(name: str, scenario: Scenario) -> Scheduler:
+    if ":" in name:
+        given = python_object(name, scenario.folder)
+        if isinstance(given, policy.Policy):
+            axis: dict[str, Any] = {given.axis: given}
+            return replace(policy.scheduler("vllm_v1"), **axis)
+        if isinstance(given, Scheduler):
+            return given
+        raise PolicyError(
+            f"scheduler.policy {name!r} must be a Scheduler or a function decorated with "
+            f"lengthwise.policy.rank, batching, memory, router, takeover or binning; it is a {type(given).__name__}"
+        )
+    try:
+        return policy.scheduler(name)
+    except UnknownNameError:
+        if own_axis := _axis_of(name):
+            raise PolicyError(
+                f"there is no scheduler named {name!r}; it is a {own_axis}: "
+                f"give scheduler.{own_axis} = {json.dumps(name)}"
+            ) from None
+        raise
+
+
+def _axis_of(text: str) -> str | None:
+    """Return the axis that has a policy of this name, even with wrong parameters; None if there is none."""
+    if text.partition("(")[0].strip() in _RULES:
+        return "binning"
+    for axis in ("rank", "batching", "memory", "router", "takeover", "binning"):
+        try:
+            policy.resolve(axis, text)
+        except UnknownNameError:
+            continue
+        except PolicyError:
+            pass
+        return axis
+    return None
+
+
+_Rule = Callable[[Floats, int, int], Floats]
+
+
+def _uniform_optimal(lengths: Floats, k: int, batch: int) -> Floats:  # noqa: ARG001 - the signature of all rules
+    low, high = float(lengths.min()), float(lengths.max())
+    return np.zeros(0) if low == high else theory.uniform_optimal(theory.UniformTimes(low, high), k)
+
+
+_RULES: dict[str, tuple[_Rule, str]] = {
+    "equal_mass": (
+        lambda lengths, k, _: theory.equal_mass(theory.SampledTimes(lengths), k),
+        "As many requests in every bin.",
+    ),
+    "uniform_optimal": (_uniform_optimal, "Bins of equal width, the best where lengths are uniform (Lemma 4.1)."),
+    "exponential": (
+        lambda lengths, k, batch: theory.exponential_recursion(
+            theory.ExponentialTimes(1.0 / float(lengths.mean())), batch, k
+        ),
+        "The recursion of Lemma A.1, for lengths that are exponential of the same mean.",
+    ),
+    "learned": (
+        lambda lengths, k, batch: theory.learned(theory.SampledTimes(lengths), batch, k),
+        "The least expected time of a batch of ``max_num_seqs``, for lengths of any distribution.",
+    ),
+}
+"""By name: how predicted lengths, bins and batch size give the last length of each bin but the last."""
+BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for name, (_, text) in _RULES.items()}
+"""The rules by name, in a line each."""
+
+
+def _binning(binning: Any, scenario: Scenario) -> Any:
+    """Return the binning of a scheduler: None for "none", boundaries for a rule, anything else unchanged.
+
+    Raises:
+        PolicyError: The parameters of a rule are wrong, or the workload has no predictions.
+    """
+    if binning == "none" or not isinstance(binning, str):
+        return None if binning == "none" else binning
+    name = binning.partition("(")[0].strip()
+    if name not in _RULES:
+        try:
+            policy.resolve("binning", binning)
+        except UnknownNameError as error:
+            known = [*error.known, *(f"{rule}(k=8)" for rule in _RULES)]
+            raise UnknownNameError(error.kind, error.name, known) from None
+        return binning
+    name, given = policy.call_of("binning", binning) if "(" in binning else (name, {})
+    k = given.get("k")
+    if set(given) != {"k"} or isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_BINS:
+        raise PolicyError(
+            f"binning {name} takes a number of bins from 1 to {MAX_BINS}, as in {name}(k=8); got {binning!r}"
+        )
+    # A replayed trace has no other requests: its own give the boundaries.
+    predicted = workload_by_seed(scenario)(scenario.run.seed + _BINNING_SEED).predicted_tokens
+    if predicted is None:
+        raise PolicyError(
+            f"binning {binning!r} cuts predicted output lengths, and this workload has none; give it some "
+            '([predictor] kind = "oracle" predicts the truth)'
+        )
+    cuts = _RULES[name][0](np.maximum(predicted, 1.0), k, scenario.engine.max_num_seqs)
+    # Rules give the last length of a bin and policies take the first: after a whole number that is the next one.
+    starts = np.unique(np.where(cuts == np.floor(cuts), cuts + 1, cuts))
+    return f"bins(boundaries={[float(f'{edge:.9g}') for edge in starts]})"

@@ -1,0 +1,83 @@
+"""``[deployment.decode]``: from a file to two sides, and who refuses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lengthwise import backend, config
+from lengthwise.schema.errors import InputError
+from lengthwise.search.bounds import ceiling
+from lengthwise.usecases import simulate
+from lengthwise.usecases.variants import build
+
+TEXT = """
+[workload]
+preset = "chat-1m"
+request_rate = 2.0
+num_requests = 40
+[deployment]
+model = "llama-3.1-8b"
+gpu = "H100"
+replicas = 2
+decode = { tp = 2, max_num_seqs = 64, %s }
+[engine]
+max_model_len = 4096
+[run]
+model_draws = 0
+"""
+
+
+def told(more='router = "least_outstanding"'):
+    return config.loads(TEXT % more)
+
+
+def test_a_file_says_both_sides():
+    whole = build(told())[0].deployment
+    assert (whole.parallel.tp, whole.parallel.replicas, whole.decode.parallel.tp) == (1, 2, 2)
+    assert whole.gpus == 4
+    assert whole.decode.limits.max_num_seqs == 64
+    assert whole.decode.limits.max_num_batched_tokens == whole.limits.max_num_batched_tokens
+    assert whole.decode.router == "least_outstanding"
+
+
+def test_links_and_seconds_of_a_handover():
+    node = build(told())[0].deployment
+    host = build(told('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
+    kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
+    assert node.decode.kv_transfer.bytes_per_token == kv_bytes, "one GPU sends what two receive"
+    assert node.decode.kv_transfer.bytes_per_s == node.node.link_for(3).bandwidth_bytes_per_s
+    assert host.decode.kv_transfer.bytes_per_token == kv_bytes * 1.5
+    assert host.decode.kv_transfer.fixed_s == 0.002
+    assert not host.decode.kv_transfer.one_at_a_time
+    assert node.decode.kv_transfer.one_at_a_time
+
+
+def test_the_effective_settings_load_again():
+    whole = told()
+    assert config.loads(whole.to_toml()).deployment == whole.deployment
+
+
+def test_a_run_tells_of_both_sides():
+    outcome = simulate.run(told())[0]
+    hardware = outcome.summary.hardware
+    assert outcome.summary.counts.finished == 40
+    assert len(hardware.replica_busy_share) == 3
+    assert 0 < hardware.kv_utilization.value < 1
+    assert sum(share.value for share in hardware.time_shares.values()) == pytest.approx(1.0)
+
+
+def test_what_knows_no_decode_side_says_so():
+    variant = build(told())[0]
+    with pytest.raises(InputError, match="takes no decode side yet"):
+        backend.vllm_launch(variant.deployment)
+    with pytest.raises(InputError, match="takes no decode side yet"):
+        ceiling(variant.deployment, variant.workload(0))
+
+
+def test_a_wrong_key_is_told():
+    with pytest.raises(InputError, match="decode"):
+        told("gpus = 4")
+    with pytest.raises(InputError, match="batching policy named 'nothing'"):
+        build(told('batching = "nothing"'))
+    with pytest.raises(InputError, match="central"):
+        simulate.run(told('router = "central"'))

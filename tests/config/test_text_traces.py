@@ -1,0 +1,206 @@
+"""Traces with texts: what a trained predictor reads is there when it is asked."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from lengthwise import config, engine, predict
+from lengthwise import workload as w
+from lengthwise.config.workload import read_trace
+from lengthwise.schema.errors import InputError, TraceError
+from lengthwise.schema.workload import estimated_tokens
+from lengthwise.usecases import lab, variants
+from lengthwise.usecases.requests import search_load
+
+ASKS = {"Name": 5, "Explain": 80, "Compose": 400}
+DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
+
+
+def log_rows(n=240, seed=0, times=False):
+    """Answers whose length follows the first word of the prompt."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(n):
+        ask = list(ASKS)[rng.integers(len(ASKS))]
+        tokens = 1 + int(ASKS[ask] * rng.lognormal(0, 0.2))
+        row = {"model": "own", "prompt": f"{ask} thing {i}", "output_tokens": tokens, "finish_reason": "stop"}
+        rows.append(row | ({"timestamp": 1e9 + i / 4} if times else {}))
+    return rows
+
+
+def write_log(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def asked(folder, rest="", **workload):
+    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in workload.items())
+    on = "".join(f"{key} = {json.dumps(value)}\n" for key, value in DEPLOYMENT.items())
+    return config.loads(f"[workload]\n{table}[deployment]\n{on}{rest}", folder=folder)
+
+
+def first(complete, seed=0):
+    return variants.build(complete)[0].workload(seed)
+
+
+def test_a_log_is_read_with_its_texts_and_counts(tmp_path):
+    rows = [
+        {"model": "m", "prompt": "Why?", "output": "Because it is so.", "prompt_tokens": 7},
+        {"model": "m", "prompt": "Gone", "finish_reason": "error"},
+        {"prompt": "And then?", "output": "Then nothing.", "output_tokens": 9},
+    ]
+    got = read_trace(write_log(tmp_path / "log.jsonl", rows))
+    assert got.prompt_tokens.tolist() == [7, estimated_tokens("And then?")]
+    assert got.output_tokens.tolist() == [estimated_tokens("Because it is so."), 9]
+    assert got.extra["prompt"].tolist() == ["Why?", "And then?"]
+    assert got.extra["output"].tolist() == ["Because it is so.", "Then nothing."]
+    assert got.extra["model"].tolist() == ["m", ""]
+    assert got.name == "log (2 with tokens estimated, without 1 failed or empty)"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+def test_every_kind_of_file_gives_the_same(tmp_path, kind):
+    import polars as pl
+
+    rows = [{"prompt": p, "response": r, "model": "m"} for p, r in (("a b, c", "one\ntwo"), ("d", "three"))]
+    path = tmp_path / f"log.{kind}"
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "parquet":
+        pl.DataFrame(rows).write_parquet(path)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    else:
+        write_log(path, rows)
+    got = read_trace(path)
+    assert got.extra["prompt"].tolist() == ["a b, c", "d"]
+    assert got.extra["output"].tolist() == ["one\ntwo", "three"]
+    assert got.extra["model"].tolist() == ["m", "m"]
+
+
+def test_times_of_a_log_are_replayed_and_without_them_a_rate_is_needed(tmp_path):
+    write_log(tmp_path / "log.jsonl", log_rows(12, times=True))
+    np.testing.assert_allclose(first(asked(tmp_path, trace="log.jsonl")).arrival_s, np.arange(12) / 4)
+    dated = [{"created_at": f"2025-01-01T00:00:0{i}Z", "output_tokens": 3} for i in (0, 2, 1)]
+    write_log(tmp_path / "dated.jsonl", dated)
+    with pytest.raises(TraceError, match=r"set workload\.sort = true"):
+        first(asked(tmp_path, trace="dated.jsonl"))
+    assert first(asked(tmp_path, trace="dated.jsonl", sort=True)).arrival_s.tolist() == [0, 1, 2]
+    assert len(first(asked(tmp_path, trace="dated.jsonl", request_rate=1.0, num_requests=5))) == 5
+    write_log(tmp_path / "bare.jsonl", log_rows(12))
+    with pytest.raises(InputError, match=r"give workload\.request_rate"):
+        first(asked(tmp_path, trace="bare.jsonl"))
+
+
+@pytest.mark.parametrize("load", [{"request_rate": 5.0}, {"concurrency": 3}])
+def test_texts_are_drawn_with_the_lengths_of_their_row(tmp_path, load):
+    rows = log_rows(50)
+    write_log(tmp_path / "log.jsonl", rows)
+    known = {row["prompt"]: row["output_tokens"] for row in rows}
+    got = first(asked(tmp_path, trace="log.jsonl", num_requests=200, **load), seed=3)
+    assert [known[text] for text in got.extra["prompt"]] == got.output_tokens.tolist()
+    assert len(set(got.extra["prompt"])) > 30
+
+
+def test_limits_cut_the_text_of_an_output_and_drawing_again_takes_another_text(tmp_path):
+    rows = [{"prompt": f"p{n}", "output": "x" * 10 * n, "output_tokens": n} for n in (4, 10)]
+    write_log(tmp_path / "log.jsonl", rows)
+    keys = {"trace": "log.jsonl", "request_rate": 1.0, "num_requests": 40, "max_output_tokens": 5}
+    cut = first(asked(tmp_path, **keys))
+    texts = zip(cut.extra["prompt"], cut.extra["output"], strict=True)
+    assert {(prompt, len(output)) for prompt, output in texts} == {("p4", 40), ("p10", 50)}
+    again = first(asked(tmp_path, **keys, cut="redraw"))
+    assert set(again.extra["prompt"]) == {"p4"}
+    assert set(again.output_tokens) == {4}
+
+
+def test_a_search_draws_texts_too(tmp_path):
+    rows = log_rows(50)
+    write_log(tmp_path / "log.jsonl", rows)
+    drawn = search_load(asked(tmp_path, trace="log.jsonl", request_rate=5.0)).draw(0, 30)
+    known = {row["prompt"]: row["output_tokens"] for row in rows}
+    assert [known[text] for text in drawn.extra["prompt"]] == drawn.output_tokens.tolist()
+
+
+def test_columns_of_texts_beside_known_columns_are_kept(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens,prompt,response,model\n0,3,4,why,so,m\n1,5,6,who,me,m\n"
+    )
+    got = w.read(tmp_path / "t.csv")
+    assert {name: column.tolist() for name, column in got.extra.items()} == {
+        "prompt": ["why", "who"],
+        "output": ["so", "me"],
+        "model": ["m", "m"],
+    }
+    w.write(got, tmp_path / "t.parquet")
+    assert w.read(tmp_path / "t.parquet").extra["output"].tolist() == ["so", "me"]
+
+
+def test_what_is_neither_is_told_both_ways(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(TraceError, match=r"no known format.*azure.*not a log of texts either.*an output"):
+        read_trace(tmp_path / "x.csv")
+
+
+def test_the_default_predictor_tells_prompts_of_a_log_apart(tmp_path):
+    write_log(tmp_path / "log.jsonl", log_rows(60))
+    whole = asked(tmp_path, '[predictor]\nkind = "default"\n', trace="log.jsonl", request_rate=2.0, num_requests=60)
+    got = first(whole)
+    assert len(np.unique(got.predicted_tokens.round(3))) > 10
+
+
+def test_a_predictor_trained_on_a_log_closes_part_of_the_gap_on_it(tmp_path):
+    """From log to decision: train on one log, ask the laboratory about another."""
+    from lengthwise.cli import main
+
+    write_log(tmp_path / "log.jsonl", log_rows(300))
+    write_log(tmp_path / "later.jsonl", log_rows(200, seed=1))
+    assert main(["predict", "train", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "mine.lwp")]) == 0
+    rest = """
+engine = { max_num_seqs = 2, max_model_len = 2048 }
+[lab]
+policies = ["sjf"]
+predictors = [{ kind = "model", file = "mine.lwp", name = "mine" }, { kind = "same", tokens = 100.0 }]
+loads = [2.0]
+seeds = 3
+"""
+    head = 'workload = { trace = "later.jsonl", request_rate = 1.0, num_requests = 120 }\n'
+    on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
+    table = lab.lab(config.loads(head + on + rest.lstrip(), folder=tmp_path), jobs=1)
+    closed = {cell.predictor: cell["gap_closed"].value for cell in table.cells if cell.policy == "sjf"}
+    assert closed["mine"] > 0.7
+    assert abs(closed["same tokens=100"]) < 0.05
+
+
+def test_learning_from_a_log_and_reading_it_as_a_trace_agree(tmp_path):
+    path = write_log(tmp_path / "log.jsonl", log_rows(20))
+    samples, got = predict.read(path), read_trace(path)
+    assert list(samples.prompts.text) == got.extra["prompt"].tolist()
+    np.testing.assert_array_equal(samples.output_tokens, got.output_tokens)
+
+
+def mean_jct_s(folder, policy, predictor):
+    """Of sixty requests of a log that come at once, two at a time."""
+    rest = f'engine = {{ max_num_seqs = 2, max_model_len = 2048 }}\n[scheduler]\npolicy = "{policy}"\n{predictor}'
+    head = 'workload = { trace = "later.jsonl", arrivals = "all_at_once", num_requests = 60 }\n'
+    on = 'deployment = { model = "opt-125m", gpu = "A100-80GB", num_blocks = 4096 }\n'
+    variant = variants.build(config.loads(head + on + rest, folder=folder))[0]
+    records = engine.simulate(variant.workload(0), variant.deployment, engine="reference").requests
+    return float(np.mean(records.finished_s - records.arrival_s))
+
+
+def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path):
+    write_log(tmp_path / "log.jsonl", log_rows(300))
+    write_log(tmp_path / "later.jsonl", log_rows(200, seed=1))
+    predict.save(predict.Lexical().fit(predict.read(tmp_path / "log.jsonl")), tmp_path / "mine.lwp")
+    fcfs = mean_jct_s(tmp_path, "vllm_v1", "")
+    knows = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "oracle"\n')
+    mine = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "model"\nfile = "mine.lwp"\n')
+    assert (fcfs - mine) / (fcfs - knows) > 0.8

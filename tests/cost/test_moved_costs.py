@@ -1,0 +1,60 @@
+"""Cost tables that are off: of two degrees, and of several at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise import catalog
+from lengthwise.cost.model_error import perturbed, perturbed_degrees
+from lengthwise.schedule import Cluster, cluster_tables
+from lengthwise.schema.cost_tables import PartError
+
+
+@pytest.fixture(scope="module")
+def tables():
+    cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 4)
+    return cluster_tables(catalog.model("opt-13b"), cluster, [1, 4])
+
+
+def ratios(changed, cost, name):
+    return [float(getattr(one, name)[5] / getattr(cost, name)[5]) for one in changed]
+
+
+def test_the_other_degree_is_as_far_off(tables):
+    cost = replace(tables[4], other=tables[1], stage_other=np.array([0, 1]))
+    moved = perturbed(cost)
+    layer = ratios(moved, cost, "layer_s")
+    assert len(set(layer)) == 16
+    assert ratios([one.other for one in moved], tables[1], "layer_s") == pytest.approx(layer)
+    assert ratios([one.other for one in moved], tables[1], "host_s") == pytest.approx(ratios(moved, cost, "host_s"))
+
+
+def test_another_degree_without_errors_takes_those_beside_it(tables):
+    other = replace(tables[1], errors=())
+    cost = replace(tables[4], errors=(PartError("step", 0.1),), other=other)
+    moved = perturbed(cost)
+    assert ratios([one.other for one in moved], other, "layer_s") == pytest.approx(ratios(moved, cost, "layer_s"))
+
+
+def test_tables_without_another_degree_are_moved_as_before(tables):
+    plain = perturbed(tables[4])
+    beside = perturbed(replace(tables[4], other=tables[1]))
+    assert ratios(plain, tables[4], "layer_s") == ratios(beside, tables[4], "layer_s")
+
+
+def test_degrees_are_off_together(tables):
+    drawn = perturbed_degrees(tables)
+    assert [sorted(one) for one in drawn] == [[1, 4]] * 16
+    for name in ("layer_s", "head_s", "host_s"):
+        by_degree = [ratios([one[tp] for one in drawn], tables[tp], name) for tp in (1, 4)]
+        assert by_degree[0] == pytest.approx(by_degree[1])
+        assert len(set(by_degree[0])) == 16
+    assert not np.any(drawn[0][1].comm_s)
+
+
+def test_tables_that_say_nothing_are_not_moved(tables):
+    assert perturbed_degrees({tp: replace(cost, errors=()) for tp, cost in tables.items()}) == []
+    assert perturbed_degrees(tables, draws=0) == []

@@ -1,0 +1,149 @@
+"""[scheduler] says takeover, bins, bounds on waiting, and parameters of policies."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lengthwise import config, policy
+from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
+from lengthwise.usecases import search, variants
+
+TEXT = """
+[workload]
+num_requests = 2000
+request_rate = 6
+isl = 200
+osl = { kind = "lognormal", mean = 200, sd = 200 }
+predicted = "oracle"
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+[engine]
+max_num_seqs = 8
+"""
+
+
+def built(scheduler, *changes, text=TEXT):
+    settings = "\n".join(f"{key} = {value}" for key, value in scheduler.items())
+    found = config.loads(f"{text}\n[scheduler]\n{settings}", overrides=list(changes))
+    return variants.build(found)[0].deployment.scheduler
+
+
+def test_every_key_reaches_the_engine():
+    made = built(
+        {
+            "policy": '"isrtf"',
+            "rank": '"aged(weight=20)"',
+            "takeover": '"worth(factor=2, most=3)"',
+            "binning": '"bins(boundaries=[100, 300])"',
+            "max_wait": '"2min"',
+            "batch_wait_s": 1.5,
+            "window": 20,
+        }
+    )
+    assert (made.rank, made.takeover) == ("aged(weight=20)", "worth(factor=2, most=3)")
+    assert policy.resolve("binning", made.binning).bins == 3
+    assert (made.max_wait_s, made.batch_wait_s, made.window_tokens) == (120, 1.5, 20)
+    assert made.batching == "unified"
+
+
+def test_what_is_not_said_is_the_named_schedulers():
+    made = built({"policy": '"elis"'})
+    assert made == policy.scheduler("elis")
+    assert built({"policy": '"multi_bin"', "binning": '"none"'}).binning is None
+    assert built({"policy": '"multi_bin"', "max_wait_s": "inf"}).max_wait_s == math.inf
+
+
+def test_parameters_come_by_set_and_in_variants_too():
+    assert built({}, "scheduler.rank=aged(weight=3)").rank == "aged(weight=3)"
+    assert built({}, "scheduler.binning=bins(boundaries=[10, 20])").binning == "bins(boundaries=[10, 20])"
+    text = TEXT + '[[variants]]\nname = "a"\nscheduler.rank = "mlfq"\nscheduler.max_wait_s = "9s"\n'
+    (variant,) = variants.build(config.loads(text))
+    assert (variant.deployment.scheduler.rank, variant.deployment.scheduler.max_wait_s) == ("mlfq", 9)
+
+
+def test_effective_settings_load_again():
+    whole = config.loads(TEXT + '[scheduler]\nrank = "aged(weight=3)"\nbinning = "learned(k=4)"\nmax_wait_s = "9s"')
+    assert config.loads(whole.to_toml()).scheduler == whole.scheduler
+
+
+@pytest.mark.parametrize("rule", ["equal_mass", "uniform_optimal", "exponential", "learned"])
+def test_bins_are_cut_from_other_requests_of_the_workload(rule):
+    first, again, other = (
+        built({"policy": '"multi_bin"', "binning": f'"{rule}(k=4)"'}, f"run.seed={seed}") for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other, "another seed has other requests"
+    assert policy.resolve("binning", first.binning).bins == 4
+
+
+def test_equal_masses_are_equal_on_requests_not_seen():
+    made = built({"policy": '"multi_bin"', "binning": '"equal_mass(k=4)"'})
+    bin_of = policy.interpreted(policy.resolve("binning", made.binning))
+    (variant,) = variants.build(config.loads(TEXT))
+    bins = [bin_of(float(tokens), 1) for tokens in variant.workload(0).output_tokens]
+    assert np.bincount(bins, minlength=4) / 2000 == pytest.approx(0.25, abs=0.05)
+
+
+def test_lengths_that_are_all_alike_leave_one_bin():
+    fixed = TEXT.replace('{ kind = "lognormal", mean = 200, sd = 200 }', "50")
+    for rule in ("equal_mass", "uniform_optimal", "learned"):
+        made = built({"policy": '"multi_bin"', "binning": f'"{rule}(k=4)"'}, text=fixed)
+        bin_of = policy.interpreted(policy.resolve("binning", made.binning))
+        assert bin_of(50.0, 1) == 0
+
+
+WRONG = [
+    ("rank", "agd(weight=2)", UnknownNameError, r"no rank policy named 'agd'.*aged"),
+    ("rank", "aged(wieght=2)", PolicyError, r"unexpected keyword argument 'wieght'; it takes weight=10.0"),
+    ("rank", "aged(weight=-2)", PolicyError, "weight must be above 0"),
+    ("rank", "aged(20)", PolicyError, r"written like name\(key=1, other=2\)"),
+    ("rank", "mlfq(quantum=2.5)", PolicyError, "a whole number must stand where 2.5 does"),
+    ("takeover", "by_rnk", UnknownNameError, "Did you mean: by_rank"),
+    ("binning", "equalmass(k=3)", UnknownNameError, "no binning policy named 'equalmass'"),
+    ("binning", "equal_mas(k=3)", UnknownNameError, r"Did you mean: equal_mass\(k=8\)"),
+    ("policy", "aged(weight=20)", PolicyError, r'it is a rank: give scheduler.rank = "aged\(weight=20\)"'),
+    ("policy", "learned(k=4)", PolicyError, "give scheduler.binning"),
+    ("binning", "equal_mass", PolicyError, r"takes a number of bins from 1 to 1024, as in equal_mass\(k=8\)"),
+    ("binning", "equal_mass(k=0)", PolicyError, "takes a number of bins from 1"),
+    ("binning", "equal_mass(bins=4)", PolicyError, "takes a number of bins from 1"),
+    ("binning", "bins(boundaries=[30, 10])", PolicyError, "boundaries must be finite and increase"),
+    ("binning", "bins(boundaries=[1, 'a'])", PolicyError, "a number must stand where 'a' does"),
+    ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
+    ("max_wait_s", "soon", ScenarioError, "must be seconds"),
+    ("window_tokens", "0", ScenarioError, "at least 1"),
+    ("takover", "never", ScenarioError, "did you mean scheduler.takeover"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "error", "report"), WRONG, ids=lambda x: str(x)[:24])
+def test_what_is_wrong_is_said_before_anything_runs(key, value, error, report):
+    with pytest.raises(error, match=report) as caught:
+        built({}, f"scheduler.{key}={value}")
+    assert "\n" not in str(caught.value)
+
+
+def test_bins_need_predictions():
+    blind = TEXT.replace('predicted = "oracle"', "")
+    with pytest.raises(PolicyError, match="cuts predicted output lengths, and this workload has none"):
+        built({"binning": '"learned(k=4)"'}, text=blind)
+
+
+def test_a_search_may_vary_them():
+    text = TEXT + '[search.space]\nrank = ["sjf", "aged(weight=20)"]\nmax_wait_s = ["30s", inf]\nbinning = "none"\n'
+    asked = search.questions(config.loads(text))[0]
+    found = config.loads(text).search.space
+    assert set(found) == {"scheduler.rank", "scheduler.max_wait_s", "scheduler.binning"}
+    assert asked.bench is not None
+    with pytest.raises(InputError, match="must be seconds"):
+        config.loads(TEXT + '[search.space]\nmax_wait_s = ["soon"]\n')
+
+
+def test_tenants_are_drawn():
+    (variant,) = variants.build(config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = [9, 1]")))
+    assert np.mean(variant.workload(0).tenant) == pytest.approx(0.1, abs=0.03)
+    with pytest.raises(ScenarioError, match="tenants"):
+        config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = 0"))

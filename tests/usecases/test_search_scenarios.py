@@ -1,0 +1,195 @@
+"""From [search] in a file to a question, and from a plan back to a scenario."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from lengthwise import search
+from lengthwise.config import loads
+from lengthwise.cost import ENGINE_HOSTS
+from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
+from lengthwise.schema.plan import Limit, Status
+from lengthwise.usecases import capacity, simulate, variants
+from lengthwise.usecases import search as search_module
+
+SMALL = """
+name = "small"
+[workload]
+isl = { kind = "uniform", low = 20, high = 200 }
+osl = 20
+request_rate = 1
+[deployment]
+model = "llama-3-8b"
+[engine]
+max_model_len = 1024
+[search]
+max_gpus = 2
+seeds = 3
+precision = 0.1
+top = 2
+sensitivity = false
+[search.limits]
+ttft.p90 = "500ms"
+[search.space]
+gpu = ["H100", "L40S"]
+batch = [4, 32]
+"""
+
+
+def asked(text: str = SMALL, *overrides: str):
+    return search_module.questions(loads(text, overrides=overrides))
+
+
+@pytest.fixture(scope="module")
+def study():
+    with search.threads(2) as workers:
+        return search_module.plan(loads(SMALL), workers)
+
+
+def test_axes_and_limits_have_one_spelling():
+    text = SMALL.replace("batch =", "max_batch_size =").replace("ttft.p90", 'e2e.p99 = "9s"\nttft.p90')
+    section = loads(text).search
+    assert set(section.space) == {"deployment.gpu", "engine.max_num_seqs"}
+    assert set(section.limits) == {"jct.p99", "ttft.p90"}
+    assert asked(text)[0].bench.question.promises.limits == (Limit("jct.p99", 9.0), Limit("ttft.p90", 0.5))
+
+
+def test_what_the_base_leaves_out_comes_from_the_space():
+    assert loads(SMALL).deployment.gpu == "H100"
+
+
+def test_a_limit_on_waiting_is_added_where_none_is():
+    question = asked(SMALL.replace('ttft.p90 = "500ms"', 'tbt.p99 = "50ms"'))[0].bench.question
+    assert question.promises.limits == (Limit("tbt.p99", 0.05), Limit("queueing_delay.p99", 5.0))
+
+
+def test_goodput_is_a_least_share_of_the_slo():
+    text = SMALL.replace('ttft.p90 = "500ms"', "goodput = 0.9") + '[slo]\nttft = "1s"\n'
+    promises = asked(text)[0].bench.question.promises
+    assert promises.limits == (Limit("goodput", 0.9, at_least=True),)
+    assert promises.slo.ttft_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "words"),
+    [
+        ("batch = [4, 32]", "batches = [4]", "did you mean"),
+        ("batch = [4, 32]", "batch = []", "at least one value"),
+        ("batch = [4, 32]", "batch = [0]", "at least 1"),
+        ("batch = [4, 32]", 'batch = ["many"]', "whole number"),
+        ("batch = [4, 32]", "batch = [4]\nmax_num_seqs = [8]", "means the same"),
+        ("ttft.p90", "tfft.p90", "Did you mean: ttft.p99"),
+        ("ttft.p90", "ttft.q90", "must name a statistic"),
+        ('"500ms"', '"500 parsecs"', "with a unit"),
+        ('"500ms"', "0", "above 0"),
+        ("ttft.p90", "goodput", "below 1"),
+        ("top = 2", "topp = 2", "did you mean search.top"),
+    ],
+)
+def test_a_slip_is_told_with_the_way_out(change, to, words):
+    with pytest.raises(ScenarioError, match=words):
+        loads(SMALL.replace(change, to).replace('goodput = "500ms"', "goodput = 1.5"))
+
+
+def test_an_unknown_name_in_the_space_ends_the_search():
+    with pytest.raises(UnknownNameError, match="H1000"), search.threads(1) as workers:
+        search_module.plan(loads(SMALL.replace('"L40S"', '"H1000"')), workers)
+
+
+def test_a_closed_loop_has_no_rate_to_search():
+    with pytest.raises(InputError, match="closed loop"):
+        asked(SMALL.replace("request_rate = 1", "concurrency = 4"))
+
+
+def test_a_search_without_a_space_says_what_to_write():
+    with pytest.raises(InputError, match=r"\[search.space\]"):
+        asked(SMALL[: SMALL.index("[search]")].replace('"llama-3-8b"', '"llama-3-8b"\ngpu = "H100"'))
+
+
+def test_the_bench_travels_to_another_process():
+    bench = asked()[0].bench
+    there = pickle.loads(pickle.dumps(bench))
+    settings = {"deployment.gpu": "H100", "engine.max_num_seqs": 4}
+    assert there.bound(settings) == bench.bound(settings)
+
+
+def test_the_search_finds_what_the_exhaustive_one_finds(study):
+    with search.threads(2) as workers:
+        whole = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
+    assert study.plans[0].best.settings == whole.plans[0].best.settings
+    assert {c.status for c in whole.plans[0].choices} <= {Status.RANKED, Status.SCOUTED}
+
+
+def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
+    best = study.plans[0].best
+    again = search_module.settled(asked()[0], best)
+    assert again.search is None
+    assert again.workload.request_rate == best.at.rate_rps
+    assert loads(again.to_toml()).deployment == again.deployment
+    again = again.with_run(seeds=3)
+    longer = again.model_copy(update={"workload": again.workload.model_copy(update={"num_requests": 3000})})
+    told = simulate.run(longer.with_run(warmup_s=600 / best.at.rate_rps))[0].summary.ttft_s.p90
+    claimed = best.at.values["ttft.p90"]
+    assert told.value == pytest.approx(claimed.value, rel=0.3)
+    assert told.value < 0.5 * 1.2
+
+
+def test_variants_are_questions_and_their_winners_are_swapped():
+    text = SMALL + '[[variants]]\nname = "short"\n[[variants]]\nname = "long"\nworkload.osl = 200\n'
+    with search.threads(2) as workers:
+        found = search_module.plan(loads(text), workers)
+    assert [plan.name for plan in found.plans] == ["short", "long"]
+    ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in found.swaps}
+    assert ratios["short", "short"] == ratios["long", "long"] == 1.0
+    assert all(np.isnan(ratio) or ratio > 0.9 for ratio in ratios.values())
+
+
+def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = zip(np.cumsum(rng.exponential(1.0, 2000)), rng.integers(20, 200, 2000), strict=True)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "\n".join(f"{t},{p},20" for t, p in rows))
+    text = SMALL.replace(
+        'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1', f'trace = "{trace}"'
+    ).replace("batch = [4, 32]", "batch = [1, 2]")
+    load = asked(text)[0].bench.load
+    assert (load.seeds, load.most) == (5, 400)
+    assert load.at(0, 400, 2.0).arrival_s[-1] == pytest.approx(399 / 2.0)
+    with search.threads(2) as workers:
+        best = search_module.plan(loads(text), workers).plans[0].best
+    assert best.capacity_rps.has_interval
+
+
+def test_capacity_has_the_default_limit():
+    text = SMALL.replace('[search.limits]\nttft.p90 = "500ms"\n', "")
+    (found,) = capacity.capacities(loads(text))
+    assert found.limits == (Limit("queueing_delay.p99", 5.0),)
+    assert 0 < found.capacity.rate_rps.value < found.capacity.ceiling.rate_rps
+    assert found.at.satisfied
+
+
+def test_stages_share_the_batch():
+    text = SMALL.replace("max_model_len = 1024", 'max_model_len = 1024\nmax_step_seqs = "per_stage"')
+    one = loads(text, overrides=["deployment.pp=2", "engine.max_num_seqs=9"])
+    assert variants.deployment(one).limits.max_step_seqs == 4
+
+
+def test_a_search_carries_the_engines_host_to_its_questions_and_back():
+    text = SMALL.replace("[engine]", 'host = "vllm"\n[engine]')
+    (question,) = asked(text)
+    whole = search_module.questions(loads(text))[0].bench.build({"deployment.gpu": "H100"})
+    assert whole.cost.host_s[0] == ENGINE_HOSTS["vllm"].step_s
+    assert 'host = "vllm"' in question.scenario.to_toml()
+    axis = SMALL.replace("batch = [4, 32]", 'host = ["default", "sglang", { step_s = 0.002 }]')
+    (question,) = asked(axis)
+    told = [question.bench.build({"deployment.gpu": "H100", "deployment.host": h}).cost.host_s[0]
+            for h in loads(axis).search.space["deployment.host"]]  # fmt: skip
+    assert told == [126e-6, ENGINE_HOSTS["sglang"].step_s, 0.002]
+
+
+def test_a_host_that_a_space_misspells_is_told():
+    with pytest.raises(ScenarioError, match="must be one of default, vllm, sglang, trtllm"):
+        loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))
