@@ -78,8 +78,8 @@ def steps_of(server):
 
     def launched(now):
         launch(now)
-        if batch._step is not None:
-            ran.append((len(batch._step.decodes), len(batch._step.prompts)))
+        if batch.step is not None:
+            ran.append((batch.step.decodes, len(batch.step.prompts)))
 
     batch._launch = launched
     return ran

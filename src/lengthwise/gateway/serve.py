@@ -466,6 +466,6 @@ async def _serve(
             if trouble := worker.trouble(now_s):
                 raise EngineError(f"the engine {worker.engine.shown} must be there and serve a model; it is {trouble}")
         running = BackgroundGateway(gateway, asyncio.get_running_loop())
-        gateway.telemetry.trips.subscribe(running.rows.append)
+        gateway.telemetry.traces.subscribe(running.rows.append)
         ready.set_result((running, over))
         await over.wait()

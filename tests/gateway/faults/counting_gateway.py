@@ -24,7 +24,7 @@ def held(gateway: Gateway) -> dict[str, float]:
     now, hub, loop = gateway.hub.statistics(), gateway.hub, asyncio.get_running_loop()
     return {
         "turns": hub.reserved,
-        "trips": len(gateway.telemetry.trips),
+        "traces": len(gateway.telemetry.traces),
         "waiting": now.waiting,
         "waiting_bytes": now.waiting_bytes,
         "slots": now.running,

@@ -74,10 +74,10 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
     request.generated_tokens = so_far
     fields = hints("engine-plugin", statistic=statistic).fields(request, worker())
     hint = hint_of(fields["vllm_xargs"], 1000, 256.0)
-    assert not hint.trouble
-    assert [at for at, _ in hint.after] == [50, 100, 200, 400][: len(hint.after)]
-    assert len(hint.after) >= 3
-    for at, total in hint.after:
+    assert not hint.error
+    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.later)]
+    assert len(hint.later) >= 3
+    for at, total in hint.later:
         left = LengthDistribution(row[None], LEVELS).given(at + so_far)
         wanted = (left.mean if level is None else left.quantile(level))[0]
         assert total + so_far == pytest.approx(wanted, rel=0.12)
@@ -137,4 +137,4 @@ def test_whatever_is_told_the_length_is_one_that_can_be_used(report, max_tokens)
         assert 0 <= hint.predicted_tokens(generated) <= max(1, max_tokens)
     assert -2047 <= hint.priority <= 2047
     if not isinstance(report, dict) or "lengthwise_predicted" not in report:
-        assert hint.trouble == "no lengthwise_predicted"
+        assert hint.error == "no lengthwise_predicted"

@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.plugin.settings import CLASS, LATER, MOST_CLASS, PREDICTED
+from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
 from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 from lengthwise.gateway.relay.failures import TOLD_INSIDE, Full, Trouble
 from lengthwise.gateway.relay.responses import Assembled, BufferedResponse, Plain, Tracked
@@ -478,7 +478,7 @@ class Hints:
         so_far = request.generated_tokens
         told: dict[str, Any] = {
             PREDICTED: round(min(request.length_prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),
-            CLASS: max(-MOST_CLASS, min(MOST_CLASS, request.priority)),
+            CLASS: max(-MAX_CLASS, min(MAX_CLASS, request.priority)),
         }
         row = request.length_prediction.quantiles
         later = [] if row is None else self._later(row, so_far, request.max_tokens)
