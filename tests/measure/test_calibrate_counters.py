@@ -197,7 +197,7 @@ def changed(run, **columns):
         ({"total_count": lambda c: [2 * x for x in c]}, "several HTTP fronts"),
         ({"num_requests_running": lambda c: [0] * len(c)}, "never between two looks was it busy"),
         ({"num_preemptions": lambda c: list(range(len(c)))}, "never between two looks was it busy"),
-        ({"duration_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
+        ({"took_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
         ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
     ],
 )

@@ -192,7 +192,7 @@ def test_file_that_is_no_journal_is_refused(tmp_path):
 
 
 def test_point_without_memory_is_skipped_and_said_and_the_rest_goes_on():
-    bench = FakeBench(affine, room=PROMPT.work((2048, 0)) - 1)
+    bench = FakeBench(affine, room=Point(PROMPT, (2048, 0)).work - 1)
     outcomes = campaign(bench, [UP, PROMPT]).run()
     skipped = [o for o in outcomes if o.skipped]
     assert [o.point.at for o in skipped] == [(2048, 0)]  # the larger ones are not even tried
