@@ -17,8 +17,8 @@ from lengthwise.backend import vllm_launch
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.backend.process import LocalEngine, free_port, local_engine
 from lengthwise.gateway.demo.engines import MAKE_MODEL
-from lengthwise.measure.load import bench
 from lengthwise.measure.calibration import read_iterations
+from lengthwise.measure.load import bench
 from lengthwise.schema.records import Measured
 
 HERE = Path(__file__).parent

@@ -18,11 +18,11 @@ from judging import METRICS, MIN_COUNT, arriving, drift, judged, lasting, of_med
 from lengthwise import Status
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
-from lengthwise.measure.load import bench
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import read_iterations
 from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
+from lengthwise.measure.load import bench
 from lengthwise.metrics.comparison import compare
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine_python", "torch")]

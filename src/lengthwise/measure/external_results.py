@@ -233,10 +233,7 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
         )
         for line in lines
     ]
-    warnings = [
-        "arrivals are of another clock than the engine's times; they were aligned so that the fastest request "
-        "took no time from arrival to queue"
-    ]
+    warnings = ["arrivals, of another clock than the engine's times, were aligned to the request that queued fastest"]
     if waits_s and waits_s[-1] > 0.05:
         warnings.append(
             f"requests took up to {waits_s[-1]:.2f} s from arrival to the engine's queue (half of them "
@@ -372,8 +369,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
         warnings = ["arrivals are missing (start_times): every request counts from 0, loads over time are unknown"]
     metadata = {name: body[name] for name in _METADATA if name in body}
     limit = body.get("max_concurrency")
-    closed = limit and body.get("request_rate") in {"inf", math.inf, None}
-    return Results("vllm bench serve", rows, metadata, warnings, int(limit) if closed else None)
+    concurrency = int(limit) if limit and body.get("request_rate") in {"inf", math.inf, None} else None
+    return Results("vllm bench serve", rows, metadata, warnings, concurrency)
 
 
 FORMATS = {
@@ -423,15 +420,16 @@ def _results(text: str, benchmark: int | None) -> Results:
                 lines += [json.loads(line)] if line.strip() else []
             except ValueError as error:
                 raise InputError(f"line {number} must be JSON; it is cut off or something else: {error}") from error
-    match lines[0] if lines else None:
-        case {"total_input_tokens": _, "request_throughput": _} as body:
+    first: Any = lines[0] if lines else None
+    match first:
+        case {"total_input_tokens": _, "request_throughput": _}:
             if len(lines) > 1:
                 raise InputError(
                     f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each"
                 )
-            return read_vllm(body)
-        case {"benchmarks": list()} as body if len(lines) == 1:
-            return read_guidellm(body, benchmark)
+            return read_vllm(first)
+        case {"benchmarks": list()} if len(lines) == 1:
+            return read_guidellm(first, benchmark)
         case {"metrics": _, "metadata": {"request_start_ns": _}}:
             return read_aiperf(lines)
         case {"input_toks": _, "queued_ts": _, "last_token_ts": _}:

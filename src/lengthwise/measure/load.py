@@ -226,7 +226,7 @@ class Scrape:
 
 
 def samples(text: str) -> dict[str, float]:
-    """Parse Prometheus' text format: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
+    """Parse Prometheus' text: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)

@@ -102,7 +102,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
         warning = "the server does not report how long prompts are: they are as many words as tokens were requested"
         return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, warnings=(warning,))
     overhead = await _count_tokens(client, [])
-    words, warnings = tuple(await _single_token_words(client, WORDS, overhead)), ()
+    words, warnings = tuple(await _single_token_words(client, WORDS, overhead)), tuple[str, ...]()
     if len(words) < _MIN_WORDS:
         words, warnings = WORDS, ("few words are one token each for this server: prompts are longer than requested",)
     return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, warnings=warnings)
@@ -371,7 +371,7 @@ Floats = npt.NDArray[np.float64]
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
 MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))
-"""299: of fewer values, not even the largest is beyond the 99th percentile of their distribution with 95 % confidence."""
+"""299: of fewer values, not even the largest exceeds the 99th percentile with 95 % confidence."""
 
 MIN_EXCEEDANCES = 2
 """A single exceedance in few requests is chance, however unlikely."""
@@ -456,8 +456,8 @@ class Monitor:
         return (
             f"the client sent {late['count']:,} of {late['of']:,} requests ({100 * late['share']:.1f} %) more than "
             f"{1e3 * late['limit_s']:.1f} ms after they were due (the worst "
-            f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were due, "
-            f"include it{cause}"
+            f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were "
+            f"due, include it{cause}"
         )
 
     def _ttft(self) -> str:

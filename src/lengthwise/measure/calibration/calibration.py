@@ -111,11 +111,11 @@ def with_masks(
                 ratio = pair_ratio(masked.values(found.z), deployment)
                 if ratio <= MAX_PAIR_RATIO:
                     return masked, found, []
-                notes = [
-                    f"dense masks would explain these runs, but only at {_times(ratio)} what a prompt's own pair costs, "
-                    "which no mask does, and were not taken: the costs of large steps are doubtful, their tables may be "
-                    "wrong in how they grow with tokens (profile the operators, or give --iterations)"
-                ]
+                notes.append(
+                    f"dense masks would explain these runs, but only at {_times(ratio)} what a prompt's own pair "
+                    "costs, which no mask does, and were not taken: the costs of large steps are doubtful, their "
+                    "tables may be wrong in how they grow with tokens (profile the operators, or give --iterations)"
+                )
     problem.simulations = masked.simulations
     return problem, solution, notes
 
@@ -383,10 +383,10 @@ def calibrate(
     notes: list[str] = []
     unmasked = without_masks([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
-        notes = [
+        notes.append(
             f"dense masks were not looked for: {', '.join(unmasked)} attends by request (--fit with masked among the "
             "names looks all the same)"
-        ]
+        )
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():

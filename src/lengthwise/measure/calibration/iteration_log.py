@@ -59,7 +59,8 @@ class Iterations:
     def taken(self, rows: Mask) -> Iterations:
         """Return the steps of these rows."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Iterations(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+        return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:
@@ -76,21 +77,22 @@ def read_iterations(path: Path | str) -> Iterations:
         raise InputError(f"there must be a log to read at {path}: {error.strerror}") from error
     rows = []
     for found in LINE.finditer(text):
-        prompts, tokens, decodes = (float(found[name]) for name in ("prompts", "prompt_tokens", "decodes"))
-        if found["dummy"] or tokens + decodes <= 0 or float(found["ms"]) <= 0:
+        counts = [float(found[name]) for name in ("prompts", "prompt_tokens", "decodes")]
+        if found["dummy"] or sum(counts[1:]) <= 0 or float(found["ms"]) <= 0:
             continue
         at_s, kv_share = np.nan, float(found["kv"]) / 100 if found["kv"] else np.nan
         if found["at"] is not None:
             with contextlib.suppress(ValueError):  # not a date
                 at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
-        rows.append((prompts, tokens, decodes, kv_share, float(found["ms"]) / 1e3, at_s))
+        rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
     if len(rows) < MIN_STEPS:
         raise InputError(
             f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
             "--enable-logging-iteration-details, and give what it writes to standard output and error"
         )
-    *columns, times_s = np.array(rows, dtype=np.float64).T
-    return Iterations(*columns, np.ones(len(rows), dtype=np.int64), times_s if np.isfinite(times_s).any() else None)
+    prompts, tokens, decodes, kv, seconds, times_s = np.array(rows, dtype=np.float64).T
+    known_s = times_s if np.isfinite(times_s).any() else None
+    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)
 
 
 def of_year_s(at: datetime) -> float:

@@ -174,8 +174,8 @@ def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: D
     if not unknown:
         return ""
     return (
-        f"the origin of these runs is unknown: {', '.join(unknown)}. They record neither a deployment nor the name of a "
-        f"model in the catalog; that they are of {deployment.model.name} on {deployment.gpu.name} is assumed "
+        f"the origin of these runs is unknown: {', '.join(unknown)}. They record neither a deployment nor the name of "
+        f"a model in the catalog; that they are of {deployment.model.name} on {deployment.gpu.name} is assumed "
         "(`lengthwise bench` records the deployment of the scenario that it is given)"
     )
 
@@ -209,8 +209,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
     if simulated and "simulated" not in allow:
         raise InputError(
-            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the simulator. "
-            "Measure with `lengthwise bench`, or allow it (--force)"
+            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the "
+            "simulator. Measure with `lengthwise bench`, or allow it (--force)"
         )
     doubtful = {}
     for run, name in zip(runs, names, strict=True):
@@ -297,8 +297,8 @@ def check_enough(runs: Sequence[Run]) -> None:
     fitted = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
     if fitted < MIN_REQUESTS:
         raise InputError(
-            f"a calibration needs {MIN_REQUESTS} finished requests or more to fit to; there are {fitted}. Measure more, "
-            "or hold out less"
+            f"a calibration needs {MIN_REQUESTS} finished requests or more to fit to; there are {fitted}. Measure "
+            "more, or hold out less"
         )
     held_out = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
     if held_out < MIN_REQUESTS // 5:
@@ -321,8 +321,8 @@ def origin_notes(
     if found.warning and unknown and "warnings" not in allow:
         raise InputError(
             f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
-            f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; if "
-            "these are right, take the tables all the same (--allow-doubts)"
+            f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; "
+            "if these are right, take the tables all the same (--allow-doubts)"
         )
     warning = f"not to be trusted far: the calibration {found.warning}" if found.warning else ""
     return tuple(note for note in (warning, unknown) if note)
@@ -377,8 +377,8 @@ def split_of(
         other = known.setdefault(measured.records.requests.finished_s.tobytes(), i)
         if other != i:  # no engine repeats itself to the bit
             raise InputError(
-                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is fitted "
-                "to cannot be held out as well: measure another"
+                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is "
+                "fitted to cannot be held out as well: measure another"
             )
     loads: dict[tuple[object, ...], list[int]] = {}  # repeats by their requests
     for i, measured in enumerate(every):

@@ -16,7 +16,7 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 """Prior of tables that state no errors: a factor of 1.65 on kernels, of 2 on collectives, of 7 on an unmeasured host
 (one standard deviation in log)."""
 MIN_PRIOR_LOG_SD = 0.25
-"""Stated errors below this are not trusted: whoever calibrates doubts the tables."""
+"""Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
 CLIENT_S, MASKED_S = 1e-3, 1e-12
 """Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 

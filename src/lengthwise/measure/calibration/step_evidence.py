@@ -255,8 +255,8 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
     if taken is None:
         note = (
             f"which of the {len(log):,} steps of the log are of held-out requests is unknown, by any run's tokens and "
-            f"by times, so all were fitted: scores are of requests {SEEN}, unless it is of the fitted runs alone. A log "
-            "with the times that vLLM writes, and records of `lengthwise bench`, tell"
+            f"by times, so all were fitted: scores are of requests {SEEN}, unless it is of the fitted runs alone. A "
+            "log with the times that vLLM writes, and records of `lengthwise bench`, tell"
         )
         return StepEvidence(log_evidence(log, deployment, fitted), [note], is_log=True, seen=True)
     note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 _WARM_UP = 3
-_CALLS = 20
+CALLS = 20
 _SLEEP_CYCLES = 4_000_000  # two milliseconds: longer than a host takes to enqueue the calls
 
 
@@ -34,7 +34,7 @@ def main(text: str) -> None:
         world_size=settings["world"],
         timeout=timedelta(seconds=settings["timeout_s"]),
     )
-    measure = _by_events if backend == "nccl" else _by_clock
+    measure = by_events if backend == "nccl" else _by_clock
     for size in settings["bytes"]:
         device = "cuda" if backend == "nccl" else "cpu"
         tensor = torch.ones(max(1, size // 4), dtype=torch.float32, device=device)
@@ -72,7 +72,7 @@ def _by_clock(_: Any, dist: Any, call: Callable[[], object], repeats: int) -> li
     return seconds
 
 
-def _by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
+def by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
     """Return seconds of a call by events around many, of the slowest rank; launches and late ranks do not count.
 
     The GPU sleeps while the host enqueues all calls, and one untimed call aligns the ranks.
@@ -85,11 +85,11 @@ def _by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) 
         torch.cuda._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - torch's own tests wait with it
         call()
         start.record()
-        for _ in range(_CALLS):
+        for _ in range(CALLS):
             call()
         end.record()
         end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3 / _CALLS)
+        seconds.append(start.elapsed_time(end) / 1e3 / CALLS)
     slowest = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return [float(one) for one in slowest.tolist()]

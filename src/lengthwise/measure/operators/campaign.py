@@ -251,18 +251,22 @@ class Campaign:
             InputError: The budget does not suffice for the coarse grid; the journal has the points so far.
         """
         try:
-            grids = [coarse(operator) for operator in self._plan.operators]
-            waves = [[grid[i] for grid in grids if i < len(grid)] for i in range(max(map(len, grids), default=0))]
-            for turn, wave in enumerate(waves):
-                later = [point for one in waves[turn + 1 :] for point in one]
-                while left := [point for point in wave if not self._is_done(point)]:
-                    self._require_time([*left, *(point for point in later if not self._is_done(point))])
-                    self._measure(left[:_BATCH])
+            self.measure_coarse_grid()
             while self.elapsed_s < self._plan.budget_s and (batch := self._next()):
                 self._measure(batch)
         except LostError as error:
             self.lost = str(error)
         return list(self.outcomes.values())
+
+    def measure_coarse_grid(self) -> None:
+        """Measure the smallest points of all operators, then the next ones; raises as ``run``."""
+        grids = [coarse(operator) for operator in self._plan.operators]
+        waves = [[grid[i] for grid in grids if i < len(grid)] for i in range(max(map(len, grids), default=0))]
+        for turn, wave in enumerate(waves):
+            later = [point for one in waves[turn + 1 :] for point in one]
+            while left := [point for point in wave if not self._is_done(point)]:
+                self._require_time([*left, *(point for point in later if not self._is_done(point))])
+                self._measure(left[:_BATCH])
 
     def adopt(self, outcomes: Sequence[Outcome]) -> None:
         """Add points that other processes measured, and store them in the journal."""

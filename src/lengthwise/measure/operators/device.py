@@ -84,15 +84,15 @@ def gpu_errors(kind: str) -> Iterator[None]:
 def _kind(torch: Any, device: str) -> str:
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
-    if device != "auto":
-        kind = device
-    else:
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and not torch.cuda.is_available():
+    available = torch.cuda.is_available()
+    kind = {"auto": "cuda" if available else "cpu"}.get(device, device)
+    if kind == "cuda" and not available:
         if torch.version.cuda is None:
             reason = f"torch {torch.__version__} was built without CUDA: install a build with it"
         else:
-            reason = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
+            reason = (
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
+            )
         raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {reason}, or measure with --device cpu")
     return kind
 

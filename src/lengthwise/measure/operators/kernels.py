@@ -179,7 +179,7 @@ class Kernels:
         self._torch = memory.torch
         self._f = memory.torch.nn.functional
 
-    def rows(self, operator: Operator, rows: int) -> Kernel:
+    def rows(self, operator: Operator, rows: int) -> Kernel:  # noqa: C901, PLR0911 - one case an operator
         """Return the kernel of an operator of kind ROWS over so many rows."""
         name, shape, real = operator.name, operator.shape, self._memory.real
         attention, ffn, f = self._model.attention, self._model.ffn, self._f
@@ -225,10 +225,11 @@ class Kernels:
 
     def _norm(self, rows: int, hidden: int) -> Kernel:
         """Return a norm that adds the residual first, as engines fuse them."""
-        x, residual, weight = self._memory.real(rows, hidden), self._memory.real(rows, hidden), self._memory.real(hidden)
+        real = self._memory.real
+        x, residual, weight = real(rows, hidden), real(rows, hidden), real(hidden)
         if not self._model.metadata.norm_bias:
             return Kernel(lambda _: self._f.rms_norm(x + residual, (hidden,), weight, _EPS))
-        bias = self._memory.real(hidden)
+        bias = real(hidden)
         return Kernel(lambda _: self._f.layer_norm(x + residual, (hidden,), weight, bias, _EPS))
 
     def _kv_write(self, rows: int, width: int) -> Kernel:

@@ -197,11 +197,10 @@ def measure_operators(
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
     reach = _reach(model, where, max_tokens, max_seqs, max_context)
     operators = operators_of(model, tp, reach)
-    groups = sorted({n for n in tp if n > 1})
+    degrees = sorted({n for n in tp if n > 1})
+    groups = [n for n in degrees if n <= torch.cuda.device_count()]
     if where.kind == "cpu":  # between two processes, whatever the degrees
-        groups = [2] if groups else []
-    else:
-        groups = [n for n in groups if n <= torch.cuda.device_count()]
+        groups = [2] if degrees else []
     name = device_name(torch, where)
     identity = {  # points of two runs belong together if these agree
         "model": model.name,
@@ -237,7 +236,7 @@ def measure_operators(
         torch.set_num_threads(before)
     if campaign.lost:
         missing.append(f"the device failed, so that points are missing: {campaign.lost}")
-    facts = ProfileFacts(
+    metadata = ProfileFacts(
         name=f"{model.name} on {name}, {where.dtype}",
         source="lengthwise",
         gpu=name,
@@ -247,7 +246,7 @@ def measure_operators(
         machine=machine_facts(torch, where),
         notes=(*missing, *profile_notes(where, tp, groups, model), *notes(outcomes)),
     )
-    return Measurement(as_profile(outcomes, facts, where.dtype), table(outcomes), campaign.lost)
+    return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
 
 
 def require_measurable(
