@@ -61,7 +61,7 @@ def test_busy_periods_cost_what_the_engine_took(deployment, load, period_s):
     values = {"host_step": step_s, "host_sequence": sequence_s} | STEADY
     assert len(found.seconds) > 5
     assert abs(np.median(found.residuals(values))) < 0.01
-    total_s = found.priced(found.parts, values).sum()
+    total_s = found.predict(found.parts, values).sum()
     assert total_s == pytest.approx(found.seconds.sum(), rel=0.01)
 
 

@@ -77,11 +77,7 @@ class Results:
 
 
 def measured_of(results: Results, name: str) -> Measured:
-    """Return the results in order of arrival, with the first request at 0.
-
-    Raises:
-        InputError: There are no requests, or one of them has impossible lengths.
-    """
+    """Return the results in order of arrival, with the first request at 0; raises InputError."""
     if not results.rows:
         raise InputError("results must hold at least one request; these hold none")
     rows = sorted(results.rows, key=lambda row: row.arrival_s)
@@ -207,13 +203,10 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read requests on the engine's clock; arrivals are moved there from the wall clock.
+    """Read requests on the engine's clock; arrivals are moved there from the wall clock; raises InputError.
 
     The clocks are aligned so that the smallest time between arrival and queue is 0; the true one, a constant of all
     requests, is unknown.
-
-    Raises:
-        InputError: A line lacks a time.
     """
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
@@ -251,14 +244,11 @@ _OLD_TIMINGS = {
 
 
 def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
-    """Read the requests of one of a report's benchmarks.
+    """Read the requests of one of a report's benchmarks; raises InputError.
 
     Args:
         body: The report.
         which: Index of the benchmark; None: the only one.
-
-    Raises:
-        InputError: The report holds no benchmark, or several and none was named.
     """
     benchmarks = body["benchmarks"]
     if not benchmarks:
@@ -334,11 +324,7 @@ _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
 def read_vllm(body: Mapping[str, Any]) -> Results:
-    """Read the requests of a detailed result; arrivals are when they were sent.
-
-    Raises:
-        InputError: It was saved without ``--save-detailed``, or its lists differ in length.
-    """
+    """Read the requests of a detailed result; arrivals are when they were sent; raises InputError."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
         raise InputError(

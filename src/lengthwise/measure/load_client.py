@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,13 +79,10 @@ class Prompts:
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
-    """Return the best way to make prompts for a probed server.
+    """Return the best way to make prompts for a probed server; raises InputError.
 
     Uses the workload's own texts if it has them, token ids if the server accepts them, else words of one token each,
     found through the server's token counts.
-
-    Raises:
-        InputError: ``shared`` is not from 0 to 1.
     """
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
@@ -496,16 +491,6 @@ def _clock_offset_s() -> float:
         before_s, wall_s, after_s = time.perf_counter(), time.time(), time.perf_counter()
         readings.append((after_s - before_s, wall_s - (before_s + after_s) / 2))
     return min(readings)[1]
-
-
-def machine() -> dict[str, Any]:
-    """Return properties of the client's machine."""
-    return {
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-    }
 
 
 def _quantiles(values: Sequence[float] | Floats) -> dict[str, float | None]:

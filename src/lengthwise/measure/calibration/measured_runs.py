@@ -46,11 +46,7 @@ class Run:
 
 
 def run_of(measured: Measured, name: str, validation: float | None) -> Run:
-    """Return a run whose last share ``validation`` of requests is held out.
-
-    Raises:
-        InputError: The engine worked on no request.
-    """
+    """Return a run whose last share ``validation`` of requests is held out; raises InputError."""
     r, requested = measured.records.requests, measured.workload
     rows = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
     if not len(rows):

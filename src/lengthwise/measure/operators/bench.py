@@ -38,12 +38,7 @@ class Prepared(Protocol):
     backend: str
 
     def sample(self) -> Sample:
-        """Measure one repeat.
-
-        Raises:
-            SkippedError: The device cannot measure it; NoRoomError: for lack of memory.
-            LostError: The device fails until the process ends.
-        """
+        """Measure one repeat; raises SkippedError (NoRoomError: for lack of memory) or LostError."""
         ...
 
 

@@ -52,10 +52,7 @@ class Journal:
                 "operator": outcome.point.operator.key,
                 "at": outcome.point.at,
                 "skew": outcome.point.skew,
-                "wall_s": outcome.wall_s,
-                "cpu_s": outcome.cpu_s,
-                "backend": outcome.backend,
-                "skipped": outcome.skipped,
+                **{name: getattr(outcome, name) for name in ("wall_s", "cpu_s", "backend", "skipped")},
                 "elapsed_s": round(elapsed_s, 3),
             }
         )

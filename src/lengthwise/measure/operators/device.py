@@ -63,11 +63,7 @@ def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int |
 
 @contextmanager
 def gpu_errors(kind: str) -> Iterator[None]:
-    """Turn errors of the first use of a GPU into one with remedies.
-
-    Raises:
-        InputError: The GPU is full, busy, or in exclusive use by another process.
-    """
+    """Turn errors of the first use of a GPU into one with remedies; raises InputError."""
     try:
         yield
     except (RuntimeError, NoRoomError) as error:
