@@ -101,7 +101,7 @@ def measured_of(results: Results, name: str) -> Measured:
     records = records_of(
         columns,
         end_s=float(np.nanmax(np.concatenate([last_s, first_s, arrival_s]))),
-        tokens=_token_times(rows, rows[0].arrival_s),
+        tokens=tokens,
         gap_s=np.array([gap for row in rows for gap in row.gap_s], float),
         name=name,
     )
@@ -244,12 +244,7 @@ _OLD_TIMINGS = {
 
 
 def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
-    """Read the requests of one of a report's benchmarks; raises InputError.
-
-    Args:
-        body: The report.
-        which: Index of the benchmark; None: the only one.
-    """
+    """Read the requests of a report's benchmark ``which`` (None: the only one); raises InputError."""
     benchmarks = body["benchmarks"]
     if not benchmarks:
         raise InputError(
@@ -371,11 +366,8 @@ FORMATS = {
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
     """Read another program's results, compressed with gzip or not, as the records of a run.
 
-    Limits of the format (unknown due times, unknown times between single tokens) become warnings.
-
-    Args:
-        path: The file.
-        benchmark: Index of one of several benchmarks in a GuideLLM report.
+    Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
+    index of one of several benchmarks in a GuideLLM report.
 
     Raises:
         InputError: The file is missing, truncated, of no known format, or lacks required values.

@@ -214,13 +214,8 @@ def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
-    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run.
-
-    Args:
-        log: Single steps; cells of steps belong to no run.
-        runs: All runs, fitted or held out.
-    """
-    if (log.steps != 1).any():
+    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run."""
+    if (log.steps != 1).any():  # cells of steps belong to no run
         return None
     at_s = utc_s(log, runs)
     found, known = np.zeros(len(log), dtype=np.bool_), at_s is not None

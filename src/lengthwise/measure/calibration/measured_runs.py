@@ -291,17 +291,15 @@ def at_once(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
 def check_enough(runs: Sequence[Run]) -> None:
     """Require enough finished requests to fit to and to hold out; raises InputError."""
     fitted = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if fitted < MIN_REQUESTS:
-        raise InputError(
-            f"a calibration needs {MIN_REQUESTS} finished requests or more to fit to; there are {fitted}. Measure "
-            "more, or hold out less"
-        )
     held_out = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if held_out < MIN_REQUESTS // 5:
-        raise InputError(
-            f"a calibration needs {MIN_REQUESTS // 5} finished requests or more to report on; {held_out} are held out. "
-            "Measure more, or hold out more"
-        )
+    for count, least, purpose, remedy in (
+        (fitted, MIN_REQUESTS, "fit to; there are", "hold out less"),
+        (held_out, MIN_REQUESTS // 5, "report on; held out are", "hold out more"),
+    ):
+        if count < least:
+            raise InputError(
+                f"a calibration needs {least} finished requests or more to {purpose} {count}. Measure more, or {remedy}"
+            )
 
 
 def origin_notes(
@@ -350,7 +348,7 @@ class Split:
 def split_of(
     runs: Sequence[Measured], deployment: Deployment, holdout: float | Sequence[Measured], allow: Collection[str]
 ) -> Split:
-    """Split runs: given runs, complete loads between the lowest and the highest, or each run's last requests.
+    """Hold out the given runs, complete loads between the lowest and the highest, or each run's last requests.
 
     Repeats (runs of equal requests) go to one side together.
 

@@ -65,10 +65,8 @@ class Prior:
 def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Prior, ...]:
     """Return the parameters of a deployment; communication only where GPUs talk to each other.
 
-    Args:
-        deployment: Holds the tables to start from.
-        logged: Whether there is a log of iterations, whose clock sees less of the host.
-        masked: Whether to include dense masks; they are always included where the tables have them.
+    ``logged``: there is a log of iterations, whose clock sees less of the host. ``masked``: include dense masks, which
+    are always included where the tables have them.
     """
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = host_line(cost.host_s)

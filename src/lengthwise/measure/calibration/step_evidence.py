@@ -201,13 +201,9 @@ SEEN = "seen by the log"
 
 @dataclass(frozen=True)
 class Evidence:
-    """[m] seconds of steps, single or summed, that the tables must reproduce.
+    """[m] measured seconds of steps, single or summed, with their blocks of time and weights in the loss.
 
-    Attributes:
-        seconds: Measured seconds.
-        parts: Seconds of the tables by part; ``predict`` sums them with the parameters' values.
-        block: Block of time.
-        weight: Weight in the loss.
+    ``parts`` are seconds of the tables by part, which ``predict`` sums with the parameters' values.
     """
 
     seconds: Floats
@@ -223,12 +219,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Evidence of steps, if any, with notes on it.
-
-    Attributes:
-        is_log: Whether it is a log, whose clock sees only a part of the host.
-        seen: Whether it may include steps of held-out requests.
-    """
+    """Evidence of steps, if any, with notes on it; ``seen``: it may include steps of held-out requests."""
 
     evidence: Evidence | None
     notes: list[str]

@@ -318,13 +318,7 @@ class TorchBench:
         self._kernels = Kernels(self._memory, model, lambda tp: weight_bytes(model, device.dtype) / tp)
 
     def prepare(self, point: Point) -> Prepared:
-        """Return the point, warm and ready to be timed.
-
-        Raises:
-            NoRoomError: The memory does not suffice, even without the weights of other operators.
-            SkippedError: Torch has no kernel for these shapes and this dtype.
-            LostError: The GPU fails until the process ends.
-        """
+        """Return the point, warm and ready to be timed; drops the weights of other operators if memory is short."""
         try:
             try:
                 return self._prepared(point)

@@ -21,16 +21,10 @@ _KIND = "lengthwise operators, unfinished"
 
 
 class Journal:
-    """Appends outcomes to a file, a line each, and reads those of an interrupted run.
+    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run.
 
-    Args:
-        path: The file; None: nothing is stored.
-        requested: Identity of the measurement: model, shapes, device, dtype, versions.
-        operators: Operators that its lines may name.
-
-    Raises:
-        ProfileError: The file belongs to another measurement, or has another format.
-        OutputError: It cannot be written.
+    ``requested`` identifies the measurement: model, shapes, device, dtype, versions. Raises ProfileError for a file of
+    another measurement or format, OutputError where the file cannot be written.
     """
 
     def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:

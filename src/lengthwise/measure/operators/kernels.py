@@ -22,14 +22,9 @@ from lengthwise.schema.specs import ModelSpec
 
 @dataclass(frozen=True)
 class Kernel:
-    """Runs one operator at one point.
+    """Runs one operator at one point; ``run`` takes the index of the copy of cold tensors to use.
 
-    Attributes:
-        run: Takes the index of the copy of cold tensors to use.
-        copies: Number of copies.
-        backend: Provider of the kernel, for the profile.
-        scope: Context in which it runs.
-        on_host: Whether the host's time counts, and includes waiting for the device.
+    ``scope`` is the context in which it runs; ``on_host``: the host's time counts, including its wait for the device.
     """
 
     run: Callable[[int], object]
@@ -75,12 +70,9 @@ class Memory:
         return self.torch.randint(below, shape, generator=self.generator).to(self.device)
 
     def cold(self, key: str, of_model_bytes: float, *shape: int) -> list[Any]:
-        """Return so many copies of weights that the caches hold them no better than they hold a model's.
+        """Return so many copies of weights that the processor's caches hold them no better than a model's.
 
-        Args:
-            key: Name of the weights, which are cached while there is room.
-            of_model_bytes: Bytes that pass through the caches between two uses in a model.
-            shape: Of one copy.
+        ``of_model_bytes`` pass through these caches between two uses in a model. Weights are reused by ``key``.
         """
         if key in self._weights:
             self._weights.move_to_end(key)
@@ -131,12 +123,7 @@ def _last_cache_bytes(torch: Any, device: str) -> int:
 
 
 def translated(torch: Any, call: Callable[[], T]) -> T:
-    """Return the call's result; unify torch's errors.
-
-    Raises:
-        NoRoomError: The device or the host has no memory.
-        LostError: The GPU fails until the process ends.
-    """
+    """Return the call's result; torch's errors become NoRoomError, or LostError if the GPU fails for good."""
     try:
         return call()
     except MemoryError as error:
