@@ -96,7 +96,7 @@ class TestRefusals:
     def test_too_few_requests(self, deployment):
         with pytest.raises(InputError, match="50 finished requests or more to fit to; there are 42"):
             calibrate([measured(requests(n=60), deployment)], deployment)
-        with pytest.raises(InputError, match="10 finished requests or more to report on; 4 are held out"):
+        with pytest.raises(InputError, match="10 finished requests or more to report on; there are 4"):
             calibrate([measured(requests(n=80), deployment)], deployment, holdout=0.05)
 
     def test_nothing_to_hold_out(self, run, deployment):

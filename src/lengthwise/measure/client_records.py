@@ -9,10 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TimeSeries, TokenGaps, TokenTimes
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import (
+    Floats,
+    Ints,
+    Records,
+    ReplicaTotals,
+    RequestRecords,
+    Status,
+    TimeSeries,
+    TokenGaps,
+    TokenTimes,
+)
 
 _BINS = 400
 

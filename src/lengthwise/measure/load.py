@@ -195,31 +195,15 @@ async def _page(client: Client) -> str | None:
     return text if status == 200 and isinstance(text, str) else None
 
 
-class Scrape:
-    """Columns of ``/metrics``: a row a second, summed over labels, and a histogram's buckets by bound."""
-
-    def __init__(self, client: Client, start_s: float) -> None:
-        self._client, self._start_s = client, start_s
-        self.at_s: list[float] = []
-        self.took_s: list[float] = []
-        self.rows: list[dict[str, float]] = []
-
-    async def run(self) -> None:
-        """Scrape until cancelled; a second without a response is left out."""
-        while True:
-            started_s = time.perf_counter()
-            text = await _page(self._client)
-            if text is not None:
-                self.at_s.append(started_s - self._start_s)
-                self.took_s.append(time.perf_counter() - started_s)
-                self.rows.append(samples(text))
-            await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
-
-    def columns(self) -> dict[str, list[float | None]]:
-        """Return a column a metric (None: missing), "at_s" of each request for it and "took_s" until its response."""
-        columns: dict[str, list[float | None]] = {"at_s": [*self.at_s], "took_s": [*self.took_s]}
-        names = sorted({name for row in self.rows for name in row})
-        return columns | {name: [row.get(name) for row in self.rows] for name in names}
+async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) -> None:
+    """Append ``samples`` every second until cancelled; a second without a response is left out."""
+    while True:
+        started_s = time.perf_counter()
+        text = await _page(client)
+        if text is not None:
+            times = {"at_s": started_s - start_s, "took_s": time.perf_counter() - started_s}
+            rows.append(times | samples(text))
+        await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
 
 
 def samples(text: str) -> dict[str, float]:
@@ -363,9 +347,9 @@ async def _bench(
             await run.warm_up(options["warmup_requests"])
             before = await counters()
             monitor = Monitor()
-            scraped = Scrape(client, monitor.start_s) if scrape else None
+            scraped: list[dict[str, float]] = []
             background = [asyncio.ensure_future(monitor.run())]
-            background += [] if scraped is None else [asyncio.ensure_future(scraped.run())]
+            background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if scrape else []
             try:
                 await run.go(options["time_limit_s"])
             finally:
@@ -375,7 +359,7 @@ async def _bench(
             end_s = time.perf_counter()
             after = await counters()
         found = client.capabilities
-        metadata = {
+        metadata: dict[str, Any] = {
             "url": client.server.shown,
             "engine": found.engine,
             "version": found.version,
@@ -390,9 +374,11 @@ async def _bench(
                 "cpus": os.cpu_count(),
                 "processor": platform.processor() or platform.machine(),
             },
-            **({} if scraped is None else {"metrics": scraped.columns()}),
             **prefix_facts(before, after),
         }
+        if scrape:
+            names = dict.fromkeys(["at_s", "took_s", *sorted({name for row in scraped for name in row})])
+            metadata["metrics"] = {name: [row.get(name) for row in scraped] for name in names}
         return measured_of(run, monitor, end_s, metadata, seed)
 
 

@@ -12,15 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.backend.openai import Client, Prompt
 from lengthwise.backend.openai_protocol import Piece, RequestError, Usage
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Status
+from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
 from lengthwise.schema.workload import Workload
-
-Ints = npt.NDArray[np.int64]
 
 _TEXT = """
     time year people way day man thing woman life child world school state family student group country
@@ -361,8 +358,6 @@ class Run:
             priority=int(priority[at]) if self.priorities and priority is not None else None,
         )
 
-
-Floats = npt.NDArray[np.float64]
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
 MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))

@@ -7,23 +7,27 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.engine.step_time import step_time
 from lengthwise.measure.calibration import parameters, solver
 from lengthwise.measure.calibration.iteration_log import Iterations
-from lengthwise.measure.calibration.measured_runs import Run, Split, check_enough, origin_notes, seconds_of, split_of
+from lengthwise.measure.calibration.measured_runs import (
+    Mask,
+    Run,
+    Split,
+    check_enough,
+    origin_notes,
+    seconds_of,
+    split_of,
+)
 from lengthwise.measure.calibration.parameters import MASKED, Prior, part_errors, priors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
-from lengthwise.measure.calibration.solver import Mask, Problem, Solution, solve
+from lengthwise.measure.calibration.solver import Problem, Solution, solve
 from lengthwise.measure.calibration.step_evidence import SEEN, step_evidence_of
 from lengthwise.schema.cost_tables import CostTables, Front, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import Measured, Records
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import Floats, Ints, Measured, Records
 
 
 def host_share(simulations: Sequence[Records], tables: CostTables) -> float:

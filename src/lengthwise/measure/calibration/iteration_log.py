@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.measure.calibration.measured_runs import Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Status
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from lengthwise.schema.records import BENCH, Floats, Ints, Status
 
 LINE = re.compile(
     r"(?:(?P<at>\d\d-\d\d \d\d:\d\d:\d\d)[^\n]*?)?"

@@ -16,10 +16,9 @@ from lengthwise.metrics import request_column
 from lengthwise.metrics.columns import clock_doubt
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Measured, RequestRecords, Status, shape_facts
+from lengthwise.schema.records import IDLE_SHARE, Floats, Measured, RequestRecords, Status, shape_facts
 from lengthwise.schema.workload import Workload
 
-Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 MIN_TPOT_TOKENS = 8
 BLOCKS = 12
@@ -293,12 +292,13 @@ def check_enough(runs: Sequence[Run]) -> None:
     fitted = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
     held_out = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
     for count, least, purpose, remedy in (
-        (fitted, MIN_REQUESTS, "fit to; there are", "hold out less"),
-        (held_out, MIN_REQUESTS // 5, "report on; held out are", "hold out more"),
+        (fitted, MIN_REQUESTS, "fit to", "hold out less"),
+        (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
     ):
         if count < least:
             raise InputError(
-                f"a calibration needs {least} finished requests or more to {purpose} {count}. Measure more, or {remedy}"
+                f"a calibration needs {least} finished requests or more to {purpose}; there are {count}. Measure more, "
+                f"or {remedy}"
             )
 
 

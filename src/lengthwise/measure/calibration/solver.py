@@ -6,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.measure.calibration.measured_runs import BLOCKS, Run, seconds_of
+from lengthwise.measure.calibration.measured_runs import BLOCKS, Mask, Run, seconds_of
 from lengthwise.measure.calibration.parameters import Prior, apply
 from lengthwise.measure.calibration.result import METRICS
 from lengthwise.measure.calibration.step_evidence import Evidence
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Records, Status
+from lengthwise.schema.records import Floats, Ints, Records, Status
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FAMILIES = 3
 TRIM_FRACTION = 0.2

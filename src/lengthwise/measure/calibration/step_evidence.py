@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
 from lengthwise.measure.calibration.iteration_log import (
@@ -21,9 +20,7 @@ from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import Floats, Ints
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:

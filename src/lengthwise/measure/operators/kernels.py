@@ -79,12 +79,11 @@ class Memory:
             return self._weights[key]
         copies = self.copies(math.prod(shape) * self.dtype.itemsize, of_model_bytes)
         self._weights[key] = made = [self.real(*shape) for _ in range(copies)]
-        while len(self._weights) > 1 and self._weights_bytes() > self._max_weights_bytes:
+        while len(self._weights) > 1 and self._max_weights_bytes < sum(
+            one.nbytes for each in self._weights.values() for one in each
+        ):
             self._weights.popitem(last=False)
         return made
-
-    def _weights_bytes(self) -> int:
-        return sum(one.nbytes for copies in self._weights.values() for one in copies)
 
     def copies(self, each_bytes: float, of_model_bytes: float) -> int:
         """Return how many copies affect the caches as a model's other layers do."""
