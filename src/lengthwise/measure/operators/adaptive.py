@@ -165,7 +165,7 @@ def shares(known: Mapping[str, Known]) -> dict[str, float]:
     for of_prompts in (True, False):
         step = {}
         for key, one in known.items():
-            place = _typical(one.operator, of_prompts=of_prompts)
+            place = _step_place(one.operator, of_prompts=of_prompts)
             if len(one.places) and place is not None:
                 seconds = predict(one.operator, one.places, one.seconds, place)
                 step[key] = max(one.operator.times * seconds, 0.0)
@@ -174,7 +174,7 @@ def shares(known: Mapping[str, Known]) -> dict[str, float]:
     return found
 
 
-def _typical(operator: Operator, *, of_prompts: bool) -> Place | None:
+def _step_place(operator: Operator, *, of_prompts: bool) -> Place | None:
     """Return the operator's place in a step of a quarter of the largest tokens, or sequences; None: not in it."""
     if operator.kind == MESSAGE:  # how often a step sends depends on how the model is split
         return None
