@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.operators.adaptive import Candidate, Known, candidates, coarse, leave_one_out, shares
+from lengthwise.measure.operators.adaptive import Known, candidates, coarse, leave_one_out, shares
 from lengthwise.measure.operators.bench import ENOUGH_S, MIN_REPEATS, Bench, Outcome, measure
 from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, LostError, Operator, Point
 from lengthwise.schema.errors import InputError, OutputError, ProfileError
@@ -270,11 +270,8 @@ class Campaign:
         self.outcomes[outcome.point.key] = outcome if before is None else before.with_more(outcome)
 
     def _is_done(self, point: Point) -> bool:
-        return point.key in self.outcomes or self._is_beyond_memory(point)
-
-    def _is_beyond_memory(self, point: Point) -> bool:
-        """Return whether a point no larger than this one found no memory, or no kernel."""
-        return any(
+        """Return whether a point was measured, or one no larger than it found no memory, or no kernel."""
+        return point.key in self.outcomes or any(
             o.skipped
             and o.point.operator.key == point.operator.key
             and all(a <= b for a, b in zip(o.point.at, point.at, strict=True))
@@ -319,8 +316,15 @@ class Campaign:
 
     def _next(self) -> list[Point]:
         """Return the next batch: the candidates with the best score for their cost that fit the budget."""
-        found = candidates(known_of(list(self.outcomes.values())), self._plan.target)
-        costs = [(one, self._cost_s(one.point)) for one in found if self._may(one)]
+        costs = [
+            (one, self._cost_s(one.point))
+            for one in candidates(known_of(list(self.outcomes.values())), self._plan.target)
+            if (
+                self._extra_repeats.get(one.point.key, 0) < _MAX_EXTRA_REPEATS
+                if one.repeat
+                else not self._is_done(one.point)
+            )
+        ]
         costs.sort(key=lambda pair: -pair[0].score / math.sqrt(pair[1] + _POINT_S))
         left_s, batch = self._plan.budget_s - self.elapsed_s, list[Point]()
         for one, cost_s in costs:
@@ -328,11 +332,6 @@ class Campaign:
                 batch.append(one.point)
                 left_s -= cost_s
         return batch
-
-    def _may(self, candidate: Candidate) -> bool:
-        if candidate.repeat:
-            return self._extra_repeats.get(candidate.point.key, 0) < _MAX_EXTRA_REPEATS
-        return not self._is_done(candidate.point)
 
     def _measure(self, points: list[Point]) -> None:
         budget_s = self._plan.budget_s
