@@ -26,7 +26,7 @@ def bayesian(
         throughput.append(got.throughput_rps)
         good = meets(got, bound_s).tolist()
         scores = [float(t) if ok else None for t, ok in zip(got.throughput_rps, good, strict=True)]
-        strategy.tell(list(zip(asked, scores, strict=True)))
+        strategy.report(list(zip(asked, scores, strict=True)))
     all_points, all_perf = np.concatenate(points), Perf(np.concatenate(latency), np.concatenate(throughput))
     of = int(np.prod([len(v.values) for v in variables]))
     best, fastest = chosen(all_points, all_perf, bound_s)
