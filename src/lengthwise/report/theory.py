@@ -17,7 +17,7 @@ from lengthwise.report.html_document import asset, document, header, plotly_js, 
 from lengthwise.report.json_file import plain
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
-from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_kept
+from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
 SHOWN_CUTS = 4
 """So many boundaries are written out."""
@@ -85,7 +85,7 @@ def _queue_sentences(study: QueueStudy) -> list[str]:
         )
     ]
     if cut >= MIN_RELEVANT:
-        kept = share_kept(blind, guessed, best)
+        kept = share_retained(blind, guessed, best)
         told.append(
             f"The predictor keeps {percent(kept)} of that."
             if kept > 0
@@ -173,7 +173,7 @@ def _queue_figures(study: QueueStudy) -> list[Figure]:
     slower = [_order(study, name, [one.slowdown for one in study.orders[name]]) for name in SLOWEST]
     shown = list(study.retained)[:: max(1, len(study.retained) // 4)]
     kept = [_line(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
-    waiting = [_line(f"load {load:g}", i, study.sigmas, study.kept_unpreempted[load]) for i, load in enumerate(shown)]
+    waiting = [_line(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)]
     error = {"label": "error of the predictor, sd of ln(predicted / true)"}
     share = {"label": "of the gap from FCFS to SRPT", "format": ".0%"}
     return [
@@ -305,7 +305,7 @@ def _queue_cells(study: QueueStudy, at: int) -> list[str]:
     return [
         *(amount(here[name].mean_s) for name in ORDERS),
         percent(1 - best.mean_s / blind.mean_s),
-        percent(share_kept(blind, here["sprpt"], best)),
+        percent(share_retained(blind, here["sprpt"], best)),
         amount(blind.slowdown),
         amount(best.slowdown),
     ]
