@@ -69,7 +69,10 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
 
 
 def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under first come, first served: wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine)."""
+    """Return the sojourn under first come, first served.
+
+    wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine).
+    """
     load = load_of(times, rate_rps, slots)
     wait = rate_rps * times.second_moment / slots**2 / (2 * (1 - load))
     sizes, shares = times.cells(MAX_CELLS)
