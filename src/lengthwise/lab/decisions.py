@@ -38,7 +38,8 @@ def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], le
         return np.array([run[name] for run in runs])
 
     values = {name: mean_estimate(column(own, name), level) for name in own[0]}
-    values["gap_closed"] = gap_closed(*(column(runs, "jct.mean") for runs in (own, fcfs, oracle)), level)
+    x, f, o = (column(runs, "jct.mean") for runs in (own, fcfs, oracle))
+    values["gap_closed"] = gap_closed(x, f, o, level)
     for end, runs in (("fcfs", fcfs), ("oracle", oracle)):
         for name in RATIOS:
             values[f"{name}/{end}"] = ratio(column(own, name), column(runs, name), level)

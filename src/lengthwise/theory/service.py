@@ -320,7 +320,8 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
         best = np.argmin(total, axis=0)
         cheapest = total[best, np.arange(len(costs))]
         previous.append(best)
-    ends, end = [], len(costs) - 1
+    ends: list[int] = []
+    end = len(costs) - 1
     for best in reversed(previous):
         end = int(best[end])
         ends.insert(0, end)

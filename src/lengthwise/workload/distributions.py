@@ -232,7 +232,8 @@ class TruncatedNormal:
         # Ranges in the upper tail are computed from that tail: probabilities near 1 lack the precision.
         side = -1.0 if self.mean < self.low else 1.0
         first, last = ndtr(side * (np.array([self.low, self.high]) - self.mean) / self.sd)
-        return np.clip(self.mean + side * self.sd * ndtri(first + u * (last - first)), self.low, self.high)
+        tokens = self.mean + side * self.sd * ndtri(first + u * (last - first))
+        return np.asarray(np.clip(tokens, self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ def two_slope_table(mean: float, median: float, p90: float, low: float, high: fl
         values = np.clip(values, scale(low), scale(high))
         found = np.exp(values) if is_log else values
         found[np.searchsorted(z, [0.0, Z90])] = median, p90
-        return np.clip(found, low, high)
+        return np.asarray(np.clip(found, low, high))
 
     def excess(tail: float, is_log: bool) -> float:
         return float(np.trapezoid(tokens(tail, is_log=is_log), levels)) - mean
@@ -340,7 +341,7 @@ class Quantiles:
 
     def quantile(self, u: Floats) -> Floats:
         """Return [n] tokens."""
-        return np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float))
+        return np.asarray(np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float)))
 
 
 @dataclass(frozen=True, eq=False)

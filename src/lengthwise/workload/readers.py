@@ -172,7 +172,7 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
 def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> Workload:
     if time_scale == 1 and max_requests is None:
         return workload
-    optional = {name: getattr(workload, name) for name in ("predicted_tokens", "priority", "tenant")}
+    optional: dict[str, Any] = {name: getattr(workload, name) for name in ("predicted_tokens", "priority", "tenant")}
     predictions = workload.predictions
     return replace(
         workload,

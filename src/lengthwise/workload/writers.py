@@ -198,8 +198,8 @@ def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
     prompt, output, tenant = workload.prompt_tokens, workload.output_tokens, workload.tenant
     tenants = {} if tenant is None else {"tenant": pl.Series(tenant)}
     if form == "vidur":
-        columns = {"arrived_at": workload.arrival_s, "num_prefill_tokens": prompt, "num_decode_tokens": output}
-        pl.DataFrame(columns | tenants).write_csv(file)
+        rows = {"arrived_at": workload.arrival_s, "num_prefill_tokens": prompt, "num_decode_tokens": output}
+        pl.DataFrame(rows | tenants).write_csv(file)
     elif form == "azure":
         ns = pl.Series(np.rint(workload.arrival_s * 1e7).astype(np.int64) * 100)
         dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
@@ -209,7 +209,7 @@ def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
         if (arrival_ms == np.rint(arrival_ms)).all():
             # Mooncake writes integers.
             arrival_ms = arrival_ms.astype(np.int64)
-        columns = {"timestamp": arrival_ms, "input_length": prompt, "output_length": output}
+        columns: dict[str, Any] = {"timestamp": arrival_ms, "input_length": prompt, "output_length": output}
         if "block_ids" in workload.extra:
             ids = [np.asarray(row).tolist() for row in workload.extra["block_ids"]]
             columns["hash_ids"] = pl.Series(ids, dtype=pl.List(pl.Int64))
