@@ -31,7 +31,7 @@ from .queues import (
     fcfs,
     processor_sharing,
     queue_study,
-    share_kept,
+    share_retained,
     sjf,
     spjf,
     sprpt,
@@ -51,4 +51,4 @@ from .service import (
     uniform_optimal,
 )
 
-__all__ = ["ORDERS", "RULES", "Bins", "ExponentialTimes", "MultiBinStudy", "QueueStudy", "SampledTimes", "Served", "ServiceTimes", "Sojourn", "UniformTimes", "bin_of", "bins_for", "capacity_rps", "confuse", "cuts_of", "equal_mass", "erlang_c", "expected_batch_s", "exponential_bound_s", "exponential_least_bound_s", "exponential_recursion", "exponential_steps", "fcfs", "gain", "latency_s", "learned", "multibin_study", "neighbours", "of_accuracy", "of_predictions", "processor_sharing", "queue_study", "runs", "serve", "share_kept", "sjf", "spjf", "sprpt", "srpt", "throughput_rps", "token_boundaries", "uniform_batch_s", "uniform_bins_for", "uniform_optimal", "uniform_throughput_rps", "with_error"]
+__all__ = ["ORDERS", "RULES", "Bins", "ExponentialTimes", "MultiBinStudy", "QueueStudy", "SampledTimes", "Served", "ServiceTimes", "Sojourn", "UniformTimes", "bin_of", "bins_for", "capacity_rps", "confuse", "cuts_of", "equal_mass", "erlang_c", "expected_batch_s", "exponential_bound_s", "exponential_least_bound_s", "exponential_recursion", "exponential_steps", "fcfs", "gain", "latency_s", "learned", "multibin_study", "neighbours", "of_accuracy", "of_predictions", "processor_sharing", "queue_study", "runs", "serve", "share_retained", "sjf", "spjf", "sprpt", "srpt", "throughput_rps", "token_boundaries", "uniform_batch_s", "uniform_bins_for", "uniform_optimal", "uniform_throughput_rps", "with_error"]
