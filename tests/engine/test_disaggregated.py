@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.engine import deploy, disaggregate, handover_over, simulate
+from lengthwise.engine import deploy, disaggregate, kv_transfer_over, simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError
@@ -192,10 +192,10 @@ def test_two_deployments_become_one():
     whole = disaggregate(here, there)
     assert whole.gpus == 5
     assert whole.price_per_hour_usd == pytest.approx(5 * here.gpu.price_per_hour_usd)
-    assert whole.decode.kv_transfer == handover_over(here.node.link, here, there)
+    assert whole.decode.kv_transfer == kv_transfer_over(here.node.link, here, there)
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
     assert whole.decode.kv_transfer.bytes_per_token == kv_bytes
-    assert handover_over(None, here, there).bytes_per_token == kv_bytes * 1.5
+    assert kv_transfer_over(None, here, there).bytes_per_token == kv_bytes * 1.5
     with pytest.raises(InputError, match="one model"):
         disaggregate(here, deploy("opt-125m", "H100"))
     with pytest.raises(InputError, match="decode side"):

@@ -286,7 +286,7 @@ def _disaggregated(
         error.add_note(_OF_DECODE)
         raise
     link = None if remote.link == "host" else local.node.link_for(section.tp * section.pp + remote.tp * remote.pp)
-    way = engine.handover_over(link, local, decodes)
+    way = engine.kv_transfer_over(link, local, decodes)
     way = replace(way, fixed_s=way.fixed_s + remote.kv_transfer, one_at_a_time=remote.one_at_a_time)
     return engine.disaggregate(local, decodes, way)
 
