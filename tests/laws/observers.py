@@ -102,14 +102,19 @@ class Watched(Reference):
     def _launch(self, rep: Any, step: Any) -> None:
         s = rep.s
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
-        held = [*rep.num_running, *stepping, *step.paused]
+        residents = [*rep.running, *stepping, *step.paused]
         assert rep.free >= 0
-        leaving = [q for to in self.decoding for q in (*to.queue, *to.incoming) if q.satisfied and q.home is rep]
-        assert sum(q.blocks for q in held) + sum(q.satisfied for q in leaving) + rep.free == s.total_blocks
-        assert all(q.blocks == 0 for q in rep.queue)
-        assert not (self.decoding and step.decodes and rep in self.current)
-        assert not (step.prompts and rep in self.decoding)
-        assert len({id(q) for q in held}) == len(held) <= s.max_num_seqs
+        leaving = [
+            q for to in self.remote for q in (*to.queue.waiting, *to.incoming) if q.transfer_blocks and q.source is rep
+        ]
+        assert (
+            sum(q.blocks for q in residents) + sum(q.transfer_blocks for q in leaving) + rep.free
+            == s.params.total_blocks
+        )
+        assert all(q.blocks == 0 for q in rep.queue.waiting)
+        assert not (self.remote and step.decodes and rep in self.local)
+        assert not (step.prompts and rep in self.remote)
+        assert len({id(q) for q in residents}) == len(residents) <= s.params.max_num_seqs
         assert all(q.decoding for q in step.paused)
         assert not (step.paused and step.decodes)
         for q in step.decodes:

@@ -75,20 +75,20 @@ def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
     np.testing.assert_array_equal(state.replicas["free_blocks"], blocks)
     for column in ("in_flight", "partials", "incoming"):
         assert (state.replicas[column] == 0).all()
-    for counts in (state.groups["members"], state.phases, state.queues["length"], state.waiting, state.running):
+    for counts in (state.groups["members"], state.block_needs, state.queues["length"], state.waiting, state.running):
         assert (counts == 0).all()
     assert (state.tokens == 0).all()
-    assert state.ctr[0]["events"] == 0
+    assert state.counters[0]["events"] == 0
 
 
 @LAW
 @given(workloads(), apart())
 def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployment):
     for rep in watch(workload, deployment).replicas:
-        assert rep.free == rep.s.total_blocks
+        assert rep.free == rep.s.params.total_blocks
         assert rep.tokens == 0
-        assert not rep.num_running
-        assert not rep.queue
+        assert not rep.running
+        assert not rep.queue.waiting
 
 
 @LAW

@@ -308,7 +308,7 @@ def _cached_tokens(S, r, q, flags):
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):
+def _admit(S, r, now_s, admit, prompt_tokens, flags, rank, batching, memory):  # noqa: C901  one straight sequence
     """Admit waiting requests in the order of their rank, until one has to wait."""
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]

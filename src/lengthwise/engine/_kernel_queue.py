@@ -199,7 +199,7 @@ def pop_event(S):
 
 @jit
 def next_sent(S):
-    """Return the request that reaches the front end next: the first without parents or the top of the heap; -1: none."""
+    """Return the next request to reach the front end, the first without parents or the top of the heap; -1: none."""
     counters = S.counters[0]
     if S.params[0].has_dependents == 0:
         return counters.next if counters.next < counters.released else -1

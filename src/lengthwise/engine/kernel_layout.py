@@ -51,8 +51,8 @@ replica_t = _record(
     comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s
     """,
 )
-"""A replica. ``idle`` is the group that is not in flight, ``partials`` counts half-computed prompts, ``side`` is 1 where
-the replica only decodes, ``deadline_s`` the first timeout of a resident."""
+"""A replica. ``idle`` is the group that is not in flight; ``partials`` counts half-computed prompts; ``side`` is 1
+for a decode replica; ``deadline_s`` is the first timeout of a resident."""
 
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 where the group accompanies prompts and is not computed."""

@@ -526,7 +526,7 @@ class Reference:
             rep.check_preemption = rep.check_preemption or rep.queue is queue
 
     def _enqueue(self, queue: Queue, q: Request, now: float, *, entered: bool = False) -> None:
-        """Add a request by its rank; the wait of one that enters started when it was sent, that of others starts now."""
+        """Add a request by its rank; one that enters has waited since it was sent, others wait from now on."""
         q.waiting = True
         if not entered:
             q.queued_s = now
