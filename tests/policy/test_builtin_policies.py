@@ -210,7 +210,7 @@ def test_routes_worked_by_hand():
     assert [of("router", "random", draw_a=u, **load) for u in (0.0, 0.3, 0.5, 0.99)] == [0, 1, 2, 3]
     assert of("router", "least_outstanding", **load) == 0, "3 each at 0, 2 and 3: the lowest number"
     assert of("router", "least_waiting", **load) == 1
-    assert of("router", "min_tokens", **load) == 3
+    assert of("router", "least_tokens", **load) == 3
     assert of("router", "power_of_two", draw_a=0.3, draw_b=0.6, **load) == 2
     assert of("router", "power_of_two", draw_a=0.8, draw_b=0.1, **load) == 3, "equal loads: the first drawn"
     assert of("router", "central", **load) == -1

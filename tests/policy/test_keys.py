@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.policy import COLUMNS, key_of, keys, known, rank, resolve
-from lengthwise.policy.compile import WHOLE
+from lengthwise.policy.compile import INTEGER_COLUMNS
 from lengthwise.policy.contracts import RANK_ARGUMENTS
 from lengthwise.schema.errors import PolicyError
 
@@ -18,8 +18,8 @@ RANKS = [*known("rank"), "mlfq", "aged(weight=3)", "aged_gittins"]
 def some(n, seed=0):
     """Columns of n requests."""
     rng = np.random.default_rng(seed)
-    whole = {name: rng.integers(0, 500, n) for name in WHOLE}
-    return {name: whole[name] if name in WHOLE else rng.uniform(1, 1000, n) for name in COLUMNS}
+    whole = {name: rng.integers(0, 500, n) for name in INTEGER_COLUMNS}
+    return {name: whole[name] if name in INTEGER_COLUMNS else rng.uniform(1, 1000, n) for name in COLUMNS}
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -54,8 +54,8 @@ class PredictionRows(NamedTuple):
 
     window: int
     start: Array
-    total: Array
-    index: Array
+    total_tokens: Array
+    index_tokens: Array
 
 
 class Dependents(NamedTuple):
@@ -190,7 +190,7 @@ class Setup:
             predicted = float(self.columns.predicted[i])
             return predicted, max(1.0, predicted - generated)
         row = min(int(rows.start[i]) + generated // rows.window, int(rows.start[i + 1]) - 1)
-        return float(rows.total[row]), float(rows.index[row])
+        return float(rows.total_tokens[row]), float(rows.index_tokens[row])
 
     def remaining(self, q: Any) -> float:
         """Return the predicted remaining tokens of a request, at least 1."""
@@ -315,7 +315,8 @@ def _policies(deployment: Deployment) -> Policies:
         raise UnknownNameError("preemption", scheduler.preempt, PREEMPTIONS)
     binning = "one" if scheduler.binning is None else scheduler.binning
     axes = ("rank", "leave", "batching", "memory", "router", "takeover")
-    return Policies(*(resolve(axis, getattr(scheduler, axis)) for axis in axes), resolve("binning", binning))
+    found = {axis: resolve(axis, getattr(scheduler, axis)) for axis in axes}
+    return Policies(**found, binning=resolve("binning", binning))
 
 
 def _dependents(after: After | None) -> Dependents | None:

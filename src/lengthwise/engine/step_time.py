@@ -70,8 +70,8 @@ class CostReader:
                 stage_s += read.first + read.host + swap_s
             stages.append(stage_s + (read.head if p == last else read.send))
         if self._other is None and not self._by_stage:
-            total = float(cost.stage_layers.sum())
-            sums = [total * part for part in (one.layer, one.comm, one.prefill, one.decode)]
+            n = float(cost.stage_layers.sum())
+            sums = n * one.layer, n * one.comm, n * one.prefill, n * one.decode
             return StepCost(*sums, one.host, one.head, one.first, last * one.send, stages)
         # Sums in the kernel's order: stage by stage.
         layer = comm = prefill = decode = send = 0.0
