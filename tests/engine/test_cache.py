@@ -45,12 +45,17 @@ def copy(tmp_path):
 
 def run(program, *arguments, package=None, **env):
     """What a program prints, in a process of its own, on the copied package if there is one."""
-    whole = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
-    told = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=whole, capture_output=True, text=True, timeout=600, check=False
+    environment = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
+    result = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
-    assert told.returncode == 0, told.stderr
-    return told.stdout.split()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
 
 
 def stamp_of(package, monkeypatch):

@@ -143,9 +143,9 @@ def busy_intervals(records: Records, replica: int) -> list[tuple[float, float]]:
     """When at least one step of the replica was in flight; intervals that touch are one."""
     steps = records.steps
     assert steps is not None
-    mine = steps.replica == replica
+    own = steps.replica == replica
     merged: list[tuple[float, float]] = []
-    for start_s, end_s in zip(steps.start_s[mine], steps.end_s[mine], strict=True):
+    for start_s, end_s in zip(steps.start_s[own], steps.end_s[own], strict=True):
         if merged and start_s <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end_s))
         else:

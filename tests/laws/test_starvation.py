@@ -32,11 +32,11 @@ class Bounded(Doorkeeper):
 @given(misled(), served(**BOUNDED))
 def test_nobody_passes_who_has_waited_too_long(workload, deployment):
     keeper = observe(Bounded, workload, deployment)
-    for mine in keeper.admitted:
-        came_before = {other.index for other in mine.passed_by}
-        assert all(index < mine.index for index in came_before)
-        evictions = sum(index in came_before and now_s >= mine.since_s for now_s, index in keeper.evicted)
-        assert len(mine.passed_by) <= len(came_before) + evictions
+    for own in keeper.admitted:
+        came_before = {other.index for other in own.passed_by}
+        assert all(index < own.index for index in came_before)
+        evictions = sum(index in came_before and now_s >= own.since_s for now_s, index in keeper.evicted)
+        assert len(own.passed_by) <= len(came_before) + evictions
 
 
 @LAW
@@ -49,12 +49,12 @@ def test_a_wait_ends_when_those_before_it_have_ended(workload, deployment, engin
     overdue_s = np.maximum(r.arrival_s + deployment.scheduler.max_wait_s, entries(deployment, records))
     central = deployment.scheduler.router == "central"
     for i in np.flatnonzero(r.scheduled_s > overdue_s):
-        mine = (r.replica >= 0) if central else (r.replica == r.replica[i])
+        own = (r.replica >= 0) if central else (r.replica == r.replica[i])
         came_before = np.arange(len(r.arrival_s)) < i
-        between = mine & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
+        between = own & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
         assert came_before[between].all()
         ran = (r.scheduled_s <= overdue_s[i]) | came_before
-        ends_s = r.finished_s[mine & ran & (r.finished_s > overdue_s[i])]
+        ends_s = r.finished_s[own & ran & (r.finished_s > overdue_s[i])]
         assert r.scheduled_s[i] <= max(ends_s)
 
 

@@ -189,8 +189,8 @@ def test_what_cannot_be_compiled_runs_in_the_reference():
 
     with pytest.raises(PolicyError, match=r"'by_text' cannot be compiled.*engine='reference'"):
         run("kernel", rank=by_text)
-    plain, mine = run("reference", rank="fcfs"), run("reference", rank=by_text)
-    np.testing.assert_array_equal(mine.requests.finished_s, plain.requests.finished_s)
+    plain, own = run("reference", rank="fcfs"), run("reference", rank=by_text)
+    np.testing.assert_array_equal(own.requests.finished_s, plain.requests.finished_s)
 
 
 @pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router"])

@@ -188,11 +188,11 @@ def test_admissions_worked_by_hand(name, more, blocks):
 @settings(deadline=None)
 @given(calls("memory"), st.sampled_from(sorted(policy.known("memory"))))
 def test_memory_policies_never_take_more_than_is_free(arguments, name):
-    asked = dict(zip(ARGUMENTS["memory"], arguments, strict=True))
+    request = dict(zip(ARGUMENTS["memory"], arguments, strict=True))
     blocks = policy.interpreted(policy.known("memory")[name])(*arguments)
-    assert -1 <= blocks <= asked["free_blocks"]
+    assert -1 <= blocks <= request["free_blocks"]
     if name in ("paged", "paged_strict", "predicted_peak") and blocks >= 0:
-        assert blocks == math.ceil(asked["context_tokens"] / asked["block_size"])
+        assert blocks == math.ceil(request["context_tokens"] / request["block_size"])
 
 
 @settings(deadline=None)
