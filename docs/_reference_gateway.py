@@ -21,7 +21,7 @@ TABLES = {
     "prediction": (sections.ForecastingSection, config.Forecasting),
     "[keys]": (sections.KeySection, config.Key),
     "limits": (sections.LimitsSection, config.Limits),
-    "resilience": (sections.CareSection, config.Care),
+    "resilience": (sections.CareSection, config.ResilienceConfig),
 }
 OTHERWISE = {
     "admin_port": "For `/metrics` and the admin page; 0 picks a free one.",

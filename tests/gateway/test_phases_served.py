@@ -13,10 +13,10 @@ from relay_world import run
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.gateway.concurrency_probe import Seen, at_once, max_num_seqs
-from lengthwise.gateway.config import Care, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.notices import notices
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.serve import Gateway, beside
+from lengthwise.gateway.serve import Gateway, background_gateway
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 
@@ -42,14 +42,14 @@ def config_of(*urls, phases, **named) -> GatewayConfig:
         dispatch=Dispatch(phases=phases),
         prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=0),
-        resilience=Care(drain_s=5.0),
+        resilience=ResilienceConfig(drain_s=5.0),
         **named,
     )
 
 
 async def settled(gateway):
     await gateway.fleet.stable(20.0)
-    while not gateway.hub.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
+    while not gateway.driver.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
         await asyncio.sleep(0.02)
 
 
@@ -138,7 +138,7 @@ def test_a_drain_lets_those_who_wait_for_a_phase_finish():
         async with engine(step_s=0.01) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
             await settled(gateway)
             loop = asyncio.ensure_future(loop_of(gateway.port, 4, [12] * 4))
-            while gateway.hub.reserved < 4:  # noqa: ASYNC110 - the hub is looked at
+            while gateway.driver.num_requests < 4:  # noqa: ASYNC110 - the hub is looked at
                 await asyncio.sleep(0.01)
             assert await gateway.drain()
             await loop
@@ -189,7 +189,7 @@ def test_a_gateway_beside_tells_of_its_requests_and_ends():
     heard = Heard()
     with in_thread(engine(step_s=0.005)) as up:
         config = config_of(up.servers[0].url, phases=Phases(2, 3))
-        with beside(config, (heard,)) as running:
+        with background_gateway(config, (heard,)) as running:
             asyncio.run(loop_of(running.gateway.port, 3, [6] * 6))
             assert running.call(running.gateway.drain())
         assert sorted(row.output_tokens for row in running.rows) == [6] * 6
@@ -198,7 +198,7 @@ def test_a_gateway_beside_tells_of_its_requests_and_ends():
 
 def test_an_engine_that_is_not_there_is_said_so():
     config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
-    with pytest.raises(EngineError, match="must be there"), beside(config, engines_s=5.0):
+    with pytest.raises(EngineError, match="must be there"), background_gateway(config, engines_s=5.0):
         pass
 
 
@@ -211,7 +211,7 @@ def test_a_port_that_is_taken_is_said_so():
         config = GatewayConfig(
             engines=(Engine("http://127.0.0.1:9"),), listen=Listen(port=taken.getsockname()[1], admin_port=None)
         )
-        with pytest.raises(InputError, match="must be free"), beside(config):
+        with pytest.raises(InputError, match="must be free"), background_gateway(config):
             pass
 
 

@@ -13,7 +13,7 @@ from lengthwise.cli import main
 from lengthwise.gateway.concurrency_probe import max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.serve import beside
+from lengthwise.gateway.serve import background_gateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -77,7 +77,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
         prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
-    with beside(config, (heard,), engines_s=60.0) as running:
+    with background_gateway(config, (heard,), engines_s=60.0) as running:
         lengths = [10 + 7 * (n % 5) for n in range(90)]
         got = asyncio.run(asked(running.gateway.port, 30, lengths))
         assert running.call(running.gateway.drain())

@@ -19,7 +19,7 @@ from lengthwise.cli.options import JsonFile, Quiet
 from lengthwise.cli.outputs import write_answers
 from lengthwise.cli.tables import console, print_table
 from lengthwise.config import Scenario
-from lengthwise.gateway.replanning import News
+from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.gateway.telemetry import as_dict
 from lengthwise.report.schedule_text import tokens_said
 from lengthwise.schedule import Monitor
@@ -383,7 +383,7 @@ def as_json(simulated: ScheduleRun) -> dict[str, Any]:
     return plain
 
 
-def _report(at_s: float, news: News) -> dict[str, Any]:
+def _report(at_s: float, news: ReplanEvent) -> dict[str, Any]:
     """What came of lengths that moved, without what only programs can use."""
     more = news.more.adaptation if isinstance(news.more, Adapted) else None
     return {

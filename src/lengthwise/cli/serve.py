@@ -17,7 +17,7 @@ import typer
 
 from lengthwise.cli import outputs
 from lengthwise.cli.options import JsonFile, Quiet
-from lengthwise.gateway.notices import asked_notices, engine_notices, is_local, notices
+from lengthwise.gateway.notices import probe_notices, engine_notices, is_local, notices
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.schema.errors import InputError
 
@@ -165,7 +165,7 @@ def show_settings(settings: GatewaySettings) -> None:
     typer.echo(f"# {settings.source}, with all defaults\n{settings.toml}", nl=False)
     minded = notices(settings.config)
     if settings.config.order.mode == "engine-priority":  # what comes of it depends on the engines alone
-        minded += asyncio.run(asked_notices(settings.config))
+        minded += asyncio.run(probe_notices(settings.config))
     for text in minded:
         typer.echo(f"warning: {text}", err=True)
 

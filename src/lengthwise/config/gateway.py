@@ -34,7 +34,7 @@ _Mean = Annotated[NotNan, Field(ge=1, allow_inf_nan=False)]
 
 _HOST, _SERVICE = re.compile(r"[^/\s]+:[^:/\s]+"), re.compile(r"[^/:\s]+/[^/:\s]+:[^/:\s]+")
 _LISTEN, _ORDER, _ADMISSION, _DISPATCH = told.Listen(), told.Order(), told.Admission(), told.Dispatch()
-_FORECASTING, _LIMITS, _CARE, _DISCOVERY = told.Forecasting(), told.Limits(), told.Care(), told.Discovery()
+_FORECASTING, _LIMITS, _CARE, _DISCOVERY = told.Forecasting(), told.Limits(), told.ResilienceConfig(), told.Discovery()
 _ENGINE, _KEY = told.Engine("http://any"), told.Key("any", "")
 
 
@@ -556,7 +556,7 @@ def config_of(file: GatewayFile, folder: Path) -> tuple[told.GatewayConfig | Non
         "listen": maker.listen(file.listen),
     }
     parts["dispatch"] = maker.dispatch(file.dispatch)
-    for name, kind in (("admission", told.Admission), ("limits", told.Limits), ("resilience", told.Care)):
+    for name, kind in (("admission", told.Admission), ("limits", told.Limits), ("resilience", told.ResilienceConfig)):
         with maker.at(name):
             parts[name] = kind(**getattr(file, name).model_dump())
     maker.problems += _names(parts["engines"])

@@ -357,7 +357,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Care:
+class ResilienceConfig:
     """How engines are watched, and what is done when one fails.
 
     Attributes:
@@ -423,7 +423,7 @@ class GatewayConfig:
     prediction: Forecasting = Forecasting()
     keys: tuple[Key, ...] = ()
     limits: Limits = Limits()
-    resilience: Care = Care()
+    resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
 
     def __post_init__(self) -> None:
@@ -448,7 +448,7 @@ def check_ports(config: GatewayConfig) -> None:
         for name, host, mine in _doors(config.listen):
             if port == mine and _same(address.hostname or "", host):
                 raise InputError(
-                    f"the gateway's {name} must be another than its engines'; {engine.shown} is where it "
+                    f"the gateway's {name} must be another than its engines'; {engine.display_url} is where it "
                     f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
                 )
 

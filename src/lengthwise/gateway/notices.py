@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig, Listen
 from lengthwise.gateway.protocols import monotonic
-from lengthwise.gateway.scheduling import UNHELD
+from lengthwise.gateway.scheduling import PASSTHROUGH_MODES
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Worker
@@ -48,7 +48,7 @@ def notices(config: GatewayConfig) -> list[str]:
         found.append(
             "observe keeps no journal: add --journal FILE to look back at a whole day with serve --report FILE"
         )
-    if config.order.mode in UNHELD and (held := _reserved(config)):
+    if config.order.mode in PASSTHROUGH_MODES and (held := _reserved(config)):
         found.append(
             f"mode {config.order.mode} holds nothing back, but in_flight is set for {held}: what comes beyond it waits "
             "here, not in the engine. Leave in_flight out to send all"
@@ -80,7 +80,7 @@ async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
     return found
 
 
-async def asked_notices(config: GatewayConfig) -> list[str]:
+async def probe_notices(config: GatewayConfig) -> list[str]:
     """Warnings about the engines of a configuration, which are asked as at a start; none of them is used."""
     from lengthwise.gateway.fleet import Fleet
 
@@ -102,7 +102,7 @@ def is_local(host: str) -> bool:
 
 def _reserved(config: GatewayConfig) -> str:
     """The engines that are given no more than a set number at once, in words; "" none."""
-    found = [engine.name or engine.shown for engine in config.engines if engine.in_flight is not None]
+    found = [engine.name or engine.display_url for engine in config.engines if engine.in_flight is not None]
     if config.discovery.engine.in_flight is not None:
         found.append("[discovery.engine]")
     return ", ".join(found)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.request import Leading, LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import PromptPrefix, LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 
@@ -118,7 +118,7 @@ class ClientRequest(Protocol):
     tenant: int
     priority: int
     session: str
-    leading: Leading
+    prefix: PromptPrefix
     arrival_s: float
     deadline_s: float
     request_id: str

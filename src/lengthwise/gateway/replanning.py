@@ -27,7 +27,7 @@ Lengths = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
-class News:
+class ReplanEvent:
     """What came of lengths that moved.
 
     Attributes:
@@ -56,7 +56,7 @@ class Follower(Protocol):
     def false_positive_rate(self) -> float:
         """Probability of ever an alarm while lengths do not change."""
 
-    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
+    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
         """One more request, in the order of arrival; news if it makes them due."""
 
 
@@ -65,7 +65,7 @@ Make = Callable[[], Follower]
 
 
 @dataclass(frozen=True)
-class Followed:
+class ReplanningState:
     """How lengths are followed now.
 
     Attributes:
@@ -152,13 +152,13 @@ def framed(what: Any) -> bytes:
 
 def _answer(follower: Follower, lengths: list[Lengths]) -> dict[str, Any]:
     """News by the place of the request that made them due, and the evidence after all."""
-    news: list[News] = []
+    news: list[ReplanEvent] = []
     for prompt_tokens, output_tokens, at_s in lengths:
         try:
             told = follower.observe(prompt_tokens, output_tokens, at_s)
         except Exception as error:  # noqa: BLE001 - what runs goes on
             why = f"planning anew failed, the schedule stays as it is: {type(error).__name__}: {error}"
-            told = News((why,), failed=True)
+            told = ReplanEvent((why,), failed=True)
         if told is not None:
             news.append(told)
     return {"news": news, "evidence": float(follower.evidence)}
@@ -214,7 +214,7 @@ class Process:
         """Ends it, whatever it does."""
         await self._end()
 
-    async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[News], float]:
+    async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[ReplanEvent], float]:
         """News that these made due, and the evidence after them.
 
         Raises:
@@ -319,7 +319,7 @@ class PlanTracker(Listener):
         self._observed, self._evidence, self._false_alarms = 0, 1.0, math.nan
         self._changed = self._left = self._failed = 0
         self._began_s, self.paused = clock(), False
-        self.report: list[tuple[float, News]] = []
+        self.report: list[tuple[float, ReplanEvent]] = []
 
     async def __aenter__(self) -> Self:
         """Begins; who ends until the follower is there is told to it then."""
@@ -339,10 +339,10 @@ class PlanTracker(Listener):
         await self._idle.wait()
 
     @property
-    def state(self) -> Followed:
+    def state(self) -> ReplanningState:
         """How lengths are followed now."""
-        last_s, last = self.report[-1] if self.report else (math.nan, News(()))
-        return Followed(
+        last_s, last = self.report[-1] if self.report else (math.nan, ReplanEvent(()))
+        return ReplanningState(
             up=not self._trouble,
             trouble=self._trouble,
             observed=self._observed,
@@ -395,7 +395,7 @@ class PlanTracker(Listener):
             self._something.clear()
             self._idle.set()
 
-    async def _received(self, news: News) -> None:
+    async def _received(self, news: ReplanEvent) -> None:
         before, phases = self._phases, news.phases
         if phases is not None and phases != before:
             await self._keep(phases)
@@ -416,7 +416,7 @@ class PlanTracker(Listener):
         self._trouble = what or type(error).__name__
         self._failed += 1
         said = f"lengths are followed no more, the schedule stays as it is: {self._trouble}"
-        self.report.append((self._clock(), News((said,), failed=True)))
+        self.report.append((self._clock(), ReplanEvent((said,), failed=True)))
         self._waiting, self._order = [], InOrder()
         self._idle.set()
         _log.error("%s", said)

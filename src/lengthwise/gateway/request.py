@@ -28,7 +28,7 @@ SIZES = _sizes(24)
 
 
 @dataclass(frozen=True, slots=True)
-class Leading:
+class PromptPrefix:
     """A prompt's leading blocks.
 
     Attributes:
@@ -40,10 +40,10 @@ class Leading:
     block_tokens: float = 0.0
 
 
-EMPTY = Leading()
+EMPTY = PromptPrefix()
 
 
-class Prints:
+class PrefixHasher:
     """Makes them, of 64 bits, by BLAKE2b under a secret: a key is of all up to the end of its block.
 
     Keys leave the process nowhere, and without the secret nobody makes two prompts that share one. Two that are equal
@@ -57,19 +57,19 @@ class Prints:
     def __init__(self, secret: bytes | None = None) -> None:
         self._keyed = blake2b(digest_size=8, key=os.urandom(32) if secret is None else secret)
 
-    def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> Leading:
+    def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> PromptPrefix:
         """Of a text with so many tokens; the same text of another tenant, or for another model, is another."""
         if len(text) < BLOCK_LETTERS:
             return EMPTY
         keys = _chained(self._started("text", model, tenant), text, BLOCK_LETTERS)
-        return Leading(keys, tokens * BLOCK_LETTERS / len(text))
+        return PromptPrefix(keys, tokens * BLOCK_LETTERS / len(text))
 
-    def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> Leading:
+    def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> PromptPrefix:
         """Of token ids."""
         if len(ids) < BLOCK_IDS:
             return EMPTY
-        kind, leading = _words(ids[: SIZES[-1] * BLOCK_IDS])
-        return Leading(_chained(self._started(kind, model, tenant), leading, BLOCK_IDS), float(BLOCK_IDS))
+        kind, prefix = _words(ids[: SIZES[-1] * BLOCK_IDS])
+        return PromptPrefix(_chained(self._started(kind, model, tenant), prefix, BLOCK_IDS), float(BLOCK_IDS))
 
     def _started(self, *of: str | int) -> blake2b:
         """A hash that nothing of the prompt has gone into yet."""
@@ -178,11 +178,11 @@ class Request:
     priority: int = 0
     body_bytes: int = 0
     session: str = ""
-    leading: Leading = EMPTY
+    prefix: PromptPrefix = EMPTY
     resumable: bool = False
     length_prediction: LengthPrediction = NO_FORECAST
     deadline_s: float = float("inf")
-    told_tokens: int = 0
+    requested_tokens: int = 0
     choices: int = 1
     at_once: bool = False
     complete: bool = False

@@ -14,7 +14,7 @@ from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, Work
 CUT, GONE = "cut", "worker gone"
 
 
-class Refused(Exception):  # noqa: N818 - what happened, not an error of ours
+class RequestRefusedError(Exception):  # noqa: N818 - what happened, not an error of ours
     """A request is not served.
 
     Attributes:
@@ -26,11 +26,11 @@ class Refused(Exception):  # noqa: N818 - what happened, not an error of ours
         self.rejection = rejection
 
 
-class Over(Exception):  # noqa: N818
+class RequestFinishedError(Exception):  # noqa: N818
     """The request ended while somebody waited for its turn."""
 
 
-class Turn:
+class Ticket:
     """A request that is in: it waits, or is at ``worker``, or is over.
 
     Attributes:
@@ -43,8 +43,8 @@ class Turn:
 
     __slots__ = ("_future", "_hub", "_over", "cut", "on_interrupt", "request", "retained", "worker")
 
-    def __init__(self, hub: Hub, request: Request) -> None:
-        self._hub, self.request, self.worker = hub, request, ""
+    def __init__(self, driver: SchedulerDriver, request: Request) -> None:
+        self._hub, self.request, self.worker = driver, request, ""
         self.cut = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
@@ -76,16 +76,16 @@ class Turn:
         if not self._over and total_generated > self.request.generated_tokens:
             self._hub.progressed(self.request, total_generated)
 
-    def uncuttable(self) -> None:
+    def mark_nonpreemptible(self) -> None:
         """It cannot be cut where it is now; at another worker it may be."""
         if self.retained or self._over:
             return
         self.retained = True
         if self.request.resumable:
             self.cut.clear()
-            self._hub.uncuttable(self.request)
+            self._hub.mark_nonpreemptible(self.request)
 
-    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Turn:
+    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
         """This turn at another worker (or the same), once it has come again.
 
         Args:
@@ -98,16 +98,16 @@ class Turn:
             Over: It was ended meanwhile.
         """
         if self._over:
-            raise Over
+            raise RequestFinishedError
         kept = self.request.generated_tokens if generated is None else generated
         self._hub.returned(self.request, cause, kept, avoid)
         await self.placed()
         return self
 
-    async def full(self, hold_s: float = 0.0) -> Turn:
+    async def full(self, hold_s: float = 0.0) -> Ticket:
         """This turn again, after the engine said that its queue is full, for so long: no failure, nothing was lost."""
         if self._over:
-            raise Over
+            raise RequestFinishedError
         self._hub.full(self.request, self.place, hold_s)
         await self.placed()
         return self
@@ -119,7 +119,7 @@ class Turn:
         self._over = True
         self._hub.left(self.request, outcome, detail)
         if self._future is not None and not self._future.done():
-            self._future.set_exception(Over())
+            self._future.set_exception(RequestFinishedError())
 
     @property
     def place(self) -> str:
@@ -142,13 +142,13 @@ class Turn:
     def expired(self, rejection: Rejection) -> None:
         """It waited in vain."""
         if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(rejection))
+            self._future.set_exception(RequestRefusedError(rejection))
         self.end(Outcome.EXPIRED, rejection.reason)
 
     def stopped(self, rejection: Rejection) -> None:
         """The gateway ends: who waits is told so."""
         if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(rejection))
+            self._future.set_exception(RequestRefusedError(rejection))
         self.end(Outcome.FAILED, "the gateway stopped")
 
     def interrupt(self, cause: str) -> None:
@@ -164,7 +164,7 @@ _LEAST_REST_S = 0.001
 """Between two timed looks: a scheduler that asks for "now" again and again does not spin the loop."""
 
 
-class Hub:
+class SchedulerDriver:
     """Owns the scheduler and is the only one to tell it anything; all on one event loop.
 
     Decisions are asked for once a tick of the loop in which something happened, and when the scheduler
@@ -180,7 +180,7 @@ class Hub:
         self.clock = clock
         self.listeners = Listeners(listeners)
         self._scheduler = scheduler
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, Ticket] = {}
         self._awake = False
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = math.inf
@@ -192,7 +192,7 @@ class Hub:
         """Requests that are in: waiting or at a worker."""
         return len(self._turns)
 
-    async def enter(self, request: Request) -> Turn:
+    async def enter(self, request: Request) -> Ticket:
         """The request's turn, once it has come.
 
         Raises:
@@ -201,11 +201,11 @@ class Hub:
         rejection = _DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
-            raise Refused(rejection)
+            raise RequestRefusedError(rejection)
         self.listeners.on_arrival(request)
-        turn = self._turns[request.id] = Turn(self, request)
-        await turn.placed()
-        return turn
+        ticket = self._turns[request.id] = Ticket(self, request)
+        await ticket.placed()
+        return ticket
 
     def configure(self, config: GatewayConfig) -> None:
         """Another order, admission and dispatch; raises InputError where they cannot be taken, and all stays."""
@@ -215,9 +215,9 @@ class Hub:
     def fleet_changed(self, states: Sequence[WorkerState]) -> None:
         """Tells the scheduler of all workers as they are now; who was at one that is gone comes back."""
         for one in self._scheduler.workers(self.clock(), states):
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.interrupt(GONE)
+            ticket = self._turns.get(one)
+            if ticket is not None:
+                ticket.interrupt(GONE)
         self.wake()
 
     def reforecast(self, request: Request, length_prediction: LengthPrediction) -> None:
@@ -252,8 +252,8 @@ class Hub:
     def close(self) -> None:
         """No more decisions; who still waits is refused (503: the gateway ends), and so is who comes."""
         self._closed = True
-        for turn in list(self._turns.values()):
-            turn.stopped(_DRAINING)
+        for ticket in list(self._turns.values()):
+            ticket.stopped(_DRAINING)
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._deadline_s = None, math.inf
@@ -285,20 +285,20 @@ class Hub:
         for phase in decisions.phases:
             self.listeners.phase(phase)
         for one, rejection in decisions.expire:
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.expired(rejection)
+            ticket = self._turns.get(one)
+            if ticket is not None:
+                ticket.expired(rejection)
         for one in decisions.cut:
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.interrupt(CUT)
+            ticket = self._turns.get(one)
+            if ticket is not None:
+                ticket.interrupt(CUT)
         for one, worker in decisions.assign:
-            turn = self._turns.get(one)
-            if turn is None:
+            ticket = self._turns.get(one)
+            if ticket is None:
                 self._scheduler.left(now_s, one)
                 continue
-            self.listeners.dispatched(turn.request, worker, now_s)
-            turn.assigned(worker)
+            self.listeners.dispatched(ticket.request, worker, now_s)
+            ticket.assigned(worker)
 
     def _sleep_until(self, when_s: float, now_s: float) -> None:
         """A timer that rings before stays: it costs one look more, once, and not two timers a request."""
@@ -326,10 +326,10 @@ class Hub:
         self.listeners.tokens(request, total - before, now_s)
         self._wake_when_due(now_s)
 
-    def uncuttable(self, request: Request) -> None:
+    def mark_nonpreemptible(self, request: Request) -> None:
         """It cannot be cut where it is; what was to have its place looks for another one."""
         now_s = self.clock()
-        self._scheduler.uncuttable(now_s, request.id)
+        self._scheduler.mark_nonpreemptible(now_s, request.id)
         self._wake_when_due(now_s)
 
     def returned(self, request: Request, cause: str, total: int, avoid: str) -> None:

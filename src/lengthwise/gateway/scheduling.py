@@ -9,7 +9,7 @@ from typing import Protocol
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 
-UNHELD = ("observe", "engine-priority", "engine-plugin")
+PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
 """Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
 
 
@@ -161,7 +161,7 @@ class Scheduler(Protocol):
     def offer(self, now_s: float, request: Request) -> Rejection | None: ...  # noqa: D102
     def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None: ...  # noqa: A002, D102
     def progressed(self, now_s: float, id: int, generated_tokens: int) -> None: ...  # noqa: A002, D102
-    def uncuttable(self, now_s: float, id: int) -> None: ...  # noqa: A002, D102
+    def mark_nonpreemptible(self, now_s: float, id: int) -> None: ...  # noqa: A002, D102
     def returned(  # noqa: D102
         self,
         now_s: float,

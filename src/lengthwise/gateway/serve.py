@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lengthwise.gateway.config import GatewayConfig, Phases, check_ports, listening
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import Make
-from lengthwise.gateway.scheduler_driver import Hub
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schema.errors import EngineError, InputError, LengthwiseError, MissingExtraError
 
@@ -122,12 +122,12 @@ class Gateway:
         self.app.draining = True
         try:
             async with asyncio.timeout(self.config.resilience.drain_s):
-                while self.hub.reserved or self.app.in_flight:
-                    await self.hub.emptied()
+                while self.driver.num_requests or self.app.in_flight:
+                    await self.driver.emptied()
                     await asyncio.sleep(_POLL_INTERVAL_S)
         except TimeoutError:
             _gateway_log.warning(
-                "%d requests had not finished after %g s", self.hub.reserved, self.config.resilience.drain_s
+                "%d requests had not finished after %g s", self.driver.num_requests, self.config.resilience.drain_s
             )
             return False
         return True
@@ -137,7 +137,7 @@ class Gateway:
         if not self._finished:
             self._finished = True
             self.app.draining = True
-            self.hub.close()
+            self.driver.close()
             await self._stack.aclose()
 
     async def configure(self, config: GatewayConfig) -> None:
@@ -170,7 +170,7 @@ class Gateway:
         if tls is not None:
             check_certificate(tls)
         await self.fleet.configure(config)
-        self.hub.configure(config)
+        self.driver.configure(config)
         self.telemetry.configure(config)
         self.config = config
         if self._admin is not None:
@@ -183,7 +183,7 @@ class Gateway:
     async def _start(self) -> None:
         from lengthwise.gateway.core import Scheduler
         from lengthwise.gateway.edge import App, Tenants, server
-        from lengthwise.gateway.length_prediction import told_tokens
+        from lengthwise.gateway.length_prediction import requested_tokens
         from lengthwise.gateway.relay import Relay
         from lengthwise.gateway.relay.engine_request import hinted_for
         from lengthwise.gateway.telemetry import Telemetry
@@ -197,24 +197,24 @@ class Gateway:
             admin_door = listening(listen.admin_host, listen.admin_port, "admin port")
             self._stack.callback(admin_door.close)
         self.scheduler = Scheduler(config.order, config.admission, config.dispatch)
-        self.hub = Hub(self.scheduler, self._clock, self._listeners)
+        self.driver = SchedulerDriver(self.scheduler, self._clock, self._listeners)
         tenants = Tenants()
-        telemetry = Telemetry(config, self._clock, statistics=self.hub.statistics, tenants=tenants)
+        telemetry = Telemetry(config, self._clock, statistics=self.driver.statistics, tenants=tenants)
         self.telemetry = await self._stack.enter_async_context(telemetry)
-        self.hub.listeners.add(telemetry)
+        self.driver.listeners.add(telemetry)
         self.forecaster = await self._stack.enter_async_context(
-            self._make_forecaster(config.prediction, self._clock, self.hub.late)
+            self._make_forecaster(config.prediction, self._clock, self.driver.late)
         )
-        self.hub.listeners.add(self.forecaster)
+        self.driver.listeners.add(self.forecaster)
         self.fleet = await self._stack.enter_async_context(
-            self._make_fleet(config, self._clock, self.hub.fleet_changed, busy=self._busy)
+            self._make_fleet(config, self._clock, self.driver.fleet_changed, busy=self._busy)
         )
-        self.hub.listeners.add(self.fleet.listener)
+        self.driver.listeners.add(self.fleet.listener)
         if self._follow is not None:
             await self._start_following(self._follow)
         await self.fleet.stable(_SETTLE_S)
         hinted = hinted_for(config, self.scheduler.engine_priority)
-        self.relay: Relay = Relay(self.hub, self.fleet, self.forecaster, config, hinted=hinted, report=told_tokens)
+        self.relay: Relay = Relay(self.driver, self.fleet, self.forecaster, config, hinted=hinted, report=requested_tokens)
         self._stack.push_async_callback(self.relay.aclose)
         self.app = App(
             config,
@@ -222,7 +222,7 @@ class Gateway:
             models=self.fleet.models,
             ready=self.fleet.ready,
             clock=self._clock,
-            listener=self.hub.listeners,
+            listener=self.driver.listeners,
             tenants=tenants,
         )
         host, port = door.getsockname()[:2]
@@ -242,7 +242,7 @@ class Gateway:
         assert phases is not None, "mode rra has a schedule"
         following = PlanTracker(make, phases, self.keep, self._clock)
         self.tracker = await self._stack.enter_async_context(following)
-        self.hub.listeners.add(following)
+        self.driver.listeners.add(following)
         self.telemetry.metrics.tracker = lambda: following.state
 
     async def _start_admin(self, door: socket.socket) -> None:
@@ -251,7 +251,7 @@ class Gateway:
         from lengthwise.gateway.edge import server
 
         app = self._admin = AdminApp(
-            self.config, self.hub, self.fleet, self.forecaster, self.telemetry, clock=self._clock
+            self.config, self.driver, self.fleet, self.forecaster, self.telemetry, clock=self._clock
         )
         await self._stack.enter_async_context(app)
         host, port = door.getsockname()[:2]
@@ -260,7 +260,7 @@ class Gateway:
 
     def _busy(self, name: str) -> int:
         """Requests in flight at a worker."""
-        return sum(worker.in_flight for worker in self.hub.statistics().workers if worker.name == name)
+        return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
 
     async def _serve(self, server: Any, door: socket.socket) -> None:
         """Runs a uvicorn server until the gateway ends."""
@@ -342,7 +342,7 @@ async def _until_told(
             if started is not None:
                 await started(gateway)
             await first.wait()
-            _log.info("ending: %d requests may finish within %g s", gateway.hub.reserved, config.resilience.drain_s)
+            _log.info("ending: %d requests may finish within %g s", gateway.driver.num_requests, config.resilience.drain_s)
             await _first_of(gateway.drain(), second.wait())
         await asyncio.gather(*reloads)
 
@@ -414,7 +414,7 @@ class BackgroundGateway:
 
 
 @contextmanager
-def beside(
+def background_gateway(
     config: GatewayConfig, listeners: tuple[Listener, ...] = (), *, engines_s: float = 30.0, follow: Make | None = None
 ) -> Iterator[BackgroundGateway]:
     """A gateway that serves until the end of the block, all of its engines up.
@@ -464,7 +464,7 @@ async def _serve(
         now_s = asyncio.get_running_loop().time()
         for worker in gateway.fleet.workers():
             if trouble := worker.trouble(now_s):
-                raise EngineError(f"the engine {worker.engine.shown} must be there and serve a model; it is {trouble}")
+                raise EngineError(f"the engine {worker.engine.display_url} must be there and serve a model; it is {trouble}")
         running = BackgroundGateway(gateway, asyncio.get_running_loop())
         gateway.telemetry.trips.subscribe(running.rows.append)
         ready.set_result((running, over))

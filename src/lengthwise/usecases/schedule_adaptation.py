@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lengthwise import schedule
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
-from lengthwise.gateway.replanning import News
+from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.report.schedule_text import adapted_said
 from lengthwise.schedule.length_drift import left_alone
 from lengthwise.schema.errors import InputError
@@ -209,7 +209,7 @@ class PhaseFollower:
         """Probability of ever an alarm while lengths do not change."""
         return self._adapter.watcher.monitor.false_positive_rate
 
-    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
+    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
         """One more request, in the order of arrival; news if lengths moved, or are known better.
 
         Raises:
@@ -220,7 +220,7 @@ class PhaseFollower:
         if told is None:
             return None
         self._planned = self._now(told)
-        return News(
+        return ReplanEvent(
             message=tuple(adapted_said(told)),
             phases=self._planned.phases,
             schedule=self._planned.row.words,

@@ -18,9 +18,9 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.concurrency_probe import max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed, Make, News, PlanTracker
+from lengthwise.gateway.replanning import ReplanningState, Make, ReplanEvent, PlanTracker
 from lengthwise.gateway.scheduling import Phase
-from lengthwise.gateway.serve import beside
+from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
 from lengthwise.report.schedule_text import tokens_said
 from lengthwise.schema.errors import InputError
@@ -275,7 +275,7 @@ def play_split(
     """
     in_flight = split_in_flight(planned.row)
     concurrency = load.at_once(_filling(planned.row) * len(routers), len(workload))
-    with beside(_split_gateway_config(in_flight, routers, api_key, admin_port)) as gateway:
+    with background_gateway(_split_gateway_config(in_flight, routers, api_key, admin_port)) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
         measured = measure.bench(
@@ -367,8 +367,8 @@ class ScheduleRun:
     measured: Measured
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
-    news: tuple[tuple[float, News], ...] = ()
-    followed: Followed | None = None
+    news: tuple[tuple[float, ReplanEvent], ...] = ()
+    followed: ReplanningState | None = None
     engines: int = 1
 
 
@@ -416,7 +416,7 @@ def run_schedule(
     make = None if follow is None else _followed(scenario, planned, workload, servers, follow, there)
     heard, each = _Phases(), math.ceil(planned.row.decode_batch) + SPARE * planned.row.encode_batch
     concurrency = load.at_once(each * len(engines), len(workload))
-    with beside(_config(planned, engines, api_key, admin_port), (heard,), follow=make) as gateway:
+    with background_gateway(_config(planned, engines, api_key, admin_port), (heard,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
         following, server = gateway.gateway.tracker, Server(gateway.url)
@@ -474,7 +474,7 @@ def _followed(
     return follower_maker(scenario, planned, replace(follow, monitor=watch, max_num_seqs=remote))
 
 
-def _last(planned: PlannedRun, news: Sequence[tuple[float, News]]) -> tuple[PlannedRun, float]:
+def _last(planned: PlannedRun, news: Sequence[tuple[float, ReplanEvent]]) -> tuple[PlannedRun, float]:
     """The schedule that was kept last, and since when."""
     since_s = -math.inf
     for at_s, one in news:

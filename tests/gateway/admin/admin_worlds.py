@@ -38,14 +38,14 @@ class World:
     def __post_init__(self) -> None:
         self.config = GatewayConfig(engines=(Engine("http://e:1"),), order=Order(mode=self.mode))
         self.scheduler = Scheduler(self.config.order, Admission(), Dispatch(start=6, most=6))
-        self.hub = SimpleNamespace(
+        self.driver = SimpleNamespace(
             statistics=lambda: self.scheduler.statistics(self.now_s), position=self.scheduler.position
         )
-        self.telemetry = Telemetry(self.config, lambda: self.now_s, statistics=self.hub.statistics)
+        self.telemetry = Telemetry(self.config, lambda: self.now_s, statistics=self.driver.statistics)
         self.tell_engines()
         self.app = AdminApp(
             self.config,
-            self.hub,
+            self.driver,
             SimpleNamespace(states=lambda: self.states, worker=self.worker),
             SimpleNamespace(state=lambda: {"predictor": "lexical", "where": "in line", "sources": {"predictor": 400}}),
             self.telemetry,

@@ -10,13 +10,13 @@ from admin_worlds import Served, World
 from browser import screen, until
 
 from lengthwise.gateway.config import Dispatch, Order, Phases
-from lengthwise.gateway.replanning import Followed
+from lengthwise.gateway.replanning import ReplanningState
 
 PHASES = Phases(6, 5, decode_batch=34.0, mean_prompt_tokens=300.0, threshold=0.1, max_in_flight=44)
-NOW = Followed(True, "", 812, 3.25, 0.01, "RRA, B_E = 6, N_D = 5", 1, 2, 0, ("outputs moved", "Changed to RRA"), 970.0)
+NOW = ReplanningState(True, "", 812, 3.25, 0.01, "RRA, B_E = 6, N_D = 5", 1, 2, 0, ("outputs moved", "Changed to RRA"), 970.0)
 
 
-def keeps(now: Followed | None) -> World:
+def keeps(now: ReplanningState | None) -> World:
     """A gateway in mode rra at 1,000 s."""
     world = World()
     config = replace(world.config, order=Order("rra", max_wait_s=math.inf), dispatch=Dispatch(phases=PHASES))

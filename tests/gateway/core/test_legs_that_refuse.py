@@ -25,7 +25,7 @@ def two_long_and_a_short_one(**order):
 def test_another_one_is_asked_where_the_first_cannot_be_cut():
     made = two_long_and_a_short_one()
     assert not made.decide(1.5)
-    made.uncuttable(2.0, 1)
+    made.mark_nonpreemptible(2.0, 1)
     assert made.next_s(2.0) == 2.0
     assert made.decide(2.0).cut == (0,)
     made.returned(2.1, 0, 3)
@@ -34,8 +34,8 @@ def test_another_one_is_asked_where_the_first_cannot_be_cut():
 
 def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
     made = two_long_and_a_short_one(max_preemptions=1)
-    made.uncuttable(2.0, 1)
-    made.uncuttable(2.0, 0)
+    made.mark_nonpreemptible(2.0, 1)
+    made.mark_nonpreemptible(2.0, 0)
     assert not made.decide(2.0)
     assert made.statistics(2.0).cuts == 0
     made.progressed(3.0, 1, 60)
@@ -51,16 +51,16 @@ def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
 
 def test_a_cut_in_vain_gives_its_share_of_the_cap_back():
     made = two_long_and_a_short_one(cuts_per_s=1.0)
-    made.uncuttable(1.0, 1)
+    made.mark_nonpreemptible(1.0, 1)
     assert made.decide(1.02).cut == (0,)
 
 
 def test_nothing_happens_to_who_is_not_at_a_worker():
     made = two_long_and_a_short_one()
-    made.uncuttable(1.0, 7)
-    made.uncuttable(1.0, 99)
+    made.mark_nonpreemptible(1.0, 7)
+    made.mark_nonpreemptible(1.0, 99)
     made.returned(1.0, 1, 3)
-    made.uncuttable(1.0, 1)
+    made.mark_nonpreemptible(1.0, 1)
     assert sent(made.decide(1.0)) == [7]
 
 
@@ -80,7 +80,7 @@ class Refusing(Watched):
 
     def tell(self, job):
         self.report.add((job.request.id, job.visit))
-        self.scheduler.uncuttable(self.now_s, job.request.id)
+        self.scheduler.mark_nonpreemptible(self.now_s, job.request.id)
 
     def cut(self, job):
         assert job.worker

@@ -13,15 +13,15 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import Placing, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
 from lengthwise.gateway.core.worker import MOST_BLOCKS, Cached, Price, Worker
-from lengthwise.gateway.request import EMPTY, SIZES, Leading, Prints
+from lengthwise.gateway.request import EMPTY, SIZES, PromptPrefix, PrefixHasher
 from lengthwise.gateway.scheduling import WorkerState
 
-PRINTS = Prints(b"a secret of tests")
+PRINTS = PrefixHasher(b"a secret of tests")
 SYSTEM = "You are a clerk of the archive. Answer in the words of the files. " * 80  # 5,280 letters
 
 
 def begins(text, tokens, *, model="m", **metadata):
-    return {"prompt_tokens": tokens, "leading": PRINTS.of_text(text, tokens, model=model, **metadata)}
+    return {"prompt_tokens": tokens, "prefix": PRINTS.of_text(text, tokens, model=model, **metadata)}
 
 
 def two(**dispatch):
@@ -66,7 +66,7 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     metadata = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
     asked = request(1, **begins(SYSTEM, 1000, **metadata))
     if change == "prefixes":
-        asked.leading = EMPTY
+        asked.prefix = EMPTY
     assert place(made, 0.2, asked) == "a"
     assert asked.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
@@ -119,7 +119,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
         for step in range(40):
             one.price.started(10 * step, prompt_s * 10 * step, cold=True)
         for each in TEXTS[:sent]:
-            one.cached.sent(begins(each, tokens[each])["leading"])
+            one.cached.sent(begins(each, tokens[each])["prefix"])
         worker_pool.append(one)
     sessions.sent(entry, "w1")
     placing = Placing(worker_pool, sessions, affinity, 0.0, {"m": 1})
@@ -128,7 +128,7 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
 
     def cost_s(one):
         speed = placing.speed(one)
-        cached = one.cached.tokens(entry.request.leading)
+        cached = one.cached.tokens(entry.request.prefix)
         if has_session and one.name == "w1":
             cached = entry.request.prompt_tokens
         each_s = one.price.prefill_s()
@@ -150,9 +150,9 @@ def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(report, mo
     cached = Cached(most)
     for system, letters, tail in report:
         text = f"system {system} " * 500 + str(tail) * letters
-        leading = begins(text, len(text) // 4)["leading"]
-        expected = cached.tokens(leading)
-        assert cached.sent(leading, max_tokens) == expected <= len(text) // 4
+        prefix = begins(text, len(text) // 4)["prefix"]
+        expected = cached.tokens(prefix)
+        assert cached.sent(prefix, max_tokens) == expected <= len(text) // 4
         assert len(cached) <= most
         assert cached._tokens == pytest.approx(sum(cached._tokens_of.values()), abs=1e-6)
         assert max_tokens is None or cached._tokens <= max_tokens
@@ -196,14 +196,14 @@ def test_a_hash_says_nothing_without_the_secret():
     text = "a secret text " * 100
     mine = PRINTS.of_text(text, 300, model="m")
     others = [
-        Prints().of_text(text, 300, model="m"),
+        PrefixHasher().of_text(text, 300, model="m"),
         PRINTS.of_text(text, 300, model="m2"),
         PRINTS.of_text(text, 300, model="m", tenant=1),
         PRINTS.of_ids([ord(c) for c in text], model="m"),
     ]
     assert all(not set(mine.keys) & set(other.keys) for other in others)
     assert PRINTS.of_text(text, 300, model="m") == mine
-    assert Leading.__slots__ == ("keys", "block_tokens")
+    assert PromptPrefix.__slots__ == ("keys", "block_tokens")
 
 
 def test_token_ids_are_compared_as_they_are():
@@ -223,7 +223,7 @@ def test_ids_whose_python_hashes_are_alike_are_not_and_each_secret_makes_others_
     alike = [one + 2**61 - 1 for one in ids]
     assert hash(tuple(alike)) == hash(tuple(ids))
     assert not set(PRINTS.of_ids(alike, model="m").keys) & set(mine)
-    assert not set(Prints(b"another secret").of_ids(ids, model="m").keys) & set(mine)
+    assert not set(PrefixHasher(b"another secret").of_ids(ids, model="m").keys) & set(mine)
 
 
 def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():

@@ -204,7 +204,7 @@ def test_memory_holds_the_queue(name, config_of):
     assert held >= config.limits.body_budget_bytes + LEAST_FREE_BYTES
     prompt = b"Tell me a joke about it, " * 40_000
     body = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % prompt
-    factor = asked("chat", body, config.limits, Caller(None, 0), {}, "r", 0.0).held_bytes / len(body)
+    factor = asked("chat", body, config.limits, Caller(None, 0), {}, "r", 0.0).memory_bytes / len(body)
     assert config.admission.max_queued_bytes * factor <= config.limits.body_budget_bytes, "429 of the queue is met"
 
 

@@ -134,7 +134,7 @@ def test_a_long_body_is_looked_into_beside_the_loop_and_its_client_may_leave_mea
         with served.socket() as line:
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(served.app._additional._work_queue.qsize)
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.room.memory_bytes == 0)
         gate.set()
         assert served.submit(chat())[0] == 200
         assert len(script.client_request) == 2, "who left is not asked for"
@@ -148,21 +148,21 @@ def test_requests_share_a_budget_and_give_back_what_they_had():
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: script.client_request)
-            held = script.client_request[0].held_bytes
+            held = script.client_request[0].memory_bytes
             assert 2 * len(body) < held < 2.1 * len(body), "once as it came and once parsed"
             other = HEAD.replace(SECRET.encode(), b"sk-other")
             reading.sendall(other + b"Content-Length: 50000\r\n\r\n{" + b" " * 45_000)
-            until(lambda: served.app.room.held_bytes == held + 45_001)
+            until(lambda: served.app.room.memory_bytes == held + 45_001)
             third = json.dumps(chat(z="x" * 55_000)).encode()
             status, headers, told = served.submit(third, secret="sk-other")
             assert (status, told["error"]["code"], headers["retry-after"]) == (429, "body_share_exceeded", "1")
             assert headers["connection"] == "close"
-            assert served.app.room.held_bytes == held + 45_001
+            assert served.app.room.memory_bytes == held + 45_001
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
-            until(lambda: served.app.room.held_bytes == 45_001)
+            until(lambda: served.app.room.memory_bytes == 45_001)
             assert served.submit(body)[0] == 200
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.room.memory_bytes == 0)
         assert not served.app.room.held_by
 
 
@@ -174,7 +174,7 @@ def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too()
                 line = lines.enter_context(served.socket())
                 head = HEAD.replace(SECRET.encode(), b"sk-%d" % k)
                 line.sendall(head + b"Content-Length: 49000\r\n\r\n{" + b" " * 47_000)
-            until(lambda: served.app.room.held_bytes == 4 * 47_001)
+            until(lambda: served.app.room.memory_bytes == 4 * 47_001)
             body = json.dumps(chat(z="x" * 14_000)).encode()
             status, headers, told = served.submit(body, secret="sk-4")
             assert (status, told["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
@@ -184,7 +184,7 @@ def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too()
             small = json.dumps(chat(z="x" * 9_000)).encode()
             assert served.submit(small, secret="sk-5")[0] == 503, "it came, but what it holds does not fit"
             assert served.submit(chat(), secret="sk-5")[0] == 200, "a small one fits"
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.room.memory_bytes == 0)
 
 
 def test_without_keys_an_address_has_a_quarter_and_a_request_alone_fits_always():
@@ -194,11 +194,11 @@ def test_without_keys_an_address_has_a_quarter_and_a_request_alone_fits_always()
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: script.client_request)
-            assert served.app.room.held_bytes > 80_000
+            assert served.app.room.memory_bytes > 80_000
             assert served.submit(chat(), secret=None)[2]["error"]["code"] == "body_share_exceeded"
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.room.memory_bytes == 0)
         assert served.submit(chat(), secret=None)[0] == 200
 
 
@@ -209,9 +209,9 @@ def test_a_request_holds_its_room_until_its_answer_has_ended():
             body = json.dumps(chat(stream=True)).encode()
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: answer.sent > 2)
-            assert served.app.room.held_bytes == script.client_request[0].held_bytes > len(body)
+            assert served.app.room.memory_bytes == script.client_request[0].memory_bytes > len(body)
             assert served.app.in_flight == 1
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.room.memory_bytes == 0)
 
 
 def long_prompt(text):
@@ -247,8 +247,8 @@ def test_what_a_request_holds_is_never_more_than_is_counted_and_not_much_less(ap
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert held <= request.held_bytes + 2048, "the record of a request is no part of it"
-    assert request.held_bytes <= most * held
+    assert held <= request.memory_bytes + 2048, "the record of a request is no part of it"
+    assert request.memory_bytes <= most * held
 
 
 def test_a_budget_holds_at_least_one_body():
@@ -312,7 +312,7 @@ def test_nothing_is_held_of_clients_that_vanish_are_refused_or_too_late():
             list(crowd.map(lambda seed: one_of_many(served, random.Random(seed)), dice.sample(range(9999), 150)))
         (caller,) = served.app._keys.callers.values()
         until(lambda: not served.app.in_flight and not served._server.server_state.connections)
-        assert (served.app.room.held_bytes, caller.open) == (0, 0)
+        assert (served.app.room.memory_bytes, caller.open) == (0, 0)
         script.answers.clear()  # what was planned for those who came too late
         assert served.submit(chat())[0] == 200
 
@@ -353,5 +353,5 @@ def test_who_leaves_while_waiting_is_seen_to_leave_however_long_the_body_was(siz
             until(lambda: script.client_request)
         until(lambda: script.waiting_cancelled == 1)
         until(lambda: not served.app.in_flight)
-        assert served.app.room.held_bytes == 0
+        assert served.app.room.memory_bytes == 0
         assert served.submit(chat())[0] == 200

@@ -78,7 +78,7 @@ def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extr
         until(lambda: [answer.closed for answer in script.report] == [1, 1, 1])
         until(lambda: not served._server.server_state.connections)
         until(lambda: sys.getrefcount(piece) == held)
-        assert (served.app.in_flight, served.app.room.held_bytes) == (0, 0)
+        assert (served.app.in_flight, served.app.room.memory_bytes) == (0, 0)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()

@@ -65,7 +65,7 @@ def test_all_keys_are_compared_whichever_is_right(clock, monkeypatch):
 
 def test_without_keys_everybody_may_ask(clock):
     caller = Keys(config(), clock).caller(None, "")
-    assert (caller.key, caller.tenant, caller.may_see("any"), caller.take(0.0)) == (None, 0, True, [])
+    assert (caller.key, caller.tenant, caller.can_access("any"), caller.take(0.0)) == (None, 0, True, [])
 
 
 def test_guessing_is_stopped_and_forgiven_after_a_minute(clock):

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from lengthwise.gateway.config import Care, Engine, GatewayConfig, Listen
+from lengthwise.gateway.config import ResilienceConfig, Engine, GatewayConfig, Listen
 from lengthwise.gateway.serve import Gateway
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
@@ -21,9 +21,9 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 def held(gateway: Gateway) -> dict[str, float]:
     """Numbers that are as before once nobody is in."""
     gc.collect()
-    now, hub, loop = gateway.hub.statistics(), gateway.hub, asyncio.get_running_loop()
+    now, driver, loop = gateway.driver.statistics(), gateway.driver, asyncio.get_running_loop()
     return {
-        "turns": hub.reserved,
+        "turns": driver.num_requests,
         "trips": len(gateway.telemetry.trips),
         "waiting": now.waiting,
         "waiting_bytes": now.waiting_bytes,
@@ -39,7 +39,7 @@ def held(gateway: Gateway) -> dict[str, float]:
 
 async def main(url: str) -> None:
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=8),), listen=Listen(port=0, admin_port=0), resilience=Care(health_every_s=1.0)
+        engines=(Engine(url, in_flight=8),), listen=Listen(port=0, admin_port=0), resilience=ResilienceConfig(health_every_s=1.0)
     )
     loop = asyncio.get_running_loop()
     async with Gateway(config) as gateway:

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
 
-CARE = Care(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
+CARE = ResilienceConfig(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
 _SERVE = """
 import json, sys
 told = json.loads(sys.argv[1])

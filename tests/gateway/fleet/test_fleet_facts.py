@@ -7,7 +7,7 @@ from fleet_world import CARE, config_of, engines, fleet_of, run, until
 
 from lengthwise.gateway.config import Engine, Order
 from lengthwise.gateway.fleet.engine_probe import LARGER, SMALLER, find_facts
-from lengthwise.gateway.notices import asked_notices
+from lengthwise.gateway.notices import probe_notices
 from lengthwise.testing.engine_server import EngineSpec, Fault, Limits
 
 SMALL = Limits(max_num_seqs=4, block_size=16, num_blocks=1024)
@@ -106,7 +106,7 @@ def test_what_is_minded_about_engines_is_known_before_the_start():
     async def work():
         async with engines(EngineSpec()) as (server,):
             entries = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
-            told = await asked_notices(config_of(*entries, order=PRIORITY))
+            told = await probe_notices(config_of(*entries, order=PRIORITY))
             assert len(told) == 2
             assert told[0].startswith("refuses takes no priorities")
             assert told[1].startswith("nobody could not be asked")
@@ -119,7 +119,7 @@ def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
     async def work():
         async with engines(EngineSpec(kind=kind)) as (server,):
             entries = Engine(server.url, generation_defaults="none")
-            told = await asked_notices(config_of(entries, order=Order(mode="windowed")))
+            told = await probe_notices(config_of(entries, order=Order(mode="windowed")))
             assert ["nothing is cut there" in text for text in told] == [True] * (kind != "vllm")
 
     run(work)

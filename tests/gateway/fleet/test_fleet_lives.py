@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Heard, config_of, engines, fleet_of, run, until
 
-from lengthwise.gateway.config import Care, Discovery, Dispatch, Engine, GatewayConfig
+from lengthwise.gateway.config import ResilienceConfig, Discovery, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
@@ -177,7 +177,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
 
 def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
     async def work():
-        resilience = Care(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
+        resilience = ResilienceConfig(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
         async with (
             Report() as server,
             fleet_of(config_of(named(server, probe=False), resilience=resilience)) as (fleet, heard),
@@ -233,7 +233,7 @@ def test_failures_open_the_circuit_and_one_trial_closes_it(monkeypatch):
 
 def test_a_connection_that_fails_is_looked_into_at_once():
     async def work():
-        slow = Care(health_every_s=30.0, connect_s=1.0)
+        slow = ResilienceConfig(health_every_s=30.0, connect_s=1.0)
         async with engines(SPEC) as (server,), fleet_of(config_of(named(server), resilience=slow)) as (fleet, heard):
             assert heard.ups() == 1
             await server.die()
@@ -245,7 +245,7 @@ def test_a_connection_that_fails_is_looked_into_at_once():
 
 def test_who_fails_far_more_than_its_peers_is_left_out_and_comes_back():
     async def work():
-        resilience = Care(health_every_s=0.15, failures=1000, open_s=0.3)
+        resilience = ResilienceConfig(health_every_s=0.15, failures=1000, open_s=0.3)
         async with engines(SPEC, SPEC) as (one, two):
             config = config_of(named(one, "good"), named(two, "bad"), resilience=resilience)
             async with fleet_of(config) as (fleet, heard):

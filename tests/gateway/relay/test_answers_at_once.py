@@ -37,7 +37,7 @@ def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
     async def work() -> None:
         compared: list[str] = []
         async with world([Scripted()], capabilities=BARE) as w:
-            w.hub.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
+            w.driver.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
             for body in (WHOLE, STREAM, WHOLE, STREAM, WHOLE):
                 await w.submit(body)
             told = [number for what, number in w.ledger.events if what == "first_token"]

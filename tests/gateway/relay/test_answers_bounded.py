@@ -11,7 +11,7 @@ from relay_world import IDS, FixedWorker, asked, run, world
 from scripted_engine import Fault as ScriptedFault
 from scripted_engine import Scripted
 
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.relay.request_session import kept_tokens
@@ -20,7 +20,7 @@ from lengthwise.gateway.relay.sse import Wants
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
-CARE = Care(health_every_s=0.3, answer_bytes=200_000)
+CARE = ResilienceConfig(health_every_s=0.3, answer_bytes=200_000)
 HELD = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
 
 
@@ -145,7 +145,7 @@ async def telling(answer):
 
 async def kept_by(url):
     """Tokens kept of a chunk with two, where the engine at an address alone knows of the last one's text."""
-    session = open_session(Engine(url), Care())
+    session = open_session(Engine(url), ResilienceConfig())
     state = Tracked(Wants("completions", stream=True, usage=False, usage_each=False, ids=True))
     state.feed(event("ab", [5, 6]))
     try:

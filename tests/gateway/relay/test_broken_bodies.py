@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
@@ -20,7 +20,7 @@ async def troubles() -> dict[str, str]:
         config = GatewayConfig(
             engines=(Engine(one.url, name="broken", probe=False), Engine(other.url, name="other", probe=False)),
             order=Order("fcfs"),
-            resilience=Care(failures=3, open_s=60.0),
+            resilience=ResilienceConfig(failures=3, open_s=60.0),
             prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )

@@ -10,7 +10,7 @@ from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
-from lengthwise.gateway.config import Care
+from lengthwise.gateway.config import ResilienceConfig
 from lengthwise.gateway.relay.responses import Assembled, Tracked
 from lengthwise.gateway.relay.sse import Wants
 from lengthwise.gateway.request import Outcome
@@ -188,7 +188,7 @@ def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
 def test_the_stream_goes_on_from_another_engine_and_the_first_is_to_blame(after, at_once):
     async def work() -> None:
         engines = [Scripted(plan=[Fault("garbage", after)]), Scripted()]
-        async with world(engines, resilience=Care(), takes=(lambda: True) if at_once else None) as w:
+        async with world(engines, resilience=ResilienceConfig(), takes=(lambda: True) if at_once else None) as w:
             reply = await w.submit(BODY)
             assert b"not json" not in reply.body
             assert reply.text == answer(encode("p 60"), 60)[1]

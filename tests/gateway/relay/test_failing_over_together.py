@@ -10,7 +10,7 @@ import pytest
 from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
-from lengthwise.gateway.config import Care
+from lengthwise.gateway.config import ResilienceConfig
 from lengthwise.gateway.relay.failures import CALLERS, OF_ONE, STALLED, Budget, Trouble
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduling import WorkerState
@@ -32,10 +32,10 @@ def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
     async def work() -> None:
         dying, other = engines = [Scripted(step_s=0.02), Scripted()]
         async with world(engines, cap=STREAMS) as w:
-            w.hub.fleet_changed(states("w0"))
+            w.driver.fleet_changed(states("w0"))
             tasks = [asyncio.ensure_future(w.submit({**BODY, "stream": stream})) for _ in range(STREAMS)]
             await until(lambda: len([one for one in dying.seen if one.sent > 3]) == STREAMS)
-            w.hub.fleet_changed(states("w0", "w1"))
+            w.driver.fleet_changed(states("w0", "w1"))
             await dying.kill()
             replies = await asyncio.gather(*tasks)
             assert {text_of(reply) for reply in replies} == {answer(encode("p 40"), 40)[1]}
@@ -125,7 +125,7 @@ def test_of_callers_without_number_few_are_remembered():
 def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():
     async def work() -> None:
         engines = [Scripted([Fault("500")] * 500) for _ in range(2)]
-        async with world(engines, resilience=Care(retry_share=0.1)) as w:
+        async with world(engines, resilience=ResilienceConfig(retry_share=0.1)) as w:
             failed = [await w.submit(BODY, tenant=7) for _ in range(40)]
             assert {reply.status for reply in failed} == {502}
             assert w.relay.budget.used <= OF_ONE + 0.1 * 40

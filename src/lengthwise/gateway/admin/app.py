@@ -13,7 +13,7 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
 
-from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, Hub, Recent, State
+from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, SchedulerDriver, Recent, State
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
@@ -99,7 +99,7 @@ class AdminApp:
     def __init__(
         self,
         config: GatewayConfig,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster | None,
         telemetry: Telemetry,
@@ -112,8 +112,8 @@ class AdminApp:
             record = Record()
             telemetry.trips.subscribe(record.over)
             monitor = self._own_watch = Monitor(record, config.order)
-        self.recent = Recent(telemetry, clock, hub.statistics)
-        self.state = State(config, hub, fleet, forecaster, telemetry, self.recent, monitor, clock)
+        self.recent = Recent(telemetry, clock, driver.statistics)
+        self.state = State(config, driver, fleet, forecaster, telemetry, self.recent, monitor, clock)
         self._own = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
         self._clock = clock

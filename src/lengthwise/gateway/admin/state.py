@@ -269,7 +269,7 @@ MOST_RANKED = 400
 """So many of those who wait are asked for their places; of longer queues those who came first."""
 
 
-class Hub(Protocol):
+class SchedulerDriver(Protocol):
     """What is asked of ``gateway.hub.Hub``."""
 
     def statistics(self) -> Statistics: ...  # noqa: D102
@@ -306,7 +306,7 @@ class State:
     def __init__(
         self,
         config: GatewayConfig,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster | None,
         telemetry: Telemetry,
@@ -315,7 +315,7 @@ class State:
         clock: Clock,
     ) -> None:
         self.config = config
-        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
+        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
         self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
         self._policies = Policies(clock, WINDOW_S)
         self._began_s = clock()

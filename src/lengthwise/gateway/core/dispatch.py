@@ -116,7 +116,7 @@ class Placing:
     def _nearest(self, entry: Entry, fitting: list[Worker], best: Worker) -> Worker:
         """The one whose cache saves more than its longer backlog takes; the one with the least where none does."""
         own = self._sessions.of(entry)
-        if not self._affinity or not (own or entry.request.leading.keys):
+        if not self._affinity or not (own or entry.request.prefix.keys):
             return best
         near, least = best, (self._done_s(best, entry) - self._saved_s(best, entry, own), -1, "")
         for one in fitting:
@@ -129,7 +129,7 @@ class Placing:
     def _saved_s(self, worker: Worker, entry: Entry, own: str) -> float:
         """Seconds of the prompt that it need not compute: what its cache has, or the session's (or its own) share."""
         q = entry.request
-        tokens = q.prompt_tokens if worker.name == own else worker.cached.tokens(q.leading)
+        tokens = q.prompt_tokens if worker.name == own else worker.cached.tokens(q.prefix)
         return self._affinity * tokens * worker.prefill_s(self.speed(worker)) if tokens else 0.0
 
     def _takes(self, worker: Worker, entry: Entry, only: str, together: int) -> bool:

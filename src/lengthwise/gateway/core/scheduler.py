@@ -12,7 +12,7 @@ from lengthwise.gateway.core.queue import Alarms, Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, Ranker, Service, State
 from lengthwise.gateway.core.worker_pool import Crew, tokens_by_model
 from lengthwise.gateway.request import LengthPrediction, Rejection, Request
-from lengthwise.gateway.scheduling import UNHELD, Decisions, Statistics, WorkerState
+from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
 
@@ -174,7 +174,7 @@ class Scheduler:
         fair = order.fairness == "vtc"
         self._queue = Queue(self._ranker, self._service, max_wait_s=order.max_wait_s, fair=fair)
         self._cutting = Cutting(order, self._ranker, self._service)
-        self._crew = Crew(dispatch, unheld=observe or order.mode in UNHELD, phased=order.mode == "rra")
+        self._crew = Crew(dispatch, unheld=observe or order.mode in PASSTHROUGH_MODES, phased=order.mode == "rra")
         self._bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self._dispatch = Sending(self._queue, self._service, self._crew, self._cutting, dispatch.affinity)
@@ -260,7 +260,7 @@ class Scheduler:
         """Who runs and who waits is compared as soon as it may be; till then there is nothing to decide."""
         self._wake_s = min(self._wake_s, self._cutting.next_s(now_s))
 
-    def uncuttable(self, now_s: float, id: int) -> None:  # noqa: A002
+    def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002
         """It cannot be cut where it is: a cut that was asked for is dropped, and none asked for there again."""
         del now_s
         entry = self._entries.get(id)

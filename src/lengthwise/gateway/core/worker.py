@@ -11,7 +11,7 @@ from dataclasses import replace
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import Phasing
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
-from lengthwise.gateway.request import SIZES, Leading, LengthPrediction
+from lengthwise.gateway.request import SIZES, PromptPrefix, LengthPrediction
 from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75
@@ -122,25 +122,25 @@ class Cached:
     def __len__(self) -> int:
         return len(self._tokens_of)
 
-    def tokens(self, leading: Leading) -> float:
+    def tokens(self, prefix: PromptPrefix) -> float:
         """Leading tokens of a prompt that are probably there."""
-        depth = self._depth(leading)
-        return SIZES[depth - 1] * leading.block_tokens if depth else 0.0
+        depth = self._depth(prefix)
+        return SIZES[depth - 1] * prefix.block_tokens if depth else 0.0
 
-    def sent(self, leading: Leading, max_tokens: float | None = None) -> float:
+    def sent(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
         """It is computed there; returns the tokens of it that were there before.
 
         Args:
             leading: How the prompt begins.
             max_tokens: What the engine's cache holds; None unknown.
         """
-        before, known = self.tokens(leading), self._tokens_of
-        for depth in range(len(leading.keys) - 1, -1, -1):  # what is shared most is forgotten last
-            key = leading.keys[depth]
+        before, known = self.tokens(prefix), self._tokens_of
+        for depth in range(len(prefix.keys) - 1, -1, -1):  # what is shared most is forgotten last
+            key = prefix.keys[depth]
             if key in known:
                 known.move_to_end(key)
             else:
-                known[key] = tokens = _GROWTH[depth] * leading.block_tokens
+                known[key] = tokens = _GROWTH[depth] * prefix.block_tokens
                 self._tokens += tokens
         while known and (len(known) > self.most or (max_tokens is not None and self._tokens > max_tokens)):
             self._tokens -= known.popitem(last=False)[1]
@@ -148,9 +148,9 @@ class Cached:
             self._tokens = 0.0
         return before
 
-    def _depth(self, leading: Leading) -> int:
+    def _depth(self, prefix: PromptPrefix) -> int:
         known, depth = self._tokens_of, 0
-        for key in leading.keys:
+        for key in prefix.keys:
             if key not in known:
                 break
             depth += 1
@@ -422,7 +422,7 @@ class Worker:
         entry.state, entry.worker, entry.request.worker = State.RUNNING, self.name, self.name
         entry.received_s = math.nan
         q = entry.request
-        q.cached_tokens = min(int(self.cached.sent(q.leading, self.state.kv_tokens)), q.prompt_tokens)
+        q.cached_tokens = min(int(self.cached.sent(q.prefix, self.state.kv_tokens)), q.prompt_tokens)
         self.active[entry.request.id] = entry
         self._add(entry, 1)
         self._cap.used(self._taken)

@@ -284,8 +284,8 @@ async def _shown(
 
 def _poll(sides: Sequence[Side], gateways: Sequence[Gateway]) -> None:
     for side, gateway in zip(sides, gateways, strict=True):
-        now = gateway.hub.statistics()
-        side.waiting, side.running, side.cuts = now.waiting, now.running, now.cuts
+        now = gateway.driver.statistics()
+        side.waiting, side.running, side.cuts = now.waiting, now.running, now.preemptions
 
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from lengthwise.gateway.edge.exchange import (
 )
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Prints, Rejection
+from lengthwise.gateway.request import PrefixHasher, Rejection
 
 _MODELS = b"/v1/models/"
 
@@ -136,7 +136,7 @@ class App:
         self._tenants = Tenants() if tenants is None else tenants
         self.draining, self.in_flight = False, 0
         self.room = Room(config.limits.body_budget_bytes)
-        self._prints = Prints()
+        self._prints = PrefixHasher()
         self._additional = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
 
@@ -244,7 +244,7 @@ class App:
                 request = await self._client_request(api, body, caller, headers, name)
                 request.address = address
                 del body  # the request has it, and lets it go
-                part.reserve(request.held_bytes)
+                part.reserve(request.memory_bytes)
                 self._check_model(request.model, caller)
                 await self._on_response(talk, request, part)
         finally:
@@ -254,9 +254,9 @@ class App:
         self, api: str, body: bytes, caller: Caller, headers: dict[bytes, bytes], name: str
     ) -> ClientRequest:
         """What a body asks for; raises a Fault where it cannot be used."""
-        prints = None if self._prefixes == "none" else self._prints
+        prefix_hasher = None if self._prefixes == "none" else self._prints
         of_tenant = self._prefixes == "tenant"
-        told = (api, body, self._limits, caller, headers, name, self._clock(), prints, of_tenant)
+        told = (api, body, self._limits, caller, headers, name, self._clock(), prefix_hasher, of_tenant)
         if len(body) <= _LONG_BYTES:
             return asked(*told)
         return await asyncio.get_running_loop().run_in_executor(self._additional, asked, *told)
@@ -264,7 +264,7 @@ class App:
     async def _on_response(self, talk: Talk, request: ClientRequest, part: Part) -> None:
         talk.handed_on = True
         answer = await self._exchange(request)
-        part.release(request.held_bytes)
+        part.release(request.memory_bytes)
         try:
             await talk.answer(answer)
         finally:
@@ -272,7 +272,7 @@ class App:
 
     def _check_model(self, model: str, caller: Caller) -> None:
         known = self._models()
-        if not caller.may_see(model) or (known and model not in known):
+        if not caller.can_access(model) or (known and model not in known):
             raise no_model(model)
 
     async def _report(self, talk: Talk, where: Route) -> None:
@@ -289,7 +289,7 @@ class App:
 
     async def _entries(self, talk: Talk, where: Route, caller: Caller) -> None:
         """The models that a caller may see, or one of them."""
-        seen = [model for model in self._models() if caller.may_see(model)]
+        seen = [model for model in self._models() if caller.can_access(model)]
         if where.name == "models":
             entries: object = {"object": "list", "data": [_model(model) for model in seen]}
         elif where.model in seen:

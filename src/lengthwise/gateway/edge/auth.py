@@ -142,7 +142,7 @@ class Caller:
         """It is over, however it ended."""
         self.open -= 1
 
-    def may_see(self, model: str) -> bool:
+    def can_access(self, model: str) -> bool:
         """Whether it may ask for a model."""
         return not self.models or model in self.models
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, bad, shown
-from lengthwise.gateway.request import EMPTY, Leading, Prints
+from lengthwise.gateway.request import EMPTY, PromptPrefix, PrefixHasher
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -65,8 +65,8 @@ class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
     deadline_s: float
     request_id: str
     headers: list[tuple[str, str]]
-    held_bytes: int = 0
-    leading: Leading = EMPTY
+    memory_bytes: int = 0
+    prefix: PromptPrefix = EMPTY
     parsed: dict[str, Any] | None = None
     address: str = ""
 
@@ -86,10 +86,10 @@ class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
         self.body, self.parsed = b"", None
         if text:
             self.text = ""
-        self.held_bytes = others_bytes + sys.getsizeof(self.text)
+        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
 
 
-class Outlet(Protocol):
+class ChunkWriter(Protocol):
     """Where pieces can go at once: a client's connection."""
 
     def takes(self) -> bool:
@@ -116,7 +116,7 @@ class Answer(Protocol):
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
-    def pass_to(self, outlet: Outlet) -> None:
+    def attach_writer(self, writer: ChunkWriter) -> None:
         """Further pieces may go there as they come, past who iterates; what it does not take is iterated over."""
         ...
 
@@ -401,16 +401,16 @@ def prompt_of(body: Completion) -> tuple[str, int]:
     return "", sum([len(prompt) for prompt in body.prompt if isinstance(prompt, list)])
 
 
-def leading_of(prints: Prints, body: Chat | Completion, text: str, tokens: int, tenant: int) -> Leading:
+def leading_of(prefix_hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
     """How the prompt begins; of several in one body nothing is said."""
     if isinstance(body, Chat) or isinstance(body.prompt, str):
-        return prints.of_text(text, tokens, model=body.model, tenant=tenant)
+        return prefix_hasher.of_text(text, tokens, model=body.model, tenant=tenant)
     only: object = body.prompt if isinstance(body.prompt[0], int) else body.prompt[0]
     if only is not body.prompt and len(body.prompt) > 1:
         return EMPTY
     if isinstance(only, list):
-        return prints.of_ids(only, model=body.model, tenant=tenant)
-    return prints.of_text(text, tokens, model=body.model, tenant=tenant)
+        return prefix_hasher.of_ids(only, model=body.model, tenant=tenant)
+    return prefix_hasher.of_text(text, tokens, model=body.model, tenant=tenant)
 
 
 def tokens_of(text: str) -> int:
@@ -592,7 +592,7 @@ _OUT_OF_RANGE = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF
 """What a letter beyond U+FFFF begins with, escaped or in UTF-8."""
 
 
-def held_bytes(body: bytes, text: str) -> int:
+def memory_bytes(body: bytes, text: str) -> int:
     """About what is held: the body, its prompt as text, and all of its fields parsed; rather too much than too little.
 
     A text with one letter beyond U+FFFF takes four bytes for each of its letters, with one beyond U+00FF two.
@@ -631,7 +631,7 @@ def asked(
     headers: dict[bytes, bytes],
     request_id: str,
     now_s: float,
-    prints: Prints | None = None,
+    prefix_hasher: PrefixHasher | None = None,
     of_tenant: bool = True,
 ) -> ClientRequest:
     """What is asked for; raises a Fault where the body cannot be used or asks for too much.
@@ -659,9 +659,9 @@ def asked(
         longest, n = check_completion(prompt, limits)
         text, tokens = prompt_of(prompt)
     check_once(body)
-    leading = EMPTY
-    if prints is not None:
-        leading = leading_of(prints, read, text, tokens, caller.tenant if of_tenant else 0)
+    prefix = EMPTY
+    if prefix_hasher is not None:
+        prefix = leading_of(prefix_hasher, read, text, tokens, caller.tenant if of_tenant else 0)
     return ClientRequest(
         api=api,
         body=body,
@@ -679,8 +679,8 @@ def asked(
         deadline_s=now_s + client_timeout_s(headers),
         request_id=request_id,
         headers=forwarded_headers(headers, request_id),
-        held_bytes=held_bytes(body, text),
-        leading=leading,
+        memory_bytes=memory_bytes(body, text),
+        prefix=prefix,
     )
 
 

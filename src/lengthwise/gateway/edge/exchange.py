@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lengthwise.gateway.edge.client_request import Answer, Outlet
+from lengthwise.gateway.edge.client_request import Answer, ChunkWriter
 from lengthwise.gateway.edge.errors import Fault
 
 _AGAIN_S = 1.0
@@ -28,10 +28,10 @@ class Room:
         held_by: The same by holder.
     """
 
-    __slots__ = ("held_by", "held_bytes", "max_bytes")
+    __slots__ = ("held_by", "memory_bytes", "max_bytes")
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.held_bytes = max_bytes, 0
+        self.max_bytes, self.memory_bytes = max_bytes, 0
         self.held_by: Counter[Hashable] = Counter()
 
 
@@ -57,7 +57,7 @@ class Part:
     ) -> None:
         """Gives all back."""
         room = self._room
-        room.held_bytes -= self._held_bytes
+        room.memory_bytes -= self._held_bytes
         room.held_by[self._holder] -= self._held_bytes
         if not room.held_by[self._holder]:
             del room.held_by[self._holder]
@@ -74,7 +74,7 @@ class Part:
         if others and others + self._held_bytes + size_bytes > room.max_bytes // SHARES:
             message = "Your requests under way hold as many bytes as one client may; send the request again."
             raise Fault(429, "bodies", message, code="body_share_exceeded", headers=_CLOSE_HEADERS)
-        if room.held_bytes > self._held_bytes and room.held_bytes + size_bytes > room.max_bytes:
+        if room.memory_bytes > self._held_bytes and room.memory_bytes + size_bytes > room.max_bytes:
             message = "The gateway holds as many bodies as it may; send the request again."
             raise Fault(503, "bodies", message, code="overloaded", headers=_CLOSE_HEADERS, retry_after_s=_AGAIN_S)
 
@@ -82,14 +82,14 @@ class Part:
         """So much more is held; raises a Fault if it does not fit."""
         self.require(size_bytes)
         self._held_bytes += size_bytes
-        self._room.held_bytes += size_bytes
+        self._room.memory_bytes += size_bytes
         self._room.held_by[self._holder] += size_bytes
 
     def release(self, size_bytes: int) -> None:
         """No more than so much is held from now on."""
         less = max(0, self._held_bytes - size_bytes)
         self._held_bytes -= less
-        self._room.held_bytes -= less
+        self._room.memory_bytes -= less
         self._room.held_by[self._holder] -= less
 
     def reserve(self, size_bytes: int) -> None:
@@ -115,7 +115,7 @@ class ClientGoneError(Exception):
     """Nobody is there to be answered."""
 
 
-class Connection(Outlet, Protocol):
+class Connection(ChunkWriter, Protocol):
     """What our own server offers beyond ASGI; who sends or takes nothing in time is refused or dropped by itself."""
 
     on_gone: Callable[[], None] | None
@@ -236,7 +236,7 @@ class Talk:
                 self._dispatch = False
                 self._sent += 1
                 if wire is not None and self._sent == 1:
-                    answer.pass_to(wire)
+                    answer.attach_writer(wire)
         except Exception:
             await self.abort()
             raise

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.gateway.config import Care, Dispatch, Engine
+from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine
 from lengthwise.gateway.fleet.engine_probe import (
     MAX_BYTES,
     EngineMetadata,
@@ -56,7 +56,7 @@ class Worker:
         was: How it was called before another one took its name; "" never otherwise.
     """
 
-    def __init__(self, engine: Engine, resilience: Care, dispatch: Dispatch, *, epoch: int = 0) -> None:
+    def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
         self.engine, self.url, self.name = engine, Server(engine.url).root, name_of(engine)
         self.session: Any = open_session(engine, resilience)
         self.metadata, self.client_request, self.obstacle = EngineMetadata(), False, ""
@@ -129,8 +129,8 @@ class Worker:
             tokens_per_s=self.tokens_per_s if self._fresh(now_s) else None,
             signals=self._signals(now_s),
             epoch=self.epoch,
-            was=self.was,
-            place=self.url,
+            renamed_from=self.was,
+            address=self.url,
         )
 
     def next_s(self, now_s: float) -> float:
@@ -240,7 +240,7 @@ class Monitor:
     def __init__(
         self,
         worker: Worker,
-        resilience: Care,
+        resilience: ResilienceConfig,
         adapt_every_s: float,
         clock: Clock,
         changed: Callable[[bool], None],
@@ -262,7 +262,7 @@ class Monitor:
             group.create_task(self._look_after())
             group.create_task(self._scrape())
 
-    def configure(self, resilience: Care, adapt_every_s: float) -> None:
+    def configure(self, resilience: ResilienceConfig, adapt_every_s: float) -> None:
         """From now on so often and so long."""
         self._care, self._every_s = resilience, adapt_every_s
 

@@ -102,8 +102,8 @@ class Forecaster(Listener):
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
         """What is predicted before the first token, in ``deadline_s`` at the latest."""
-        if self.believes_told and request.told_tokens > 0:
-            return self._counted(self._fixed(request, float(request.told_tokens), "report"))
+        if self.believes_told and request.requested_tokens > 0:
+            return self._counted(self._fixed(request, float(request.requested_tokens), "report"))
         if self._source is None:
             return self._counted(self._unpredicted(request))
         question = Question(shown(text), request.prompt_tokens, request.model)
@@ -140,7 +140,7 @@ class Forecaster(Listener):
         posterior, tokens = request.length_prediction, request.generated_tokens
         if outcome is not Outcome.FINISHED or not isinstance(posterior, Belief) or not self.config.learn:
             return
-        if tokens < 1 or request.choices != 1 or (self.believes_told and request.told_tokens > 0):
+        if tokens < 1 or request.choices != 1 or (self.believes_told and request.requested_tokens > 0):
             return
         cut = detail == "length" or tokens >= request.max_tokens
         if self.learner.finished_with(request.model, posterior, tokens, cut=cut):
@@ -304,7 +304,7 @@ class Oracle(Forecaster):
         return await super().retry(request, text, generated_text)
 
 
-def told_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
+def requested_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
     """How long the output must become, by what was asked for; 0: that is for the model to say.
 
     It is fixed where only one token may come, and where the end of a text does not end it (``ignore_eos``)

@@ -16,7 +16,7 @@ from lengthwise.gateway.relay.request_session import (
     EVENTS,
     Answer,
     Journey,
-    Outlet,
+    ChunkWriter,
     Surroundings,
     error_event,
     failed,
@@ -24,7 +24,7 @@ from lengthwise.gateway.relay.request_session import (
 )
 from lengthwise.gateway.relay.responses import Assembled, BufferedResponse
 from lengthwise.gateway.request import Outcome, Request
-from lengthwise.gateway.scheduler_driver import Hub, Over
+from lengthwise.gateway.scheduler_driver import SchedulerDriver, RequestFinishedError
 
 
 class Reply:
@@ -50,7 +50,7 @@ class Reply:
                 return self._rejected(journey.no)
             journey.end(Outcome.FAILED, str(final))
             return failed(final)
-        except Over:
+        except RequestFinishedError:
             journey.end(Outcome.FAILED, "it was ended")
             return failed(_stopped())
         except BaseException as error:
@@ -66,7 +66,7 @@ class Reply:
         """The next piece, an error in place of one that does not come; None at the end."""
         try:
             return await self._journey.piece()
-        except Over:
+        except RequestFinishedError:
             final = _stopped()
         except Rejected as no:
             final = Final(502, "engine_failed", f"the engine refused to go on: {no}")
@@ -75,8 +75,8 @@ class Reply:
         self._journey.end(Outcome.FAILED, str(final))
         return None if self._lost else error_event(final)
 
-    def _pass_to(self, outlet: Outlet) -> None:
-        self._journey.outlet = outlet
+    def _pass_to(self, writer: ChunkWriter) -> None:
+        self._journey.writer = writer
 
     def _rejected(self, no: Rejected) -> Answer:
         self._journey.end(Outcome.REJECTED, str(no))
@@ -110,7 +110,7 @@ class Relay:
 
     def __init__(
         self,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster,
         config: GatewayConfig,
@@ -120,7 +120,7 @@ class Relay:
     ) -> None:
         self.budget = Budget(config.resilience.retry_share)
         self.config = config
-        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
+        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
         self._report = report or _empty
         self._ids = itertools.count(1)
         self._resumes, self._looked_s = False, float("-inf")
@@ -148,8 +148,8 @@ class Relay:
         )
         request = self._request(client_request, resumable=what.obstacle is None)
         request.length_prediction = await self._forecaster.first(request, client_request.text)
-        turn = await self._hub.enter(request)
-        return await Reply(Journey(self._context, client_request, what, turn)).answer()
+        ticket = await self._hub.enter(request)
+        return await Reply(Journey(self._context, client_request, what, ticket)).answer()
 
     def configure(self, config: GatewayConfig) -> None:
         """Another configuration for requests from now on."""
@@ -174,12 +174,12 @@ class Relay:
             priority=client_request.priority,
             body_bytes=len(client_request.body),
             session=client_request.session,
-            leading=client_request.leading,
+            prefix=client_request.prefix,
             resumable=resumable,
             deadline_s=client_request.deadline_s,
-            told_tokens=self._report(client_request.body, client_request.fields, client_request.max_tokens),
+            requested_tokens=self._report(client_request.body, client_request.fields, client_request.max_tokens),
             choices=client_request.n,
-            complete=not client_request.stream,
+            buffered=not client_request.stream,
         )
 
     def _any_resumes(self) -> bool:
@@ -202,10 +202,10 @@ class Relay:
             self._spawn(self._reforecast(journey))
 
     async def _reforecast(self, journey: Journey) -> None:
-        request = journey.turn.request
+        request = journey.ticket.request
         so_far = journey.received.text() if journey.received is not None else None
         length_prediction = await self._forecaster.retry(request, journey.client_request.text or None, so_far)
-        if not journey.turn.over:
+        if not journey.ticket.finished:
             self._hub.reforecast(request, length_prediction)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

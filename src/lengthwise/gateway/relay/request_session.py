@@ -17,7 +17,7 @@ from lengthwise.gateway.relay.responses import BufferedResponse, Plain, Tracked
 from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, decoded, split
 from lengthwise.gateway.relay.upstream import CLIENT, SLOW, Call
 from lengthwise.gateway.request import Outcome, Request
-from lengthwise.gateway.scheduler_driver import GONE, Over, Refused, Turn
+from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ Headers = list[tuple[bytes, bytes]]
 EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class Outlet(Protocol):
+class ChunkWriter(Protocol):
     """Where pieces of an answer can go at once (``edge``: the client's connection)."""
 
-    def takes(self) -> bool: ...
-    def pass_on(self, piece: bytes) -> None: ...
+    def can_write(self) -> bool: ...
+    def write_chunk(self, chunk: bytes) -> None: ...
 
 
 class Answer:
@@ -163,11 +163,11 @@ class Answer:
         first: bytes,
         tracker: Callable[[], Awaitable[bytes | None]] | None = None,
         close: Callable[[], None] | None = None,
-        pass_to: Callable[[Outlet], None] | None = None,
+        attach_writer: Callable[[ChunkWriter], None] | None = None,
     ) -> None:
         self.status, self.headers = status, headers
         self._first: bytes | None = first
-        self._next, self._close, self._pass_to = tracker, close, pass_to
+        self._next, self._close, self._pass_to = tracker, close, attach_writer
 
     def __aiter__(self) -> Answer:
         """Itself: it can be read once."""
@@ -187,13 +187,13 @@ class Answer:
             raise StopAsyncIteration
         return piece
 
-    def pass_to(self, outlet: Outlet) -> None:
+    def attach_writer(self, writer: ChunkWriter) -> None:
         """Pieces go there as soon as they come, past who iterates, while it takes them.
 
         All that were iterated over must be out.
         """
         if self._pass_to is not None:
-            self._pass_to(outlet)
+            self._pass_to(writer)
 
     async def aclose(self) -> None:
         """Ends it, in whatever state; the engine aborts what it still does for it."""
@@ -251,22 +251,22 @@ class Journey:
         outlet: Where pieces go at once while it takes them, past who asks for them.
     """
 
-    def __init__(self, neighbors: Surroundings, client_request: ClientRequest, plan: Plan, turn: Turn) -> None:
-        self.client_request, self.plan, self.turn = client_request, plan, turn
+    def __init__(self, neighbors: Surroundings, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
+        self.client_request, self.plan, self.ticket = client_request, plan, ticket
         self.state: State | None = None
         self.received = Heard() if neighbors.hears and client_request.stream else None
         self.blame = Blame(neighbors.fleet, client_request)
         self.no: Rejected | None = None
         self.kind = ""
         self._context = neighbors
-        self.outlet: Outlet | None = None
+        self.writer: ChunkWriter | None = None
         self._call: Call | None = None
         self._at: Worker | None = None
         self._failures = self._timeout = self._leg_from = self._legs = 0
         self._mark = 1
         self._full_since_s: float | None = None
         self._going_on = self._spoke = self._leg_spoke = self._light = self._done = False
-        turn.on_interrupt = self._interrupted
+        ticket.on_interrupt = self._interrupted
 
     async def piece(self) -> bytes | None:
         """The next bytes for the client; None at the end."""
@@ -300,15 +300,15 @@ class Journey:
         if state.trouble is not None:
             begun = state.count > self._leg_from or (state.sent and not self._going_on)
             raise engine_request.told_inside(state.trouble, started=begun)
-        return call.read(None if self.outlet is None else self._at_once)
+        return call.read(None if self.writer is None else self._at_once)
 
     def _at_once(self, data: bytes) -> bool:
         """Whether a piece went on in the moment in which it came; ``piece`` is woken where there is more to do."""
-        outlet, call, state = self.outlet, self._call, self.state
-        if outlet is None or call is None or state is None or not outlet.takes():
+        writer, call, state = self.writer, self._call, self.state
+        if writer is None or call is None or state is None or not writer.can_write():
             return False
         if out := self._taken(call, data):
-            outlet.pass_on(out)
+            writer.write_chunk(out)
         if self._done or state.trouble is not None:
             call.wakeup()
         return True
@@ -322,27 +322,27 @@ class Journey:
             self.received.take(out)
         if not self._leg_spoke or state.count >= self._mark:
             self._reached(state)
-        self.turn.tokens(state.count)
-        if not (state.resumable or self.turn.retained):
-            self.turn.uncuttable()
+        self.ticket.tokens(state.count)
+        if not (state.resumable or self.ticket.nonpreemptible):
+            self.ticket.mark_nonpreemptible()
         if out and not self._light and state.sent:
             self._lighten(state)
         if state.trouble is not None:
             return out  # what came before it; the next step meets it
         if state.finished or (state.complete and not data):
             self._complete(call)
-        elif self.turn.cut.is_set() and (tracked := engine_request.movable(state)) and not state.complete:
+        elif self.ticket.preempted.is_set() and (tracked := engine_request.movable(state)) and not state.complete:
             self._timeout += 1
             if leaves := engine_request.leaves(tracked, self._timeout):
                 call.interrupt("cut")
             elif leaves is None:
-                self.turn.uncuttable()
+                self.ticket.mark_nonpreemptible()
         return out
 
     async def _open(self) -> bytes:
         """Sends the request; what is returned ends it already."""
         self._at = None
-        self._at = worker = engine_request.worker_of(self._context.fleet, self.turn.place)
+        self._at = worker = engine_request.worker_of(self._context.fleet, self.ticket.current_worker)
         body: bytes | None
         if self._going_on and isinstance(self.state, Tracked):
             kept = await kept_tokens(self.state, worker, self.client_request.model)
@@ -355,12 +355,12 @@ class Journey:
                 engine_request.first_body(self.client_request, self.plan, worker),
             )
         if not self.plan.cut_at(worker):
-            self.turn.uncuttable()
+            self.ticket.mark_nonpreemptible()
         resilience = self._context.config.resilience
         self._call = call = Call(resilience)
         self._legs, self._leg_spoke = self._legs + 1, False
         self.blame.sent(worker)
-        body = self._context.hinted(self.turn.request, worker, body)
+        body = self._context.hinted(self.ticket.request, worker, body)
         await call.open(worker.session, path, body, engine_request.leg_headers(self.client_request, self._legs))
         entries = self.client_request.model if self.client_request.model in worker.capabilities.models else ""
         await engine_request.require_200(call, going_on=self._going_on, entries=entries)
@@ -371,7 +371,7 @@ class Journey:
             self.state = engine_request.new_state(
                 self.client_request, self.plan, worker, self.kind, resilience.answer_bytes
             )
-            self.turn.request.at_once = isinstance(self.state, BufferedResponse)
+            self.ticket.request.single_chunk = isinstance(self.state, BufferedResponse)
         self._leg_from = self.state.count if self.state is not None else 0
         return b""
 
@@ -382,8 +382,8 @@ class Journey:
             self.blame.started()
         if state.count and not self._spoke:
             self._spoke = True
-            if not self.turn.request.at_once:
-                self.turn.first_token()
+            if not self.ticket.request.single_chunk:
+                self.ticket.first_token()
         if state.count >= self._mark:
             tokens = self._context.config.order.window_tokens
             if state.count >= tokens and not state.complete:
@@ -394,13 +394,13 @@ class Journey:
         """The client has a part of the answer, so that the request is not sent anew: what only that needs is let go."""
         self._light = True
         self.plan = self.plan.going_on()
-        ids_bytes = state.held_bytes if isinstance(state, Tracked) else 0
+        ids_bytes = state.memory_bytes if isinstance(state, Tracked) else 0
         self.client_request.release(text=self.received is None, others_bytes=ids_bytes)
 
     @property
     def _engine(self) -> str:
         """The engine it was sent to last, by the name that it has now."""
-        return self.turn.place if self._at is None else self._at.name
+        return self.ticket.current_worker if self._at is None else self._at.name
 
     async def _met(self, problem: Exception) -> bytes:
         if isinstance(problem, Full):
@@ -413,7 +413,7 @@ class Journey:
             self.end(Outcome.CLIENT_GONE, problem.cause)
             if problem.cause == SLOW:  # it may read on, and must not take what it has for all
                 raise Final(408, "slow_reader", "The answer was not read in time.")
-            raise Over
+            raise RequestFinishedError
         elif (rest := engine_request.rest(self.state)) is not None:
             return self._finished(rest)  # cut between its last token and the end of its stream
         elif isinstance(problem, Interrupted) and problem.cause == GONE:
@@ -428,7 +428,7 @@ class Journey:
         """An engine failed: on to another one, if that can be without a gap or a repeat."""
         state = self.state
         self._close_call()
-        if trouble.engine and self.turn.worker:
+        if trouble.engine and self.ticket.worker:
             self.blame.failed(trouble)
         if isinstance(state, Plain) and state.report:  # in the engine's own words
             self.end(Outcome.FAILED, str(trouble))
@@ -457,7 +457,7 @@ class Journey:
         if not self._going_on:
             self.state = None
             self.received = self.received and Heard()
-        await self._placed(self.turn.retry(cause, avoid=avoid, generated=kept))
+        await self._placed(self.ticket.retry(cause, avoid=avoid, generated=kept))
 
     async def _wait_for_room(self, busy: Full) -> None:
         """The engine is full: back to its place."""
@@ -466,12 +466,12 @@ class Journey:
         since_s = self._full_since_s = self._full_since_s or loop.time()
         if loop.time() - since_s > max(admission.no_engine_s, self._context.config.order.max_wait_s):
             raise Final(503, "overloaded", "The engines are full.", busy.retry_after_s or 1.0)
-        await self._placed(self.turn.full(busy.retry_after_s or 0.0))
+        await self._placed(self.ticket.requeue(busy.retry_after_s or 0.0))
 
-    async def _placed(self, retry: Awaitable[Turn]) -> None:
+    async def _placed(self, retry: Awaitable[Ticket]) -> None:
         try:
             await retry
-        except Refused as no:
+        except RequestRefusedError as no:
             rejection = no.rejection
             raise Final(rejection.status, rejection.reason, rejection.message, rejection.retry_after_s) from None
 
@@ -506,8 +506,8 @@ class Journey:
         """It is over; the first call counts."""
         self._done = True
         self.blame.over()
-        self.turn.on_interrupt = None
+        self.ticket.on_interrupt = None
         if self._call is not None:
             self._call.interrupt(CLIENT)
             self._close_call()
-        self.turn.end(outcome, detail)
+        self.ticket.end(outcome, detail)

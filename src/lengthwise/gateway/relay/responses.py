@@ -243,7 +243,7 @@ class Tracked:
         return self._wants.ids and self.unsure > 0
 
     @property
-    def held_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """About what is kept of its prompt, so that it can go on elsewhere."""
         return len(self.prompt_ids) + len(self._first)
 

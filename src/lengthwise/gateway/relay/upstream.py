@@ -14,7 +14,7 @@ import aiohttp
 import httptools
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.gateway.config import Care, Engine
+from lengthwise.gateway.config import ResilienceConfig, Engine
 from lengthwise.gateway.relay.failures import MALFORMED, STALLED, Full, Interrupted, Trouble
 from lengthwise.schema.errors import InputError, MissingExtraError
 
@@ -257,7 +257,7 @@ class Lines:
         busy: Those that are in use.
     """
 
-    def __init__(self, engine: Engine, resilience: Care, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, engine: Engine, resilience: ResilienceConfig, tls: ssl.SSLContext | None) -> None:
         where = urlsplit(Server(engine.url).root)
         self._host, self._secure = where.hostname or "", where.scheme == "https"
         self._port = where.port or (443 if self._secure else 80)
@@ -390,7 +390,7 @@ class Call:
         "_timer",
     )  # fmt: skip
 
-    def __init__(self, resilience: Care) -> None:
+    def __init__(self, resilience: ResilienceConfig) -> None:
         self._care = resilience
         self._loop = asyncio.get_running_loop()
         self._lines: Lines | None = None
@@ -583,7 +583,7 @@ def full(headers: Mapping[str, str]) -> Full:
 _CHUNK_BYTES = 1 << 16
 
 
-def open_session(engine: Engine, resilience: Care) -> Any:
+def open_session(engine: Engine, resilience: ResilienceConfig) -> Any:
     """An aiohttp session for one engine: its own connections, key and certificates; to be closed.
 
     Its connector holds the lines on which requests go (``lines_of``).
@@ -620,7 +620,7 @@ def tls_context(engine: Engine) -> ssl.SSLContext | None:
         if tls.cert:
             context.load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificates of engine {engine.shown} must be readable: {error}") from error
+        raise InputError(f"the certificates of engine {engine.display_url} must be readable: {error}") from error
     return context
 
 

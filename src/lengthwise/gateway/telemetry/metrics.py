@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed
+from lengthwise.gateway.replanning import ReplanningState
 from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, Statistics, WorkerNumbers
 from lengthwise.gateway.telemetry.journal import Row
@@ -318,7 +318,7 @@ def _histogram(name: str, what: str, by_model: Iterable[tuple[str, Histogram]]) 
     return family
 
 
-def replan_families(now: Followed) -> Iterator[Any]:
+def replan_families(now: ReplanningState) -> Iterator[Any]:
     """The drift statistic beside the threshold of an alarm, and what came of alarms."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -491,7 +491,7 @@ class Metrics(Listener):
         self.phases = PhaseCounts(phases)
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
-        self.tracker: Callable[[], Followed] | None = None
+        self.tracker: Callable[[], ReplanningState] | None = None
         self._models, self._tenants = Labels(MOST_MODELS), Labels(tenants)
 
     # What happens to requests:

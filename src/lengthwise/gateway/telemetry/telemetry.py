@@ -116,7 +116,7 @@ class Trips(Listener):
         if last_s == last_s:  # noqa: PLR0124 - not NaN
             if trip.gaps is not None and now_s > last_s:
                 trip.gaps.add((now_s - last_s) / new_tokens, new_tokens)
-        elif not request.at_once:
+        elif not request.single_chunk:
             trip.first_token_s = now_s
         if request.length_prediction is not trip.length_prediction:
             trip.believe(request.length_prediction)
