@@ -75,7 +75,7 @@ class Engine:
             whole("in_flight", self.in_flight, 1)
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """Its address as errors and logs tell it: without a name and password."""
         place = urlsplit(self.url)
         return place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()

@@ -184,8 +184,8 @@ class Request:
     deadline_s: float = float("inf")
     requested_tokens: int = 0
     choices: int = 1
-    at_once: bool = False
-    complete: bool = False
+    single_chunk: bool = False
+    buffered: bool = False
     # Of the scheduler:
     generated_tokens: int = 0
     worker: str = ""

@@ -41,20 +41,20 @@ class Ticket:
         kept: Whether it was said that it cannot be cut where it is.
     """
 
-    __slots__ = ("_future", "_hub", "_over", "cut", "on_interrupt", "request", "retained", "worker")
+    __slots__ = ("_future", "_hub", "_over", "preempted", "on_interrupt", "request", "nonpreemptible", "worker")
 
     def __init__(self, driver: SchedulerDriver, request: Request) -> None:
         self._hub, self.request, self.worker = driver, request, ""
-        self.cut = asyncio.Event()
+        self.preempted = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
-        self._over = self.retained = False
+        self._over = self.nonpreemptible = False
 
     async def placed(self) -> None:
         """Returns once a worker is assigned; raises Refused or Over."""
         self.worker = ""
-        self.cut.clear()
-        self.retained = False
+        self.preempted.clear()
+        self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
         self._hub.wake()
         try:
@@ -78,11 +78,11 @@ class Ticket:
 
     def mark_nonpreemptible(self) -> None:
         """It cannot be cut where it is now; at another worker it may be."""
-        if self.retained or self._over:
+        if self.nonpreemptible or self._over:
             return
-        self.retained = True
+        self.nonpreemptible = True
         if self.request.resumable:
-            self.cut.clear()
+            self.preempted.clear()
             self._hub.mark_nonpreemptible(self.request)
 
     async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
@@ -104,11 +104,11 @@ class Ticket:
         await self.placed()
         return self
 
-    async def full(self, hold_s: float = 0.0) -> Ticket:
+    async def requeue(self, hold_s: float = 0.0) -> Ticket:
         """This turn again, after the engine said that its queue is full, for so long: no failure, nothing was lost."""
         if self._over:
             raise RequestFinishedError
-        self._hub.full(self.request, self.place, hold_s)
+        self._hub.full(self.request, self.current_worker, hold_s)
         await self.placed()
         return self
 
@@ -122,12 +122,12 @@ class Ticket:
             self._future.set_exception(RequestFinishedError())
 
     @property
-    def place(self) -> str:
+    def current_worker(self) -> str:
         """Where it may run, by the name that the worker has now; "" while it waits."""
         return self.worker and (self.request.worker or self.worker)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it has ended."""
         return self._over
 
@@ -154,7 +154,7 @@ class Ticket:
     def interrupt(self, cause: str) -> None:
         """Its place is wanted back, or its worker is gone."""
         if self.worker:
-            self.cut.set()
+            self.preempted.set()
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
 
@@ -188,7 +188,7 @@ class SchedulerDriver:
         self._closed = False
 
     @property
-    def reserved(self) -> int:
+    def num_requests(self) -> int:
         """Requests that are in: waiting or at a worker."""
         return len(self._turns)
 

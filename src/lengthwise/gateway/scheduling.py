@@ -59,8 +59,8 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0
-    was: str = ""
-    place: str = ""
+    renamed_from: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Statistics:
     backlog_s: float
     predicted_wait_s: float
     ordering: bool
-    cuts: int
+    preemptions: int
     workers: tuple[WorkerNumbers, ...] = field(default=())
 
 

@@ -45,7 +45,7 @@ def packed(model: Lexical) -> State:
         "other": model.other_,
         "templates": model.templates_,
         "habits": model.habits_,
-        "max_tokens": model.most_tokens_,
+        "most_tokens": model.most_tokens_,
         "horizon": model.windows_.horizon,
     }
     arrays: Arrays = {
@@ -101,7 +101,7 @@ def unpack(model: Lexical, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDA
     model.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
     model.templates_ = {str(end): int(place) for end, place in meta["templates"].items()}
     model.habits_ = {str(key): float(habit) for key, habit in meta["habits"].items()}
-    model.other_, model.most_tokens_ = float(meta["other"]), float(meta["max_tokens"])
+    model.other_, model.most_tokens_ = float(meta["other"]), float(meta["most_tokens"])
 
 
 def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:

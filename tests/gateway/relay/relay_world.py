@@ -127,10 +127,10 @@ class ChunkWriter:
     """A client's connection: what it takes comes behind what was read."""
 
     def __init__(self, parts: list[bytes], takes: Callable[[], bool] = lambda: True) -> None:
-        self.parts, self.takes, self.passed = parts, takes, 0
+        self.parts, self.can_write, self.passed = parts, takes, 0
 
-    def pass_on(self, piece: bytes) -> None:
-        self.parts.append(piece)
+    def write_chunk(self, chunk: bytes) -> None:
+        self.parts.append(chunk)
         self.passed += 1
 
 

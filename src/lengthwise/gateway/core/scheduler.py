@@ -70,7 +70,7 @@ class Expiry:
     def monitor(self, entry: Entry) -> None:
         """It is about to wait; who has the beginning of its answer has no deadline any more."""
         q = entry.request
-        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.complete else q.deadline_s)
+        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.buffered else q.deadline_s)
         if not self._crew.serves(entry.request.model):
             self._look_s = -math.inf
 
@@ -142,7 +142,7 @@ def statistics(now_s: float, queue: Queue, bins: Bins, worker_pool: Crew, cuts: 
         backlog_s=tokens / rate if rate else 0.0,
         predicted_wait_s=worker_pool.wait_s(now_s, "", tokens_by_model(queue, bins)),
         ordering=queued > 0,
-        cuts=cuts,
+        preemptions=cuts,
         workers=tuple(numbers),
     )
 

@@ -478,7 +478,7 @@ class Worker:
 
     def _received(self, now_s: float, entry: Entry, tokens: int) -> None:
         since_s, entry.received_s, q = entry.received_s, now_s, entry.request
-        if q.at_once:
+        if q.single_chunk:
             return  # all of it: neither when it began nor how fast it came can be told
         if since_s == since_s:  # noqa: PLR0124  NaN
             self.price.streamed(tokens, now_s - since_s)
@@ -505,7 +505,7 @@ class Worker:
             self.speed.report(now_s, state.tokens_per_s)
         if state.signals.waiting:
             self._queued_s = now_s
-        if not state.was:
+        if not state.renamed_from:
             self._cap.poll(now_s, state.signals, self._taken)
         return lost
 

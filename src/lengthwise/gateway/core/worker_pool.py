@@ -98,7 +98,7 @@ class Crew:
         before, self._workers = self._workers, {}
         for state in states:
             if _rename(before, state):
-                self._renamed.append((state.was, state.name))
+                self._renamed.append((state.renamed_from, state.name))
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
@@ -194,7 +194,7 @@ class Crew:
 
     def _share(self, new: Sequence[Worker]) -> None:
         """Who leaves shares seats with who is at its place; a new one there knows what was learned."""
-        leaving = [one for one in self if one.state.was and one.state.place]
+        leaving = [one for one in self if one.state.renamed_from and one.state.address]
         for worker in self:
             worker.additional = tuple(one for one in leaving if one is not worker and _is_heir(worker, one))
         for worker in new:
@@ -224,15 +224,15 @@ def _is_free(now_s: float, model: str, serving: Sequence[Worker], tokens: Mappin
 
 def _is_heir(worker: Worker, stopping: Worker) -> bool:
     """Whether it is the engine that another one, which leaves, was."""
-    return not worker.state.was and worker.state.place == stopping.state.place
+    return not worker.state.renamed_from and worker.state.address == stopping.state.address
 
 
 def _rename(workers: dict[str, Worker], state: WorkerState) -> bool:
     """Files a worker that is called otherwise now under its new name, with all who are there; whether there is one."""
-    worker = workers.get(state.was)
+    worker = workers.get(state.renamed_from)
     if worker is None or state.name in workers or worker.state.epoch != state.epoch:
         return False
-    del workers[state.was]
+    del workers[state.renamed_from]
     workers[state.name] = worker
     worker.rename(state.name)
     return True
