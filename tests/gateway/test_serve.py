@@ -19,7 +19,6 @@ from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
     Admission,
-    ResilienceConfig,
     Engine,
     Forecasting,
     GatewayConfig,
@@ -27,6 +26,7 @@ from lengthwise.gateway.config import (
     Limits,
     Listen,
     Order,
+    ResilienceConfig,
     Tls,
 )
 from lengthwise.gateway.protocols import Listener

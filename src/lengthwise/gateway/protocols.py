@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.request import PromptPrefix, LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, PromptPrefix, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 

@@ -14,7 +14,7 @@ from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, Work
 CUT, GONE = "cut", "worker gone"
 
 
-class RequestRefusedError(Exception):  # noqa: N818 - what happened, not an error of ours
+class RequestRefusedError(Exception):
     """A request is not served.
 
     Attributes:
@@ -26,7 +26,7 @@ class RequestRefusedError(Exception):  # noqa: N818 - what happened, not an erro
         self.rejection = rejection
 
 
-class RequestFinishedError(Exception):  # noqa: N818
+class RequestFinishedError(Exception):
     """The request ended while somebody waited for its turn."""
 
 
@@ -41,7 +41,7 @@ class Ticket:
         kept: Whether it was said that it cannot be cut where it is.
     """
 
-    __slots__ = ("_future", "_hub", "_over", "preempted", "on_interrupt", "request", "nonpreemptible", "worker")
+    __slots__ = ("_future", "_hub", "_over", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
 
     def __init__(self, driver: SchedulerDriver, request: Request) -> None:
         self._hub, self.request, self.worker = driver, request, ""

@@ -185,7 +185,7 @@ class Gateway:
         from lengthwise.gateway.edge import App, Tenants, server
         from lengthwise.gateway.length_prediction import requested_tokens
         from lengthwise.gateway.relay import Relay
-        from lengthwise.gateway.relay.engine_request import hinted_for
+        from lengthwise.gateway.relay.engine_request import hint_adder
         from lengthwise.gateway.telemetry import Telemetry
 
         config, listen = self.config, self.config.listen
@@ -213,8 +213,8 @@ class Gateway:
         if self._follow is not None:
             await self._start_following(self._follow)
         await self.fleet.stable(_SETTLE_S)
-        hinted = hinted_for(config, self.scheduler.engine_priority)
-        self.relay: Relay = Relay(self.driver, self.fleet, self.forecaster, config, hinted=hinted, report=requested_tokens)
+        add_hints = hint_adder(config, self.scheduler.engine_priority)
+        self.relay: Relay = Relay(self.driver, self.fleet, self.forecaster, config, add_hints=add_hints, requested_tokens=requested_tokens)
         self._stack.push_async_callback(self.relay.aclose)
         self.app = App(
             config,

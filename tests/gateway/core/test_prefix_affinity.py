@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import Placing, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
 from lengthwise.gateway.core.worker import MOST_BLOCKS, Cached, Price, Worker
-from lengthwise.gateway.request import EMPTY, SIZES, PromptPrefix, PrefixHasher
+from lengthwise.gateway.request import EMPTY, SIZES, PrefixHasher, PromptPrefix
 from lengthwise.gateway.scheduling import WorkerState
 
 PRINTS = PrefixHasher(b"a secret of tests")

@@ -174,7 +174,7 @@ def test_after_twenty_thousand_requests_no_slot_is_leaked():
                 await until(lambda: gateway.driver.num_requests == 0)
                 numbers = gateway.driver.statistics()
                 assert (numbers.waiting, numbers.running, numbers.waiting_bytes) == (0, 0, 0)
-                assert gateway.fleet.workers()[0].session.connector.lines.busy == set()
+                assert gateway.fleet.workers()[0].session.connector.pool.busy == set()
                 await one.idle()
         assert sum(ledger.outcomes.values()) <= count
         assert sum(ledger.outcomes.values()) > count - count // 7

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lengthwise.gateway.config import ResilienceConfig, Discovery, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.testing.engine_server import EngineServer, EngineSpec

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Heard, config_of, engines, fleet_of, run, until
 
-from lengthwise.gateway.config import ResilienceConfig, Discovery, Dispatch, Engine, GatewayConfig
+from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet_world import config_of, engines, fleet_of, run, until
 
-from lengthwise.gateway.config import ResilienceConfig, Engine
+from lengthwise.gateway.config import Engine, ResilienceConfig
 from lengthwise.testing.engine_server import EngineSpec
 
 SPEC = EngineSpec(model="m")

@@ -14,7 +14,7 @@ from typing import Any
 from scripted_engine import Scripted
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.config import Admission, ResilienceConfig, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.protocols import Listener

@@ -12,7 +12,7 @@ from relay_world import Reply, World, idle, run, until, world
 from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER
 
-from lengthwise.gateway.config import ResilienceConfig, Order
+from lengthwise.gateway.config import Order, ResilienceConfig
 from lengthwise.gateway.scheduler_driver import CUT, GONE
 
 REQUESTS, LENGTHS = 25, (3, 20, 60)

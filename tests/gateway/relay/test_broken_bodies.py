@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 

@@ -101,7 +101,9 @@ def test_an_engines_error_is_passed_on_once_and_ends_the_answer():
 @pytest.mark.parametrize("capabilities", [IDS, BARE])
 def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(capabilities):
     async def work() -> None:
-        async with world([Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2), capabilities=capabilities) as w:
+        async with world(
+            [Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2), capabilities=capabilities
+        ) as w:
             told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
             parts: list[bytes] = []
             writer = ChunkWriter(parts, lambda: writer.passed < 30)

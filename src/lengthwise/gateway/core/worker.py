@@ -11,7 +11,7 @@ from dataclasses import replace
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import Phasing
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
-from lengthwise.gateway.request import SIZES, PromptPrefix, LengthPrediction
+from lengthwise.gateway.request import SIZES, LengthPrediction, PromptPrefix
 from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75

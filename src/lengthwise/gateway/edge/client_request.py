@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, bad, shown
-from lengthwise.gateway.request import EMPTY, PromptPrefix, PrefixHasher
+from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -92,11 +92,11 @@ class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
 class ChunkWriter(Protocol):
     """Where pieces can go at once: a client's connection."""
 
-    def takes(self) -> bool:
+    def can_write(self) -> bool:
         """Whether a further piece of the answer under way can be written now."""
         ...
 
-    def pass_on(self, piece: bytes) -> None:
+    def write_chunk(self, piece: bytes) -> None:
         """Writes it; asked only where ``takes`` said so in the same moment."""
         ...
 

@@ -28,7 +28,7 @@ class Room:
         held_by: The same by holder.
     """
 
-    __slots__ = ("held_by", "memory_bytes", "max_bytes")
+    __slots__ = ("held_by", "max_bytes", "memory_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.memory_bytes = max_bytes, 0
@@ -225,8 +225,8 @@ class Talk:
         await self._start(answer.status, headers)
         try:
             async for piece in answer:
-                if wire is not None and self._sent and piece and wire.takes():
-                    wire.pass_on(piece)
+                if wire is not None and self._sent and piece and wire.can_write():
+                    wire.write_chunk(piece)
                     continue
                 left -= len(piece) if left > 0 else 0
                 self._over, self._dispatch = left == 0, True

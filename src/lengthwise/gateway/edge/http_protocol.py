@@ -223,14 +223,14 @@ class Wire(HttpToolsProtocol):
         if self.pipeline:
             self.flow.pause_reading()
 
-    def takes(self) -> bool:
+    def can_write(self) -> bool:
         """Whether a further piece of a streamed answer may be written: nothing must wait, and it is the last answer."""
         cycle = self.cycle
         return not (
             self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding
         )
 
-    def pass_on(self, piece: bytes) -> None:
+    def write_chunk(self, piece: bytes) -> None:
         """Writes a further piece of a streamed answer that it takes now; past ASGI, and past the task that answers."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine
+from lengthwise.gateway.config import Dispatch, Engine, ResilienceConfig
 from lengthwise.gateway.fleet.engine_probe import (
     MAX_BYTES,
     EngineMetadata,
