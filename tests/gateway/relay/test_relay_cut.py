@@ -172,7 +172,7 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
             assert [one.text for one in replies] == [answer(encode(f"long {k}00"), 300)[1] for k in (9, 4)]
             assert w.ledger.cause.count("cut") >= 1
             assert all(one.how == "finished" for one in mute.seen)
-            assert w.scheduler.statistics(0.0).cuts == w.ledger.cause.count("cut")
+            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("cut")
 
     run(work)
 
