@@ -12,7 +12,7 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import CUT, GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver
+from lengthwise.gateway.scheduler_driver import CUT, GONE, SchedulerDriver, RequestFinishedError, RequestRefusedError
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         task = asyncio.ensure_future(driver.enter(request(1)))
         await asyncio.sleep(0)
         if when == "assigned":
-            driver._decide()  # the future has its result, the task has not seen it yet
+            driver.decide()  # the future has its result, the task has not seen it yet
         if when == "retry":
             ticket = await task
             scheduler.places = 0

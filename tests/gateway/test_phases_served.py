@@ -12,17 +12,8 @@ import pytest
 from relay_world import run
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.gateway.concurrency_probe import Seen, at_once, max_num_seqs
-from lengthwise.gateway.config import (
-    Dispatch,
-    Engine,
-    Forecasting,
-    GatewayConfig,
-    Listen,
-    Order,
-    Phases,
-    ResilienceConfig,
-)
+from lengthwise.gateway.concurrency_probe import RequestTimes, max_concurrent, probe_max_num_seqs
+from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.notices import notices
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import Gateway, background_gateway

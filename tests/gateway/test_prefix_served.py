@@ -79,7 +79,7 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
             Gateway(config_of(one, two, prefixes=prefixes)) as gateway,
             aiohttp.ClientSession() as session,
         ):
-            await until(lambda: gateway.fleet.ready() and len(gateway.scheduler._crew.up) == 2)
+            await until(lambda: gateway.fleet.ready() and len(gateway.scheduler.worker_pool.up) == 2)
             asked = [server.log.count("finished") for server in (one, two)]
             busy = asyncio.ensure_future(ask(session, gateway.port, "hold on", tokens=400))
             await until(lambda: one.slots_in_use == 1)

@@ -19,6 +19,7 @@ from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
     Admission,
+    ResilienceConfig,
     Engine,
     Forecasting,
     GatewayConfig,
@@ -26,7 +27,6 @@ from lengthwise.gateway.config import (
     Limits,
     Listen,
     Order,
-    ResilienceConfig,
     Tls,
 )
 from lengthwise.gateway.protocols import Listener
@@ -239,7 +239,7 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
                     assert await asked_by(g.port, name) == 200
                 counts = {tenant: count for (_, _, tenant), count in g.telemetry.metrics.requests.items()}
                 assert counts == {"alpha": 1, "beta": 2, "gamma": 3, "delta": 1}
-                service = [g.scheduler._service.of(number) for number in range(1, 5)]
+                service = [g.scheduler.service.of(number) for number in range(1, 5)]
                 # who comes starts level with who was served last: 1, 1 + 2, 3 + 3, 6 + 1
                 assert [served / service[0] for served in service] == [1.0, 3.0, 6.0, 7.0]
 

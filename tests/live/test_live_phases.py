@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cli import main
-from lengthwise.gateway.concurrency_probe import max_num_seqs
+from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import background_gateway
@@ -91,8 +91,8 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
 
 
 def test_its_seats_are_found_by_trying(url):
-    assert max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
-    assert max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
+    assert probe_max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
+    assert probe_max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
 
 
 def test_the_command_keeps_a_schedule_and_says_what_came(url, tmp_path, capsys):

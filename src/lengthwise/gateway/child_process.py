@@ -1,4 +1,4 @@
-"""Python processes of the gateway's own, spoken to over their pipes: begun, and ended whatever they do."""
+"""Python child processes of the gateway, driven over their pipes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import contextlib
 import sys
 
 
-async def spawned(module: str) -> asyncio.subprocess.Process:
-    """Start a child process that runs ``main`` of a module; a cancelled start ends it."""
+async def spawn_module(module: str) -> asyncio.subprocess.Process:
+    """Start a child process that runs ``main`` of a module; a cancelled start kills it."""
     code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import main; main()"
     pipe = asyncio.subprocess.PIPE
-    spawning = asyncio.ensure_future(
+    starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
     )
     try:
-        return await asyncio.shield(spawning)
-    except asyncio.CancelledError:  # it is there all the same
-        close(await spawning)
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:  # the process starts all the same
+        close(await starting)
         raise
 
 
 def close(process: asyncio.subprocess.Process) -> None:
-    """Ends a process and its pipes."""
+    """Kill a process and close its pipes."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     if process.stdin is not None:
         process.stdin.close()
-    transport = getattr(process, "_transport", None)  # nothing public closes the pipe that is read
+    transport = getattr(process, "_transport", None)  # no public method closes the pipe of stdout
     if transport is not None:
         transport.close()
 
 
-async def reaped(process: asyncio.subprocess.Process, within_s: float) -> None:
-    """Returns when a closed one is gone, or after so long."""
+async def wait_terminated(process: asyncio.subprocess.Process, timeout_s: float) -> None:
+    """Wait until a closed process is gone, or the timeout."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             await process.wait()
     await asyncio.sleep(0)

@@ -15,10 +15,10 @@ from lengthwise import measure
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.config.scenario import Scenario
-from lengthwise.gateway.concurrency_probe import max_num_seqs
+from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import ReplanningState, Make, ReplanEvent, PlanTracker
+from lengthwise.gateway.replanning import ReplanningState, ReplannerFactory, ReplanEvent, PlanTracker
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
@@ -428,7 +428,7 @@ def run_schedule(
         if following is not None:
             gateway.call(following.stable(), within_s=_PLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
-    news = () if following is None else tuple(following.report)
+    news = () if following is None else tuple(following.events)
     planned, since_s = _last(planned, news)
     since = [row for row in rows if row.arrival_s >= since_s]
     outcome = schedule_outcome(planned, heard.all, since, len(engines))
@@ -463,7 +463,7 @@ class _Phases(Listener):
 
 def _followed(
     scenario: Scenario, planned: PlannedRun, workload: Workload, servers: Sequence[Server], follow: Follow, remote: int
-) -> Make:
+) -> ReplannerFactory:
     """What makes the follower, now that it is known which schedule runs, and with how many seats.
 
     Prompts are watched where the gateway is sent token ids and so can count them: of texts it estimates the tokens,
@@ -501,7 +501,7 @@ def _max_num_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], t
     most = phases.max_in_flight or row.encode_batch
     there = times * most
     for server in servers:
-        found = max_num_seqs(server, times * most)
+        found = probe_max_num_seqs(server, times * most)
         there = min(there, found)
         for what, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:

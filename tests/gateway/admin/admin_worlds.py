@@ -120,7 +120,7 @@ class World:
     def decide(self, queued, running) -> None:
         for _ in range(3):
             decisions = self.scheduler.decide(self.now_s)
-            for one in decisions.cut:
+            for one in decisions.preempt:
                 queued[one] = running.pop(one)
                 self.scheduler.returned(self.now_s, one, queued[one][0].generated_tokens)
                 self.telemetry.returned(queued[one][0], "cut", self.now_s)

@@ -121,7 +121,7 @@ class EngineWorld:
 
     def decide(self):
         decisions = self.scheduler.decide(self.now_s)
-        for one in decisions.cut:
+        for one in decisions.preempt:
             job = self.jobs[one]
             self.at(self.now_s + self.costs.way_s, self.is_back, job, job.visit)
         for one, name in decisions.assign:
@@ -183,4 +183,4 @@ def mean_s(mode, seed, load, *, costs, cap=1, engines=1, count=200, window_token
     jobs = jobs_of(seed, count, rate_rps, **traffic)
     order = Order(mode, window_tokens=window_tokens, max_wait_s=math.inf, **more)
     world = EngineWorld(order, jobs, costs, cap=cap, engines=engines).run()
-    return world.mean_s(), world.p99_s(), world.scheduler.statistics(world.now_s).cuts
+    return world.mean_s(), world.p99_s(), world.scheduler.statistics(world.now_s).preemptions

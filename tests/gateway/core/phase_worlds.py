@@ -111,7 +111,7 @@ class PhaseWorld:
 
     def decide(self):
         decisions = self.scheduler.decide(self.now_s)
-        assert not decisions.cut
+        assert not decisions.preempt
         assert not decisions.expire
         self.phases += decisions.phases
         for one, name in decisions.assign:

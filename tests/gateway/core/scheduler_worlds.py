@@ -107,11 +107,11 @@ class World:
         decisions = self.scheduler.decide(self.now_s)
         if decisions:
             self.log.append((self.now_s, decisions))
-        for one in decisions.cut:
+        for one in decisions.preempt:
             self.cut(self.jobs[one])
         for one, name in decisions.assign:
             self.send(self.jobs[one], name)
-        if decisions.cut:
+        if decisions.preempt:
             self.decide()
 
     def cut(self, job):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.worker_pool import drained_s
+from lengthwise.gateway.core.worker_pool import drain_times_s
 from lengthwise.gateway.scheduling import WorkerState
 
 
@@ -209,7 +209,7 @@ def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
     numbers = {model: [at for at, (of, _) in enumerate(workers) if model in of] for model in tokens}
     served = {model: count for model, count in tokens.items() if numbers[model]}
     rates = [rate for _, rate in workers]
-    levels_s = drained_s(served, numbers, rates)
+    levels_s = drain_times_s(served, numbers, rates)
     assert sum(map(operator.mul, levels_s, rates)) == pytest.approx(sum(served.values()))
     for model, count in served.items():
         isolated_s = count / sum(rates[at] for at in numbers[model])

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.worker import Cap
+from lengthwise.gateway.core.worker import ConcurrencyLimit
 from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 def found_cap(*, batch=40, polls=200, start=8):
     """The caps over time before an engine that runs ``batch`` at once and queues the rest."""
-    cap, caps = Cap(Dispatch(start=start)), []
+    cap, caps = ConcurrencyLimit(Dispatch(start=start)), []
     for look in range(1, polls):
         in_flight = cap.limit(None)
         cap.used(in_flight)
@@ -36,7 +36,7 @@ def test_the_cap_finds_what_the_engine_runs_at_once(batch, start):
 
 
 def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
-    cap = Cap(Dispatch(start=5))
+    cap = ConcurrencyLimit(Dispatch(start=5))
     for look in range(20):
         cap.used(5)
         cap.poll(float(look), Signals(at_s=look), 5)
@@ -47,7 +47,7 @@ def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
     "trouble", [{"waiting": 3.0}, {"waiting": 0.0, "kv_used": 0.95}, {"waiting": 0.0, "preemptions": 2.0}]
 )
 def test_signs_of_too_many_shrink_the_cap(trouble):
-    cap = Cap(Dispatch(start=16))
+    cap = ConcurrencyLimit(Dispatch(start=16))
     cap.used(16)
     cap.poll(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
@@ -56,7 +56,7 @@ def test_signs_of_too_many_shrink_the_cap(trouble):
 
 
 def test_a_cap_that_is_not_used_does_not_grow():
-    cap = Cap(Dispatch(start=8))
+    cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(3)
         cap.poll(float(look), Signals(waiting=0.0, at_s=look), 3)
@@ -64,7 +64,7 @@ def test_a_cap_that_is_not_used_does_not_grow():
 
 
 def test_stale_signals_change_nothing():
-    cap = Cap(Dispatch(start=8))
+    cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(8)
         cap.poll(float(look), Signals(waiting=4.0, at_s=1.0), 8)
@@ -74,7 +74,7 @@ def test_stale_signals_change_nothing():
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.integers(0, 9)), max_size=60), st.integers(1, 8))
 def test_the_cap_stays_within_its_bounds(signals, least):
-    cap = Cap(Dispatch(start=8, least=least, most=64))
+    cap = ConcurrencyLimit(Dispatch(start=8, least=least, most=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
         told = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
@@ -198,14 +198,14 @@ def test_a_model_goes_only_to_who_serves_it():
 
 
 def test_a_full_queue_holds_longer_each_time_until_a_request_is_taken_again():
-    cap, now_s, holds = Cap(Dispatch(start=16)), 0.0, []
+    cap, now_s, holds = ConcurrencyLimit(Dispatch(start=16)), 0.0, []
     for _ in range(6):
         cap.refused(now_s, 4)
-        holds.append(cap.held_until_s - now_s)
+        holds.append(cap.backoff_until_s - now_s)
         cap.accepted(now_s - 1.0)  # tokens of one that was there before say nothing
-        now_s = cap.held_until_s
+        now_s = cap.backoff_until_s
     assert holds == sorted(holds)
     assert holds[-1] > 8 * holds[0]
     cap.accepted(now_s)
     cap.refused(now_s + 0.1, 4)
-    assert cap.held_until_s - now_s - 0.1 == pytest.approx(holds[0])
+    assert cap.backoff_until_s - now_s - 0.1 == pytest.approx(holds[0])

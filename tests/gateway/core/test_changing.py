@@ -63,14 +63,14 @@ def test_fairness_begins_with_what_tenants_were_served_before():
 def test_cuts_are_allowed_and_forbidden_as_told():
     none = Order(mode="isrtf", takeover="by_rank", cuts_per_s=0.0)
     made = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
-    assert made.decide(1.0).cut == ()
+    assert made.decide(1.0).preempt == ()
     told(made, 1.0, replace(none, cuts_per_s=10.0))
-    assert made.decide(1.0).cut == (), "none for the time before"
+    assert made.decide(1.0).preempt == (), "none for the time before"
     assert made.next_s(1.0) == pytest.approx(1.1)
-    assert made.decide(1.11).cut == (0,)
+    assert made.decide(1.11).preempt == (0,)
     other = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
     told(other, 1.0, replace(none, cuts_per_s=10.0, max_preemptions=0))
-    assert [other.decide(now_s).cut for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
+    assert [other.decide(now_s).preempt for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
 
 
 def test_telling_rates_again_and_again_makes_no_storm():
@@ -84,15 +84,15 @@ def test_telling_rates_again_and_again_makes_no_storm():
     for step in range(100):
         now_s = 0.1 * step
         told(made, now_s, Order(mode="isrtf", takeover="by_rank", cuts_per_s=2.0 + step % 2))
-        cuts += len(made.decide(now_s).cut)
+        cuts += len(made.decide(now_s).preempt)
     assert 2 <= cuts <= 3 + 3 * 10
 
 
 def test_another_takeover_decides_who_gives_way():
     made = filled("isrtf", takeover="worth(factor=100)")
-    assert made.decide(1.0).cut == ()
+    assert made.decide(1.0).preempt == ()
     told(made, 1.0, Order(mode="isrtf", takeover="by_rank"))
-    assert made.decide(1.1).cut == (0,)
+    assert made.decide(1.1).preempt == (0,)
 
 
 def test_who_gathers_leaves_by_the_new_time():
@@ -159,7 +159,7 @@ def test_told_anything_at_any_time_everybody_ends():
         nonlocal count
         count += 1
         if count % 5 == 0:
-            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "disabled", max_wait_s=count % 7,
+            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "never", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
         return decide(now_s)

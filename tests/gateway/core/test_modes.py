@@ -90,7 +90,7 @@ def test_bins_hold_requests_of_like_length():
         made.offer(0.01 * i, request(i, 0.01 * i, predicted=draws.uniform(1, 400)))
     made.decide(6.0)
     batches = {}
-    for entry in made._queue:
+    for entry in made.queue:
         if entry.batch > 40:
             batches.setdefault(entry.batch, []).append(entry.predicted)
     assert len(batches) > 40
@@ -109,8 +109,7 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     for i in range(3):
         made.left(1.1, i)
     assert sent(made.decide(1.1)) == [4]
-    assert not made._dispatch._batch_left
-    assert not made._dispatch._batch_at
+    assert made.dispatcher.num_batches == 0
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])

@@ -49,7 +49,7 @@ class Watched(World):
             assert late == sorted(late), "overdue requests go in the order of arrival"
             if set(order) - overdue:
                 assert overdue <= set(late), "nobody is sent while somebody overdue waits"
-            assert not set(decisions.cut) & {
+            assert not set(decisions.preempt) & {
                 j.request.id for j in self.jobs.values() if j.request.queued_for_s >= MAX_WAIT_S
             }
 

@@ -97,7 +97,7 @@ class Watched:
         self.passed: list[bytes] = []
         self.took: list[bool] = []
         self.max_bytes = 0
-        made, pass_on, takes = Wire.connection_made, Wire.pass_on, Wire.takes
+        made, pass_on, takes = Wire.connection_made, Wire.write_chunk, Wire.takes
 
         def connection_made(wire: Wire, transport: Any) -> None:
             made(wire, transport)
@@ -114,7 +114,7 @@ class Watched:
             return self.took[-1]
 
         monkeypatch.setattr(Wire, "connection_made", connection_made)
-        monkeypatch.setattr(Wire, "pass_on", passes)
+        monkeypatch.setattr(Wire, "write_chunk", passes)
         monkeypatch.setattr(Wire, "takes", asked)
 
     @property

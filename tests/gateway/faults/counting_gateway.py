@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from lengthwise.gateway.config import Engine, GatewayConfig, Listen, ResilienceConfig
+from lengthwise.gateway.config import ResilienceConfig, Engine, GatewayConfig, Listen
 from lengthwise.gateway.serve import Gateway
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
+from lengthwise.gateway.config import ResilienceConfig, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
 
 CARE = ResilienceConfig(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)

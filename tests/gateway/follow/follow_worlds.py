@@ -10,7 +10,7 @@ from phase_worlds import PhaseWorld
 
 from lengthwise import config
 from lengthwise.gateway.config import Dispatch, Phases
-from lengthwise.gateway.replanning import InOrder, ReplanEvent
+from lengthwise.gateway.replanning import ArrivalOrder, ReplanEvent
 from lengthwise.schedule import Monitor, Terms
 from lengthwise.usecases import schedule_adaptation, schedule_plan
 
@@ -81,7 +81,7 @@ class FollowWorld(PhaseWorld):
     """Engines in virtual time; planning takes none of it."""
 
     def __init__(self, follower, phases, jobs, **named):
-        self.follower, self.order = follower, InOrder()
+        self.follower, self.order = follower, ArrivalOrder()
         self.news, self.schedules = [], [(0.0, phases)]
         super().__init__(phases, jobs, **named)
 
@@ -102,7 +102,7 @@ class FollowWorld(PhaseWorld):
         if news.phases is not None and news.phases != self.schedules[-1][1]:
             self.schedules.append((self.now_s, news.phases))
             made = self.scheduler
-            made.configure(self.now_s, made._order, made._admission, Dispatch(phases=news.phases))
+            made.configure(self.now_s, made.order, made.admission, Dispatch(phases=news.phases))
 
     def between(self, from_s, to_s):
         """Whole phases that began then."""

@@ -12,7 +12,7 @@ import pytest
 from scheduler_worlds import request
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Order, Phases
-from lengthwise.gateway.replanning import Care, InOrder, PlanTracker
+from lengthwise.gateway.replanning import Care, ArrivalOrder, PlanTracker
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.serve import Gateway
 from lengthwise.schema.errors import InputError
@@ -93,7 +93,7 @@ def test_a_schedule_that_cannot_be_kept_ends_the_watch():
 
 
 def test_lengths_are_told_in_the_order_of_arrival_each_once_all_before_have_ended():
-    order = InOrder()
+    order = ArrivalOrder()
     for number in range(5):
         order.on_arrival(number)
     assert order.finished(2, (2, 20), 1.0) == []

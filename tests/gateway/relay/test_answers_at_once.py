@@ -20,7 +20,7 @@ def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(capabilities):
 
     async def work() -> None:
         async with world([Scripted()], capabilities=capabilities) as w:
-            (worker,) = w.scheduler._crew
+            (worker,) = w.scheduler.worker_pool
             for _ in range(2):
                 for _ in range(6):
                     assert (await w.submit(WHOLE)).status == 200

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, bad, shown
-from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import EMPTY, PromptPrefix, PrefixHasher
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lengthwise.gateway.child_process import close, reaped, spawned
+from lengthwise.gateway.child_process import close, wait_terminated, spawn_module
 from lengthwise.gateway.length_prediction.prediction import (
     Answer,
     Message,
@@ -193,7 +193,7 @@ class InProcess:
     async def _one(self) -> None:
         """The life of one process: greeting, batches, an exception at its end."""
         self.starts += 1
-        resilience, process = self._care, await spawned(__name__)
+        resilience, process = self._care, await spawn_module(__name__)
         self._process = process
         out = process.stdin
         assert out is not None
@@ -280,7 +280,7 @@ class InProcess:
         self._greeted.set()
         if process is not None:
             close(process)
-            reaping = asyncio.get_running_loop().create_task(reaped(process, _END_S))
+            reaping = asyncio.get_running_loop().create_task(wait_terminated(process, _END_S))
             self._reaping.add(reaping)
             reaping.add_done_callback(self._reaping.discard)
             await asyncio.shield(reaping)
