@@ -206,7 +206,7 @@ class KubeApi:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             self.refused += 1
             return web.json_response({"kind": "Status", "code": 401}, status=401)
-        if request.query.get("monitor") in ("1", "true"):
+        if request.query.get("watch") in ("1", "true"):
             return await self._monitor_task(request)
         return web.json_response(self._entries(request))
 

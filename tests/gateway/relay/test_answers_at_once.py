@@ -25,10 +25,10 @@ def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(capabilities):
                 for _ in range(6):
                     assert (await w.submit(WHOLE)).status == 200
                 await w.submit(STREAM)
-            assert worker.price.recompute_steps(200, 4) == UNLEARNED
+            assert worker.cost.recompute_steps(200, 4) == UNLEARNED
             for _ in range(8):
                 await w.submit(STREAM)
-            assert worker.price.recompute_steps(200, 4) != UNLEARNED
+            assert worker.cost.recompute_steps(200, 4) != UNLEARNED
 
     run(work)
 

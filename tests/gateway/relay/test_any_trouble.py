@@ -42,7 +42,7 @@ async def meddle(w: World, dice: random.Random) -> None:
     """Cuts and moves requests, whether anything asks for it or not."""
     while True:
         await asyncio.sleep(0.01)
-        there = [ticket for ticket in w.driver._turns.values() if ticket.worker and ticket.request.resumable]
+        there = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
         if there:
             dice.choice(there).interrupt(dice.choice((CUT, GONE)))
 

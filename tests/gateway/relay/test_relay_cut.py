@@ -109,7 +109,7 @@ def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_strea
         async with world([engine], cap=1, order=EAGER) as w:
             ended = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
-            (ticket,) = w.driver._turns.values()
+            (ticket,) = w.driver._tickets.values()
             ticket.interrupt(CUT)  # the engine has told the end, and keeps the stream open
             reply = await ended
             assert reply.finishes == ["length"]
