@@ -117,7 +117,7 @@ def test_logs_are_json_and_warnings_are_among_them(tmp_path):
     with in_thread(EngineServer(EngineSpec())) as running:
         options = ("--engine", running.servers[0].url, "--mode", "engine-priority", "--port", 0)
         with served(*options, "--admin-port", "none", "--log-json", cwd=tmp_path) as (process, log):
-            wait_for(log, "takes no priorities")
+            wait_for(log, "accepts no priorities")
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=20)
     records = [json.loads(line) for line in log.read_text().splitlines()]

@@ -12,7 +12,7 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import CUT, GONE, SchedulerDriver, RequestFinishedError, RequestRefusedError
+from lengthwise.gateway.scheduler_driver import CUT, GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 

@@ -13,7 +13,16 @@ from relay_world import run
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.gateway.concurrency_probe import RequestTimes, max_concurrent, probe_max_num_seqs
-from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.config import (
+    Dispatch,
+    Engine,
+    Forecasting,
+    GatewayConfig,
+    Listen,
+    Order,
+    Phases,
+    ResilienceConfig,
+)
 from lengthwise.gateway.notices import notices
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.serve import Gateway, background_gateway
@@ -182,7 +191,7 @@ def test_a_bound_on_waiting_is_warned_of():
     config = config_of("http://a", phases=Phases(2, 5))
     assert not any("phase" in text for text in notices(config))
     bounded = replace(config, order=Order("rra", max_wait_s=60.0))
-    assert any("in the midst of a phase" in text for text in notices(bounded))
+    assert any("within a phase" in text for text in notices(bounded))
 
 
 def test_a_gateway_beside_tells_of_its_requests_and_ends():
@@ -198,7 +207,7 @@ def test_a_gateway_beside_tells_of_its_requests_and_ends():
 
 def test_an_engine_that_is_not_there_is_said_so():
     config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
-    with pytest.raises(EngineError, match="must be there"), background_gateway(config, engines_s=5.0):
+    with pytest.raises(EngineError, match="must be up and serve"), background_gateway(config, engines_s=5.0):
         pass
 
 
@@ -218,10 +227,10 @@ def test_a_port_that_is_taken_is_said_so():
 @pytest.mark.parametrize(("active", "desired", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
 def test_seats_are_found_by_trying(active, desired, found):
     with in_thread(engine(max_num_seqs=active, step_s=0.004)) as up:
-        assert max_num_seqs(Server(up.servers[0].url), desired) == found
+        assert probe_max_num_seqs(Server(up.servers[0].url), desired) == found
 
 
 def test_a_late_client_is_not_taken_for_a_full_engine():
-    early, late = Seen(0.0, 0.1, 0.2), Seen(0.3, 0.4, 0.5)
-    assert at_once([early, late]) == 2, "it was sent when the first was over: nothing is known against it"
-    assert at_once([early, Seen(0.05, 0.4, 0.5)]) == 1, "it waited for the end of the first"
+    early, late = RequestTimes(0.0, 0.1, 0.2), RequestTimes(0.3, 0.4, 0.5)
+    assert max_concurrent([early, late]) == 2, "it was sent when the first was over: nothing is known against it"
+    assert max_concurrent([early, RequestTimes(0.05, 0.4, 0.5)]) == 1, "it waited for the end of the first"

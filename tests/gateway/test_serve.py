@@ -19,7 +19,6 @@ from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
     Admission,
-    ResilienceConfig,
     Engine,
     Forecasting,
     GatewayConfig,
@@ -27,6 +26,7 @@ from lengthwise.gateway.config import (
     Limits,
     Listen,
     Order,
+    ResilienceConfig,
     Tls,
 )
 from lengthwise.gateway.protocols import Listener
@@ -126,7 +126,7 @@ def test_the_admin_page_says_what_becomes_of_priorities():
                 async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as told:
                     (worker,) = (await told.json())["workers"]
                 assert worker["up"]
-                assert "takes no priorities" in worker["cause"]
+                assert "accepts no priorities" in worker["cause"]
 
     run(work)
 

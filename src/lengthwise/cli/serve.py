@@ -250,7 +250,7 @@ def _owner(config: GatewayConfig) -> str:
 
 def _engine(worker: Worker, now_s: float) -> str:
     models = ", ".join(worker.capabilities.models) or "no model known"
-    trouble = worker.trouble(now_s)
+    trouble = worker.unavailable_reason(now_s)
     return f"engine   {worker.name}  {worker.kind or 'unknown'}  {models}  {trouble or 'up'}"
 
 

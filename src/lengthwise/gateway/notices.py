@@ -62,14 +62,14 @@ async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
         if is_dev
     ]
     if mode in ("isrtf", "windowed"):
-        known = [worker for worker in workers if worker.client_request]
+        known = [worker for worker in workers if worker.identified]
         found += [f"{worker.name} {notice}" for worker in known if (notice := _preemption_notice(worker, mode))]
     if mode == "engine-priority":
         found += [
             f"{worker.name} {notice}. Only a vLLM that was started with --scheduling-policy priority, or an SGLang "
             "with --enable-priority-scheduling, orders by them"
             for worker in workers
-            if (notice := worker.priorities())
+            if (notice := worker.priority_notice())
         ]
     return found
 
@@ -81,9 +81,9 @@ async def probe_notices(config: GatewayConfig) -> list[str]:
     async with Fleet(config) as fleet:
         await fleet.stable(_STABLE_S)
         workers, now_s = fleet.workers(), monotonic()
-        silent = [worker for worker in workers if not worker.client_request]
+        silent = [worker for worker in workers if not worker.identified]
         found = await engine_notices(workers, config.order.mode)
-    return found + [f"{worker.name} could not be probed: {worker.trouble(now_s)}" for worker in silent]
+    return found + [f"{worker.name} could not be probed: {worker.unavailable_reason(now_s)}" for worker in silent]
 
 
 def is_local(host: str) -> bool:
@@ -107,7 +107,7 @@ def _preemption_notice(worker: Worker, mode: str) -> str:
         )
     if not worker.engine.probe:
         reason = "was not probed for token ids (probe = false)"
-    elif not worker.metadata.received:
+    elif not worker.metadata.prompted:
         return "has not reported yet whether it returns token ids: until it does, no request is preempted there"
     else:
         reason = "takes no token ids, or does not return them with each chunk (return_token_ids)"
@@ -118,7 +118,7 @@ async def _is_in_dev_mode(worker: Worker) -> bool:
     """Return whether the engine answers a route that only development mode has."""
     import aiohttp
 
-    if not worker.client_request or worker.kind != "vllm":
+    if not worker.identified or worker.kind != "vllm":
         return False
     try:
         async with (

@@ -201,8 +201,8 @@ class Gateway:
         self.forecaster: Any = (self._make_forecaster or Forecaster)(config.prediction, clock, driver.late)
         await stack.enter_async_context(self.forecaster)
         driver.listeners.add(self.forecaster)
-        self.fleet: Any = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
-        await stack.enter_async_context(self.fleet)
+        fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
+        self.fleet: Any = await stack.enter_async_context(fleet)
         driver.listeners.add(self.fleet.listener)
         if self._follow is not None:
             phases = config.dispatch.phases
@@ -393,7 +393,7 @@ def background_gateway(
         async with Gateway(config, listeners=listeners, follow=follow) as gateway:
             await gateway.fleet.stable(engines_s)
             for worker in gateway.fleet.workers():
-                if error := worker.trouble(loop.time()):
+                if error := worker.unavailable_reason(loop.time()):
                     url = worker.engine.display_url
                     raise EngineError(f"the engine {url} must be up and serve a model; it is {error}")
             background = BackgroundGateway(gateway, loop)

@@ -426,7 +426,7 @@ def run_schedule(
         )  # fmt: skip
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.stable(), within_s=_PLAN_S)
+            gateway.call(following.stable(), timeout_s=_PLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
     news = () if following is None else tuple(following.events)
     planned, since_s = _last(planned, news)

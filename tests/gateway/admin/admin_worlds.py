@@ -57,7 +57,7 @@ class World:
         opened = name in self.down
         return SimpleNamespace(
             kind="vllm",
-            trouble=lambda _: "down: no connection" if opened else "",
+            unavailable_reason=lambda _: "down: no connection" if opened else "",
             breaker=SimpleNamespace(state=lambda _: "open" if opened else "closed"),
         )
 

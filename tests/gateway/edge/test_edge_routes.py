@@ -132,7 +132,7 @@ def test_the_rate_of_a_key_is_told_and_kept():
 
 
 def test_what_the_exchange_refuses_and_what_fails_in_it():
-    class RequestRefusedError(Exception):  # noqa: N818 - as the queue says it
+    class RequestRefusedError(Exception):
         rejection = Rejection(429, "wait", "The queue is too long.", 12.3)
 
     heard = []

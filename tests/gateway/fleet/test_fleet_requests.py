@@ -143,7 +143,7 @@ def test_a_stream_goes_on_elsewhere_where_its_engine_dies_after_its_name_was_tak
             await first.die()
             assert await stream == alone
             assert len(second.log.entries) == 2  # the tiny prompt, and the rest
-            assert here.fleet.worker("e").trouble(monotonic()) == "", "what the old one did is not its fault"
+            assert here.fleet.worker("e").unavailable_reason(monotonic()) == "", "what the old one did is not its fault"
 
     run(work)
 

@@ -7,7 +7,7 @@ from relay_world import BARE, IDS, run, world
 from scripted_engine import Scripted
 
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-from lengthwise.gateway.fleet.fleet import FirstTokens
+from lengthwise.gateway.fleet.fleet import FirstTokenListener
 
 BODY = {"model": "m", "prompt": "one two", "max_tokens": 60}
 WHOLE, STREAM = BODY | {"presence_penalty": 0.5}, BODY | {"stream": True}
@@ -37,7 +37,7 @@ def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
     async def work() -> None:
         compared: list[str] = []
         async with world([Scripted()], capabilities=BARE) as w:
-            w.driver.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
+            w.driver.listeners.add(FirstTokenListener(lambda name, seconds: compared.append(name)))
             for body in (WHOLE, STREAM, WHOLE, STREAM, WHOLE):
                 await w.submit(body)
             told = [number for what, number in w.ledger.events if what == "first_token"]

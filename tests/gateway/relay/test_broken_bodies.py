@@ -35,7 +35,9 @@ async def troubles() -> dict[str, str]:
 
             for _ in range(MOST_ROUNDS):
                 await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
-                told = {name: gateway.fleet.worker(name).trouble(monotonic()) for name in ("broken", "other")}
+                told = {
+                    name: gateway.fleet.worker(name).unavailable_reason(monotonic()) for name in ("broken", "other")
+                }
                 if any(told.values()):
                     break
             return told

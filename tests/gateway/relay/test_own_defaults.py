@@ -91,13 +91,13 @@ def test_a_stream_fails_over_all_the_same():
 
 
 def test_who_may_cut_little_is_told_why_and_what_to_do():
-    def minded(mode, *, received=True, probe=True, **capabilities):
-        metadata = EngineMetadata(replace(UNKNOWN, **capabilities), received=received)
+    def minded(mode, *, prompted=True, probe=True, **capabilities):
+        metadata = EngineMetadata(replace(UNKNOWN, **capabilities), prompted=prompted)
         engine = Engine("http://e", probe=probe)
         worker = SimpleNamespace(
             name="e",
             kind="openai",
-            client_request=True,
+            identified=True,
             engine=engine,
             metadata=metadata,
             capabilities=metadata.capabilities,
@@ -111,10 +111,10 @@ def test_who_may_cut_little_is_told_why_and_what_to_do():
     for lacks in ("ids_each", "token_ids"):
         for mode in ("isrtf", "windowed"):
             (text,) = minded(mode, **{lacks: False})
-            assert text.startswith("e takes no token ids, or does not tell them with each piece")
-            assert text.endswith(f"nothing is cut there, and of mode {mode} the order of waiting alone holds")
-    (text,) = minded("isrtf", ids_each=False, received=False)
-    assert "has not said yet" in text
+            assert text.startswith("e takes no token ids, or does not return them with each chunk")
+            assert text.endswith(f"no request is preempted there, and mode {mode} only orders waiting requests")
+    (text,) = minded("isrtf", ids_each=False, prompted=False)
+    assert "has not reported yet" in text
     (text,) = minded("isrtf", ids_each=False, probe=False)
     assert "probe = false" in text
     assert not minded("srtf", ids_each=False)

@@ -13,7 +13,7 @@ from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
 
-from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, SchedulerDriver, Recent, State
+from lengthwise.gateway.admin.state import SAMPLE_S, Fleet, Forecaster, Recent, SchedulerDriver, State
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic

@@ -385,9 +385,9 @@ class State:
             worker = self._fleet.worker(state.name)
         except KeyError:
             return told | {"kind": "", "breaker": "", "cause": "stopped"}
-        why = worker.trouble(now_s) if hasattr(worker, "trouble") else ""
-        if not why and self.config.order.mode == "engine-priority" and hasattr(worker, "priorities"):
-            why = worker.priorities()
+        why = worker.unavailable_reason(now_s) if hasattr(worker, "unavailable_reason") else ""
+        if not why and self.config.order.mode == "engine-priority" and hasattr(worker, "priority_notice"):
+            why = worker.priority_notice()
         breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
         return told | {"kind": worker.kind, "breaker": breaker, "cause": str(why)[:200]}
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, bad, shown
-from lengthwise.gateway.request import EMPTY, PromptPrefix, PrefixHasher
+from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -401,7 +401,9 @@ def prompt_of(body: Completion) -> tuple[str, int]:
     return "", sum([len(prompt) for prompt in body.prompt if isinstance(prompt, list)])
 
 
-def leading_of(prefix_hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
+def leading_of(
+    prefix_hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int
+) -> PromptPrefix:
     """How the prompt begins; of several in one body nothing is said."""
     if isinstance(body, Chat) or isinstance(body.prompt, str):
         return prefix_hasher.of_text(text, tokens, model=body.model, tenant=tenant)

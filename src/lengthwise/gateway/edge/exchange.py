@@ -28,7 +28,7 @@ class Room:
         held_by: The same by holder.
     """
 
-    __slots__ = ("held_by", "memory_bytes", "max_bytes")
+    __slots__ = ("held_by", "max_bytes", "memory_bytes")
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.memory_bytes = max_bytes, 0

@@ -329,9 +329,7 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
         raise InputError(f"every engine must have a name of its own; {duplicates[0]!r} is there twice: set its name")
-    return tuple(
-        Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True)
-    )
+    return tuple(Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lengthwise.gateway.child_process import close, wait_terminated, spawn_module
+from lengthwise.gateway.child_process import close, spawn_module, wait_terminated
 from lengthwise.gateway.length_prediction.prediction import (
     Answer,
     Message,

@@ -418,7 +418,7 @@ class PhaseCounts:
                 plan.add_metric((name,), float(value))
         yield plan
         ended = CounterMetricFamily(
-            "lengthwise_phases", "Phases that are over, by what ended them", labels=("worker", "finished")
+            "lengthwise_phases", "Phases that are over, by what ended them", labels=("worker", "ended")
         )
         for (worker, why), count in self._finished.items():
             ended.add_metric((worker, why), float(count))
