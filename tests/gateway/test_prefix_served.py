@@ -12,7 +12,7 @@ from relay_world import run, until
 
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import asked
+from lengthwise.gateway.edge.client_request import RequestParser
 from lengthwise.gateway.request import EMPTY, PrefixHasher
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
@@ -100,8 +100,8 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
 def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     prefix_hasher = PrefixHasher(b"secret")
-    told = asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0, prefix_hasher)
+    told = RequestParser(Limits(), prefix_hasher).parse("completions", body, Caller(None, 3), {}, "r", 0.0)
     assert bool(told.prefix.keys) == begins
     if begins:
         assert told.prefix == prefix_hasher.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
-    assert asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0).prefix is EMPTY
+    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is EMPTY

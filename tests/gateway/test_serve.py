@@ -158,9 +158,9 @@ def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
             url, long = f"http://127.0.0.1:{g.port}/v1/completions", BODY | {"user": "u" * 100_000}
             async with aiohttp.ClientSession() as session, session.post(url, json=long) as told:
                 assert engine.seen[0].body == long | {"return_token_ids": True}
-                await until(lambda: 0 < g.app.room.memory_bytes < 5000)
+                await until(lambda: 0 < g.app.body_budget.used_bytes < 5000)
                 assert (await told.read()).count(b'"text":') == 50
-            await until(lambda: g.app.room.memory_bytes == 0)
+            await until(lambda: g.app.body_budget.used_bytes == 0)
 
     run(work)
 
