@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.length_prediction.prediction import given
+from lengthwise.gateway.length_prediction.prediction import condition
 from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.predict.distribution import LEVELS
@@ -166,7 +166,7 @@ class EngineWorld:
             job.finished_s = self.now_s + self.costs.way_s
             self.scheduler.left(self.now_s, q.id)
         elif job.made % self.order.window_tokens == 0:
-            row = given(job.row, job.made)
+            row = condition(job.row, job.made)
             self.scheduler.reforecast(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))
 
     def mean_s(self):

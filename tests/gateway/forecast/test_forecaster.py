@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Forecasting
 from lengthwise.gateway.length_prediction import Belief, Forecaster, Oracle, requested_tokens
-from lengthwise.gateway.length_prediction.prediction import MOST_CHARS, STATISTICS
-from lengthwise.gateway.length_prediction.prediction import given as given_row
+from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
+from lengthwise.gateway.length_prediction.prediction import condition as given_row
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
 from lengthwise.schema.errors import InputError
@@ -131,7 +131,7 @@ def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
             assert made.length_prediction.total_tokens == 77
             assert (await predicted(f, requested_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
-        async with Forecaster(Forecasting(), predictor=default(), place="inline", believes_told=False) as deaf:
+        async with Forecaster(Forecasting(), predictor=default(), place="inline", use_requested=False) as deaf:
             assert (await predicted(deaf, requested_tokens=77)).length_prediction.source == "predictor"
 
     asyncio.run(main())
@@ -231,7 +231,7 @@ def test_a_request_given_up_while_it_waits_for_a_forecast_harms_nobody() -> None
 def test_of_a_very_long_prompt_both_ends_are_shown() -> None:
     async def main() -> None:
         async with inline(default()) as f:
-            made = await predicted(f, "Summarize: " + "word " * MOST_CHARS + " in one sentence")
+            made = await predicted(f, "Summarize: " + "word " * MAX_CHARS + " in one sentence")
             assert made.length_prediction.source == "predictor"
 
     asyncio.run(main())
