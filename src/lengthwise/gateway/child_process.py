@@ -4,7 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import struct
 import sys
+
+_LENGTH = struct.Struct("<I")
+
+
+class FrameTooLongError(Exception):
+    """A frame is longer than allowed."""
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a payload after its length."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+async def read_frame(process: asyncio.subprocess.Process, max_bytes: int | None = None) -> bytes:
+    """Return the next payload from a child's stdout; raise FrameTooLongError, or IncompleteReadError at its end."""
+    assert process.stdout is not None
+    length = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))[0]
+    if max_bytes is not None and length > max_bytes:
+        raise FrameTooLongError(f"a response of {length} bytes")
+    return await process.stdout.readexactly(length)
+
+
+class ParentPipe:
+    """Frames between a child process and its parent; what the child prints goes to stderr from now on."""
+
+    def __init__(self) -> None:
+        self._output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def receive(self) -> bytes | None:
+        """Return the next payload; None at the end."""
+        head = sys.stdin.buffer.read(_LENGTH.size)
+        return sys.stdin.buffer.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
+
+    def send(self, payload: bytes) -> None:
+        """Write a payload."""
+        self._output.write(frame(payload))
+        self._output.flush()
 
 
 async def spawn_module(module: str) -> asyncio.subprocess.Process:

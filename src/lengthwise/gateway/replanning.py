@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import pickle
-import signal
-import struct
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lengthwise.gateway.child_process import close, spawn_module, wait_terminated
+from lengthwise.gateway.child_process import ParentPipe, close, frame, read_frame, spawn_module, wait_terminated
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Clock, Listener
 from lengthwise.gateway.request import Outcome, Request
@@ -71,15 +66,9 @@ class ReplanningState:
     Attributes:
         up: Whether lengths are watched; also before the start.
         error: Why they are not; "" they are.
-        observed: Requests observed.
-        evidence: Last evidence for a change.
-        false_positive_rate: Of the replanner; NaN before the start.
         schedule: The current schedule in words; "" the first one.
-        changed: Times that B_E or N_D were changed.
         left: Times that the schedule was left as it was.
-        failed: Times that replanning failed.
         last: The last event's message; () none.
-        last_s: Its time on the gateway's clock; NaN none.
     """
 
     up: bool
@@ -122,39 +111,21 @@ class ArrivalOrder:
         return ready
 
 
-_LENGTH = struct.Struct("<I")
-
-
-def _frame(message: Any) -> bytes:
-    payload = pickle.dumps(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
 def main() -> None:
-    """Run a replanner as a child process until stdin ends; what the replanner prints goes to stderr."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def read() -> Any:
-        head = sys.stdin.buffer.read(_LENGTH.size)
-        if len(head) < _LENGTH.size:
-            sys.exit()
-        return pickle.loads(sys.stdin.buffer.read(_LENGTH.unpack(head)[0]))  # noqa: S301 - written by the parent
-
-    def write(message: dict[str, Any]) -> None:
-        answers.write(_frame(message))
-        answers.flush()
-
-    try:
-        replanner: Replanner = read()()
-    except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
-        write({"refused": f"{type(error).__name__}: {error}"})
+    """Run a replanner as a child process until stdin ends."""
+    pipe = ParentPipe()
+    factory = pipe.receive()
+    if factory is None:
         return
-    write({"refused": "", "false_positive_rate": replanner.false_positive_rate})
-    while True:
+    try:
+        replanner: Replanner = pickle.loads(factory)()  # noqa: S301 - written by the parent
+    except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
+        pipe.send(pickle.dumps({"refused": f"{type(error).__name__}: {error}"}))
+        return
+    pipe.send(pickle.dumps({"refused": "", "false_positive_rate": replanner.false_positive_rate}))
+    while (lengths := pipe.receive()) is not None:
         events: list[ReplanEvent] = []
-        for one in read():
+        for one in pickle.loads(lengths):  # noqa: S301 - written by the parent
             try:
                 event = replanner.observe(*one)
             except Exception as error:  # noqa: BLE001 - the current schedule goes on
@@ -162,26 +133,17 @@ def main() -> None:
                 event = ReplanEvent((message,), failed=True)
             if event is not None:
                 events.append(event)
-        write({"events": events, "evidence": float(replanner.evidence)})
+        pipe.send(pickle.dumps({"events": events, "evidence": float(replanner.evidence)}))
 
 
 _EXIT_S = 5.0
 
 
 class ReplannerProcess:
-    """An async context manager around a replanner's process.
-
-    Args:
-        factory: Makes the replanner in the process.
-        start_s: Longest time for its start.
-        plan_s: Longest time for an answer.
-
-    Attributes:
-        false_positive_rate: Of the replanner.
-    """
+    """An async context manager around a replanner's process."""
 
     def __init__(self, factory: ReplannerFactory, start_s: float, plan_s: float) -> None:
-        self._factory = _frame(factory)
+        self._factory = frame(pickle.dumps(factory))
         self._start_s, self._plan_s = start_s, plan_s
         self._process: asyncio.subprocess.Process | None = None
         self.false_positive_rate = math.nan
@@ -199,9 +161,7 @@ class ReplannerProcess:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the process, whatever it does."""
         await self._stop()
 
@@ -211,20 +171,18 @@ class ReplannerProcess:
         Raises:
             LengthwiseError: The process has exited, or takes too long.
         """
-        answer = await self._ask(_frame(list(lengths)), self._plan_s)
+        answer = await self._ask(frame(pickle.dumps(list(lengths))), self._plan_s)
         return answer["events"], answer["evidence"]
 
     async def _ask(self, message: bytes, timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 process.stdin.write(message)
                 await process.stdin.drain()
-                size = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))[0]
-                answer: dict[str, Any] = pickle.loads(await process.stdout.readexactly(size))  # noqa: S301
+                answer: dict[str, Any] = pickle.loads(await read_frame(process))  # noqa: S301 - our own process
         except TimeoutError:
             raise LengthwiseError(f"it did not answer within {timeout_s:g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -257,10 +215,7 @@ class PlanTracker(Listener):
     Whatever happens to the replanner, requests are served by the last schedule.
 
     Args:
-        factory: Makes the replanner, in a process of its own.
-        phases: The first schedule.
         apply: Applies a schedule from each engine's next phase on.
-        clock: The gateway's.
         start_s: Longest time for the start of the process.
         plan_s: Longest time for its answer, planning included.
 
@@ -297,9 +252,7 @@ class PlanTracker(Listener):
         self._task = asyncio.ensure_future(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop, a plan in progress included."""
         if self._task is not None:
             self._task.cancel()

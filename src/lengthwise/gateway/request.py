@@ -139,27 +139,17 @@ class Request:
     Attributes:
         id: Unique in this process, in order of arrival.
         arrival_s: When its body was complete, on the gateway's clock.
-        model: Requested model.
         prompt_tokens: Counted or estimated.
         max_tokens: Requested maximum (the gateway's limit where there is none).
-        tenant: Number of the tenant; 0 anonymous.
-        priority: Class; smaller is earlier.
         body_bytes: Its share of the queue's bytes.
         session: Requests of a session prefer one worker; "" none.
         prefix: Requests with a common prefix prefer one worker.
         resumable: Whether a preemption cannot change its answer.
-        length_prediction: The current prediction.
         deadline_s: When the client gives up unless the answer has begun; inf unknown.
         requested_tokens: Length that the client fixed; 0 none.
-        choices: Requested outputs; lengths are learned from single ones.
         single_chunk: Whether the engine sends the response in one piece, so that there is no first token.
         buffered: Whether the client gets the response in one piece (it is not streamed).
-        generated_tokens: Tokens so far.
-        worker: Current worker; "" while it waits.
         queued_for_s: Total time in the queue until the last dispatch.
-        queued_s: When it joined the queue last.
-        dispatched_s: When it was dispatched last.
-        preemptions: So far.
         cached_tokens: Prompt tokens believed to be in the prefix cache of its last worker.
         avoid: Workers that failed it.
     """

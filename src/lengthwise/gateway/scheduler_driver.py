@@ -33,12 +33,10 @@ class Ticket:
     """An admitted request: it waits, or is at ``worker``, or is finished.
 
     Attributes:
-        request: The request.
         worker: Name of its worker at assignment; "" while it waits.
         preempted: Set when the scheduler wants the slot back: abort at the worker, then ``retry``.
         on_interrupt: Called with CUT or GONE when the slot must be given back at once.
         nonpreemptible: Whether the request was reported as not resumable elsewhere.
-        finished: Whether it has ended.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")

@@ -20,10 +20,8 @@ class Signals:
 
     Attributes:
         running: Requests in its batch.
-        waiting: Requests in its own queue.
         kv_used: Share of the KV cache in use.
         preemptions: Since it started.
-        at_s: Time of the report.
     """
 
     running: float | None = None
@@ -38,14 +36,9 @@ class WorkerState:
     """A worker as reported to the scheduler.
 
     Attributes:
-        name: Unique.
-        models: Names of the models that it serves.
         up: Whether it may be given requests (healthy, circuit closed, not draining).
         in_flight: A fixed limit, or None: adapted from signals, and unlimited where the engine orders.
         slots: Most sequences it runs at once (llama.cpp's slots, vLLM's max_num_seqs); None unknown.
-        kv_tokens: Capacity of its KV cache; None unknown.
-        tokens_per_s: Output rate that the engine reports; None unknown.
-        signals: Its last load signals.
         epoch: Grows with every restart: whatever was in flight before is lost.
         renamed_from: Former name, with the same epoch: requests in flight stay in flight; "" not renamed.
         address: Workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown.
@@ -69,13 +62,10 @@ class Phase:
     """A finished phase of mode rra.
 
     Attributes:
-        worker: Name of the worker.
         cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (the slowest streams were not
             waited for any longer).
-        started_s: Start of its prefill.
         finished_s: When the next phase could begin, or no request was left.
         encode_batch: Requests of its prefill.
-        prompt_tokens: Prompt tokens of these.
         decode_batch: Requests at the worker after its prefill.
         decode_steps: Iterations until its end.
         left_batch: Requests at the worker at its end.
@@ -132,16 +122,11 @@ class Statistics:
     """Current numbers of the scheduler, for metrics, autoscaling and the admin page.
 
     Attributes:
-        waiting: Requests in the queue.
-        waiting_bytes: Bytes of their bodies.
-        running: Requests at workers.
         oldest_wait_s: Longest wait in the queue.
         backlog_tokens: Predicted output tokens still to come, waiting and running.
         backlog_s: Seconds in which all workers together would make them.
         predicted_wait_s: Predicted wait of a request that arrives now.
         ordering: Whether the order matters now: requests wait.
-        preemptions: So far.
-        workers: Numbers of each worker.
     """
 
     waiting: int

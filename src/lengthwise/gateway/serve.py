@@ -11,7 +11,6 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports
@@ -54,18 +53,13 @@ class Gateway:
     """A complete gateway as an async context manager that serves while it is entered.
 
     Args:
-        config: Its configuration.
-        clock: Its time.
         listeners: Receive the events of every request, besides its own listeners.
         make_forecaster: Another forecaster (for a benchmark, one that knows the lengths).
-        make_fleet: Another fleet.
         follow: Makes a replanner, so that the schedule of mode rra follows the lengths of the traffic; None: it stays.
 
     Attributes:
-        port: Of clients, once entered.
         admin_port: Of the admin page; None where there is none.
         driver: Where requests wait.
-        tracker: Replans the schedule; None: it stays.
 
     Raises:
         InputError: ``follow`` is given in another mode than rra.
@@ -105,9 +99,7 @@ class Gateway:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop; clients of unfinished requests get an error. ``drain`` first lets them finish."""
         await self.stop()
 

@@ -94,13 +94,7 @@ class _CurrentPhase:
 
 
 class PhaseTracker:
-    """The phase of a worker, followed by its tokens; see the module.
-
-    Args:
-        worker: Returns the worker's current name.
-        phases: The schedule.
-        report: Called with every finished phase.
-    """
+    """The phase of a worker, followed by its tokens; see the module."""
 
     def __init__(self, worker: Callable[[], str], phases: Phases, report: Callable[[Phase], None]) -> None:
         self._worker, self._report = worker, report

@@ -90,11 +90,7 @@ class PreemptionPass:
     free there would be its own, so none is made there for later requests. Requests of other models go on.
 
     Args:
-        now_s: Now.
-        queue: The waiting requests.
-        workers: All workers.
         candidates: (key, request) of preemptible requests, worst first.
-        ranker: Knows the keys of waiting requests.
         gain: The victim policy: the gain of a preemption, in tokens.
         precedes: Whether a waiting request's class and tenant let it preempt a running one.
     """

@@ -90,8 +90,6 @@ class Backlog:
     """Totals of the requests in a queue.
 
     Attributes:
-        bytes: Bytes of their bodies.
-        waiting: Requests by model.
         tokens: Predicted output tokens still to come, by model.
     """
 
@@ -292,11 +290,7 @@ Bin = tuple[str, int, int]
 
 
 class Bins(Backlog):
-    """Bins of equal mass of recent predictions; a bin leaves when full, or when its first request waited enough.
-
-    Attributes:
-        batches: Bins that have left.
-    """
+    """Bins of equal mass of recent predictions; a bin leaves when full, or when its first request waited enough."""
 
     def __init__(self, bins: int, batch_wait_s: float) -> None:
         super().__init__()

@@ -45,14 +45,10 @@ class Entry:
         worker: Current or last worker; "" never dispatched.
         work: Share of the worker's backlog: remaining tokens and the cost of the prompt.
         kv_tokens: KV tokens that the request will occupy at its end.
-        charged: Output tokens charged to the tenant.
-        admissions: Dispatches so far.
         window_end: Generated tokens at which the current window ends.
         protected_until: Generated tokens below which the request is not preempted again.
         batch: Number of the completed bin that the request left in; 0 none.
         nonpreemptible: Whether the engine could not resume the request elsewhere.
-        last_token_s: Time of the last tokens from the current worker; NaN none yet.
-        preempted_s: Time of the last preemption decision.
         posterior_remaining: Cached posterior mean of the remaining tokens; NaN not computed.
     """
 

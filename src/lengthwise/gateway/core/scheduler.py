@@ -101,9 +101,6 @@ class Scheduler:
     give the same decisions.
 
     Args:
-        order: Order of requests, and preemption.
-        admission: Bounds of the queue.
-        dispatch: Limits of workers.
         observe: Act as in mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 

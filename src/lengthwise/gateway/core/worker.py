@@ -99,12 +99,7 @@ _GROWTH = tuple(size - before for before, size in zip((0, *SIZES), SIZES, strict
 
 
 class PrefixCache:
-    """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, evicted by least use.
-
-    Attributes:
-        max_blocks: Most hashes.
-        tokens: Tokens of the blocks.
-    """
+    """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, evicted by least use."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
@@ -237,11 +232,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The best observed rate, halved by a minute of use: a worker with little to do is not a slow one.
-
-    Attributes:
-        tokens_per_s: None until a rate was observed.
-    """
+    """The best observed rate, halved by a minute of use: a worker with little to do is not a slow one."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
@@ -281,23 +272,15 @@ class Worker:
     """One worker.
 
     Attributes:
-        state: Its last reported state.
         active: Requests in flight by id, preempting ones included.
         tokens: Predicted output tokens still to come from it.
         work: The same with the cost of the prompts.
         kv_tokens: KV tokens of its requests at their end, if predictions hold.
-        num_preempting: Requests that are being preempted.
-        throughput: Output tokens a second.
-        cost: Cost of preemptions and prompts.
-        prefix_cache: Prompt prefixes that it has probably cached.
         phases: Tracker of its phase; None in other modes than rra.
         leaving: Leaving workers of the same engine under another name: their requests use its slots.
 
     Args:
-        state: Its state.
-        dispatch: Bounds of its limit, and its schedule.
         unlimited: Whether it is given all requests, up to a fixed limit of its own (``state.in_flight``).
-        report: Called with its finished phases, in mode rra.
     """
 
     def __init__(

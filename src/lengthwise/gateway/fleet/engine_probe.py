@@ -15,6 +15,7 @@ from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import COMPLETIONS, Abilities, RequestError, Server
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.health import REFUSED, TIMEOUT, UNHEALTHY
+from lengthwise.gateway.relay import read_bounded
 from lengthwise.gateway.scheduling import Signals
 
 MAX_BYTES = 2 << 20
@@ -131,12 +132,7 @@ async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tu
 
     try:
         async with asyncio.timeout(timeout_s), session.get(url, allow_redirects=False) as response:
-            body = bytearray()
-            while len(body) < max_bytes and (chunk := await response.content.readany()):
-                body += chunk
-            if not response.content.at_eof():
-                response.close()
-            return int(response.status), bytes(body[:max_bytes])
+            return int(response.status), await read_bounded(response, max_bytes)
     except TimeoutError:
         raise FetchError(TIMEOUT, f"no response within {timeout_s:g} s") from None
     except aiohttp.ClientConnectorError as error:

@@ -7,18 +7,25 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import pickle
 import signal
 import struct
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from lengthwise.gateway.child_process import close, spawn_module, wait_terminated
+from lengthwise.gateway.child_process import (
+    FrameTooLongError,
+    ParentPipe,
+    close,
+    frame,
+    read_frame,
+    spawn_module,
+    wait_terminated,
+)
 from lengthwise.gateway.length_prediction.prediction import (
     FaultCounter,
     PendingRow,
@@ -32,17 +39,12 @@ from lengthwise.gateway.request import MAX_TOKENS
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
 
-_LENGTH = struct.Struct("<I")
 _MAX_RESPONSE_BYTES = 1 << 22
 _HEAD = struct.Struct("<II")
 
 
 class ProtocolError(Exception):
     """The process sent something else than the response to its query, and is killed."""
-
-
-def _frame(payload: bytes) -> bytes:
-    return _LENGTH.pack(len(payload)) + payload
 
 
 def _encode(number: int, predicted: PredictedRows) -> bytes:
@@ -174,7 +176,8 @@ class ProcessRunner:
                 await self._run_process()
             except Exception as error:  # noqa: BLE001 - whatever ends a process, another one starts
                 self._failures += 1
-                kind = {TimeoutError: "hung", ProtocolError: "rubbish"}.get(type(error), "died")
+                kinds = {TimeoutError: "hung", ProtocolError: "rubbish", FrameTooLongError: "rubbish"}
+                kind = kinds.get(type(error), "died")
                 self.faults.add({kind: 1}, f"{kind}: {type(error).__name__}: {error}")
                 _log.warning("the predictor's process %s and is restarted: %s", kind, error)
             finally:
@@ -190,9 +193,9 @@ class ProcessRunner:
         out = process.stdin
         assert out is not None
         task = {"path": sys.path, "file": self._file, "pickled": self._pickled, "max_bytes": limits.max_bytes}
-        out.write(_frame(pickle.dumps(task)))
+        out.write(frame(pickle.dumps(task)))
         async with asyncio.timeout(limits.start_s):
-            hello = _parse_object(await self._read())
+            hello = _parse_object(await read_frame(process, _MAX_RESPONSE_BYTES))
         if not isinstance(hello.get("seconds"), float) and not isinstance(hello.get("refused"), str):
             raise ProtocolError("expected the greeting of the process")
         self._refused = hello.get("refused", "")
@@ -212,10 +215,10 @@ class ProcessRunner:
                     break
                 await self._wake.wait()
                 if queries := self._next_batch():
-                    out.write(_frame(pickle.dumps((number, queries), pickle.HIGHEST_PROTOCOL)))
+                    out.write(frame(pickle.dumps((number, queries), pickle.HIGHEST_PROTOCOL)))
                     async with asyncio.timeout(limits.hang_s):
                         await out.drain()
-                        predicted = _decode(await self._read(), number, len(queries))
+                        predicted = _decode(await read_frame(process, _MAX_RESPONSE_BYTES), number, len(queries))
                     self.faults.add(predicted.faults, predicted.error)
                     self._failures = 0
                     resolve(self._batch, predicted)
@@ -238,14 +241,6 @@ class ProcessRunner:
             self._wake.clear()
         return queries
 
-    async def _read(self) -> bytes:
-        stream = self._process.stdout if self._process is not None else None
-        assert stream is not None
-        length = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))[0]
-        if length > _MAX_RESPONSE_BYTES:
-            raise ProtocolError(f"a response of {length} bytes")
-        return await stream.readexactly(length)
-
     async def _reset(self) -> None:
         """Kill the process; waiting queries get no result."""
         self.up = False
@@ -267,16 +262,15 @@ class ProcessRunner:
 
 def main() -> None:
     """Serve queries on stdin until it ends; entry point of the child process."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a predictor prints must not mix with the responses
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = ParentPipe()
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    task = _receive(sys.stdin.buffer)
-    if task is None:
+    first = pipe.receive()
+    if first is None:
         return
+    task = pickle.loads(first)  # noqa: S301 - from the parent process
     sys.path[:] = task["path"]
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -292,21 +286,10 @@ def main() -> None:
 
             predictor = opened(task["file"])
     except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
-        _send(output, json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
+        pipe.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         return
     reads_text = bool(getattr(predictor, "reads_text", False))
-    _send(output, json.dumps({"seconds": measure_latency_s(predictor), "reads_text": reads_text}).encode())
-    while (batch := _receive(sys.stdin.buffer)) is not None:
-        _send(output, _encode(batch[0], predict_rows(predictor, batch[1])))
-
-
-def _receive(file: BinaryIO) -> Any:
-    head = file.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    return pickle.loads(file.read(_LENGTH.unpack(head)[0]))  # noqa: S301 - from the parent process
-
-
-def _send(file: BinaryIO, payload: bytes) -> None:
-    file.write(_frame(payload))
-    file.flush()
+    pipe.send(json.dumps({"seconds": measure_latency_s(predictor), "reads_text": reads_text}).encode())
+    while (payload := pipe.receive()) is not None:
+        number, queries = pickle.loads(payload)  # noqa: S301 - from the parent process
+        pipe.send(_encode(number, predict_rows(predictor, queries)))

@@ -137,7 +137,6 @@ class Plan:
     """A request as far as resuming depends on it.
 
     Attributes:
-        options: Parts of the response that the client requests.
         fields: Fields of the body; {} if nothing depends on them.
         conflict: Reason why a resume could change the response; None if it cannot.
         max_tokens: Longest output requested; None leaves it to the engine.
@@ -346,12 +345,7 @@ _QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
 
 
 class SchedulingHints:
-    """Fields that tell an engine in which order to schedule requests, in modes in which the engine orders.
-
-    Args:
-        config: Configuration of the gateway.
-        engine_priority: Maps a request to its class and predicted length as one number, smaller = earlier.
-    """
+    """Fields that tell an engine in which order to schedule requests, in modes in which the engine orders."""
 
     def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
         self._mode, self._window = config.order.mode, config.order.window_tokens

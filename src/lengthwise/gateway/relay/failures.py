@@ -16,7 +16,6 @@ class UpstreamError(Exception):
 
     Attributes:
         reason: Short phrase for logs and metrics: "no connection", "closed early", "stalled", "http 500", ...
-        detail: Text from the engine or the system.
         status: HTTP status of the engine, 0 without one.
         engine_fault: Whether the engine failed (and not, say, the request or the gateway).
         code: Error code for the client where another engine cannot help; "" where a retry may.
@@ -74,9 +73,6 @@ class RequestFailedError(Exception):
 
     Attributes:
         status: HTTP status, used if nothing has been sent to the client yet.
-        reason: Machine-readable code.
-        message: Text for people.
-        retry_after_s: Value of the Retry-After header; None omits it.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:

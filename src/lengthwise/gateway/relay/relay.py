@@ -24,10 +24,6 @@ class Relay:
     """Sends requests to engines in the order of the scheduler.
 
     Args:
-        driver: The scheduler.
-        fleet: The engines.
-        forecaster: Predicts output lengths.
-        config: Configuration of the gateway.
         add_hints: Adds scheduling hints for a worker to a body; None adds nothing.
         requested_tokens: Returns the output length that a client fixes (body, fields, max_tokens), 0 if it fixes none.
     """

@@ -34,12 +34,7 @@ class RelayContext:
     """What all request sessions share.
 
     Attributes:
-        fleet: The engines.
-        config: Configuration of the gateway.
-        budget: Budget of retries.
-        add_hints: Adds scheduling hints for a worker to a request body.
         on_window: Called when the output of a request passes a window of tokens.
-        spawn: Runs a coroutine in the background.
         track_text: Whether a predictor reads the generated text, so that it has to be retained.
     """
 
@@ -190,12 +185,6 @@ MAX_FAILURES = 3
 
 class RequestSession:
     """One request from its dispatch to its end.
-
-    Args:
-        context: What all sessions share.
-        client_request: The client's request.
-        plan: What may be done with it.
-        ticket: Its place in the scheduler; a worker is assigned.
 
     Attributes:
         response: The current response; None before it starts or after it was given up.

@@ -64,8 +64,6 @@ class Response:
 
     Attributes:
         count: Output tokens so far.
-        cause: The finish reason.
-        complete: Whether the output is complete.
         finished: Whether the client has received its end.
         error: Error that the engine reported inside the stream, or that ended it.
         resumable: Whether another engine can still continue it without a gap or a repeat.
@@ -221,7 +219,6 @@ class TrackedStream(Response):
     their text go out with the text that they complete: sent before, they would come twice or change.
 
     Args:
-        options: Parts of the response that the client requests.
         prompt_bytes: Bytes of the prompt, whose ids come in one event of each attempt.
 
     Attributes:
@@ -487,13 +484,7 @@ _BYTES_PER_ITEM = 50
 
 
 class AssembledResponse(TrackedStream):
-    """A tracked stream for a client that does not stream: one object at its end, nothing before.
-
-    Args:
-        options: Parts of the response that the client requests.
-        max_bytes: Most bytes of text and token ids.
-        prompt_bytes: Bytes of the prompt.
-    """
+    """A tracked stream for a client that does not stream: one object at its end, nothing before."""
 
     def __init__(self, options: ResponseOptions, max_bytes: int, prompt_bytes: int = 0) -> None:
         streamed = ResponseOptions(options.api, stream=True, usage=True, usage_each=False, ids=options.ids)

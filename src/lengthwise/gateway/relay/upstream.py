@@ -40,14 +40,10 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection, used for one request after another.
 
     Attributes:
-        status: HTTP status of the response.
-        headers: Its headers, with lower-case names.
         complete: Whether all of the response has arrived (it may not have been read).
-        reused: Requests sent before the current one.
         on_chunk: Called with a chunk of the body as it arrives, while a reader waits for one. If it returns True, the
             chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per token.
         consumed_s: Time of the loop at which ``on_chunk`` last consumed a chunk.
-        on_body: Callback of httptools.
     """
 
     __slots__ = (
