@@ -40,7 +40,7 @@ class Fcfs:
     def reforecast(self, now_s, id, length_prediction) -> None:
         self.requests[id].length_prediction = length_prediction
 
-    def progressed(self, now_s, id, generated_tokens) -> None:
+    def on_progress(self, now_s, id, generated_tokens) -> None:
         self.requests[id].generated_tokens = generated_tokens
 
     def returned(self, now_s, id, generated_tokens, *, avoid="") -> None:
@@ -61,7 +61,7 @@ class Fcfs:
     def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         return tuple(self.running) if not states else ()
 
-    def decide(self, now_s: float) -> Decisions:
+    def schedule(self, now_s: float) -> Decisions:
         self.decided += 1
         if now_s >= self.alarm_s:
             self.expire, self.alarm_s = list(self.queue), math.inf
@@ -143,7 +143,7 @@ def test_a_client_that_goes_leaves_nothing(when: str):
         task = asyncio.ensure_future(driver.enter(request(1)))
         await asyncio.sleep(0)
         if when == "assigned":
-            driver.decide()  # the future has its result, the task has not seen it yet
+            driver.schedule()  # the future has its result, the task has not seen it yet
         if when == "retry":
             ticket = await task
             scheduler.places = 0

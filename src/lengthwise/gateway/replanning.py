@@ -188,10 +188,10 @@ class ReplannerProcess:
         except (OSError, asyncio.IncompleteReadError) as error:
             try:
                 async with asyncio.timeout(min(_EXIT_S, timeout_s)):
-                    fate = f"its process exited with {await process.wait()}"
+                    status = f"its process exited with {await process.wait()}"
             except TimeoutError:
-                fate = "its process is alive but does not answer"
-            raise LengthwiseError(fate) from error
+                status = "its process is alive but does not answer"
+            raise LengthwiseError(status) from error
         return answer
 
     async def _stop(self) -> None:

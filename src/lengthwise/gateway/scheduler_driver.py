@@ -74,7 +74,7 @@ class Ticket:
     def tokens(self, total_generated: int) -> None:
         """Report the total of generated tokens; fewer than before are ignored (a run that started again)."""
         if not self.finished and total_generated > self.request.generated_tokens:
-            self._driver.progressed(self.request, total_generated)
+            self._driver.on_progress(self.request, total_generated)
 
     def mark_nonpreemptible(self) -> None:
         """Report that the request cannot be resumed elsewhere from its current worker."""
@@ -159,7 +159,7 @@ class SchedulerDriver:
         self.listeners = Listeners(listeners)
         self._scheduler = scheduler
         self._tickets: dict[int, Ticket] = {}
-        self._awake = False
+        self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
         self._empty = asyncio.Event()
@@ -230,15 +230,15 @@ class SchedulerDriver:
 
     def wake(self) -> None:
         """Decide in the next iteration of the loop."""
-        if not self._awake:
-            self._awake = True
-            asyncio.get_running_loop().call_soon(self.decide)
+        if not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self.schedule)
 
-    def decide(self) -> None:
+    def schedule(self) -> None:
         """Carry out the scheduler's decisions now, and set the timer for the next."""
-        self._awake = False
+        self._is_woken = False
         now_s = self.clock()
-        decisions = self._scheduler.decide(now_s)
+        decisions = self._scheduler.schedule(now_s)
         if decisions:
             self._apply(decisions, now_s)
         self._set_timer(self._scheduler.next_s(now_s), now_s)
@@ -263,7 +263,7 @@ class SchedulerDriver:
                 ticket.interrupt(cause)
 
     def _wake_when_due(self, now_s: float) -> None:
-        if self._awake:
+        if self._is_woken:
             return
         when_s = self._scheduler.next_s(now_s)
         if when_s <= now_s:
@@ -285,15 +285,15 @@ class SchedulerDriver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.decide()
+        self.schedule()
 
     # Called by tickets:
 
-    def progressed(self, request: Request, total: int) -> None:
+    def on_progress(self, request: Request, total: int) -> None:
         """Pass on the total of generated tokens."""
         before = request.generated_tokens
         now_s = self.clock()
-        self._scheduler.progressed(now_s, request.id, total)
+        self._scheduler.on_progress(now_s, request.id, total)
         self.listeners.tokens(request, total - before, now_s)
         self._wake_when_due(now_s)
 

@@ -93,7 +93,7 @@ class World:
                     del running[one]
                     self.scheduler.left(self.now_s, one)
                     self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
-            self.decide(queued, running)
+            self.schedule(queued, running)
             if step % 8 == 0:
                 self.app.recent.sample()
                 self.tell_engines()
@@ -112,14 +112,14 @@ class World:
     def ran(self, request: Request, length: int, tick: float) -> None:
         more = min(int(tick / 0.03), length - request.generated_tokens)
         before = request.generated_tokens
-        self.scheduler.progressed(self.now_s, request.id, before + more)
+        self.scheduler.on_progress(self.now_s, request.id, before + more)
         if before == 0:
             self.telemetry.first_token(request, self.now_s)
         self.telemetry.tokens(request, more, self.now_s)
 
-    def decide(self, queued, running) -> None:
+    def schedule(self, queued, running) -> None:
         for _ in range(3):
-            decisions = self.scheduler.decide(self.now_s)
+            decisions = self.scheduler.schedule(self.now_s)
             for one in decisions.preempt:
                 queued[one] = running.pop(one)
                 self.scheduler.returned(self.now_s, one, queued[one][0].generated_tokens)

@@ -106,7 +106,7 @@ class EngineWorld:
         while self.events:
             self.now_s, _, what, arguments = heapq.heappop(self.events)
             what(*arguments)
-            self.decide()
+            self.schedule()
             wake_s = self.scheduler.next_s(self.now_s)
             if math.isfinite(wake_s) and (not self.events or wake_s < self.events[0][0]):
                 self.at(max(wake_s, self.now_s), self.wakes)
@@ -119,8 +119,8 @@ class EngineWorld:
     def arrives(self, job):
         assert self.scheduler.offer(self.now_s, job.request) is None
 
-    def decide(self):
-        decisions = self.scheduler.decide(self.now_s)
+    def schedule(self):
+        decisions = self.scheduler.schedule(self.now_s)
         for one in decisions.preempt:
             job = self.jobs[one]
             self.at(self.now_s + self.costs.way_s, self.is_back, job, job.visit)
@@ -160,7 +160,7 @@ class EngineWorld:
     def makes(self, engine, job):
         job.made, job.to_compute = job.made + 1, 0
         q = job.request
-        self.scheduler.progressed(self.now_s, q.id, job.made)
+        self.scheduler.on_progress(self.now_s, q.id, job.made)
         if job.made == job.tokens:
             del engine.batch[q.id]
             job.finished_s = self.now_s + self.costs.way_s

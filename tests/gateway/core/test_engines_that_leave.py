@@ -11,7 +11,7 @@ OLD, LEAVING = "e", "e (leaving 0)"
 def placed(made, now_s, one):
     """Where it goes."""
     made.offer(now_s, one)
-    return dict(made.decide(now_s).assign).get(one.id)
+    return dict(made.schedule(now_s).assign).get(one.id)
 
 
 def passed_on(made, now_s, *, address, cap=9, others=()):
@@ -27,7 +27,7 @@ def test_who_failed_at_an_engine_does_not_avoid_its_successor():
     assert placed(made, 0.0, request(1)) == "other"
     made.returned(1.0, 0, 0, avoid=OLD)
     passed_on(made, 1.0, address="q", others=[worker("other", cap=1)])
-    assert dict(made.decide(1.0).assign) == {0: OLD}, "it waits for no seat of the other one"
+    assert dict(made.schedule(1.0).assign) == {0: OLD}, "it waits for no seat of the other one"
 
 
 @pytest.mark.parametrize(("address", "to"), [("q", "other"), ("p", OLD)])
@@ -46,9 +46,9 @@ def learned():
     for number in range(30):
         now_s = 10.0 * number
         made.offer(now_s, request(number, now_s, prompt_tokens=10 + number))
-        made.decide(now_s)
+        made.schedule(now_s)
         for token in range(1, 11):
-            made.progressed(now_s + 2.0 + 0.01 * token, number, token)
+            made.on_progress(now_s + 2.0 + 0.01 * token, number, token)
         made.left(now_s + 3.0, number)
     return made
 
@@ -68,13 +68,13 @@ def test_what_was_learned_of_an_engine_is_kept_under_another_key_and_forgotten_o
 def test_who_leaves_and_who_comes_at_one_place_have_its_seats_together():
     made = learned()
     made.offer(400.0, request(100, 400.0))
-    made.decide(400.0)
+    made.schedule(400.0)
     passed_on(made, 400.0, address="p", cap=2)
     for number in (101, 102):
         made.offer(401.0, request(number, 401.0))
-    assert len(sent(made.decide(401.0))) == 1
+    assert len(sent(made.schedule(401.0))) == 1
     made.left(402.0, 100)
-    assert len(sent(made.decide(402.0))) == 1
+    assert len(sent(made.schedule(402.0))) == 1
 
 
 def test_they_have_its_cache_together():
@@ -86,4 +86,4 @@ def test_they_have_its_cache_together():
     assert placed(made, 1.0, request(1)) == OLD
     assert placed(made, 1.0, request(2)) is None
     made.left(2.0, 0)
-    assert dict(made.decide(2.0).assign) == {2: OLD}
+    assert dict(made.schedule(2.0).assign) == {2: OLD}

@@ -43,10 +43,10 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(mode):
                 session=f"session {number % 50}",
             ),
         )
-        running += [one for one, _ in made.decide(now_s).assign]
+        running += [one for one, _ in made.schedule(now_s).assign]
         if len(running) == 4 or number % 3 == 0:
             for one in running:
-                made.progressed(now_s, one, 60)
+                made.on_progress(now_s, one, 60)
                 made.left(now_s, one)
             running = []
         if number in (20_000, 99_999):
@@ -72,6 +72,6 @@ def test_nothing_to_do_takes_no_time_however_many_wait():
     made = scheduler("srtf")
     for number in range(2000):
         made.offer(0.0, request(number))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.queue = made.worker_pool = made.dispatcher = None
-    assert not made.decide(0.1)
+    assert not made.schedule(0.1)

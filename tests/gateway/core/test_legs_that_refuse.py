@@ -16,43 +16,43 @@ def two_long_and_a_short_one(**order):
     made = scheduler("isrtf", **({"takeover": "by_rank"} | order), workers=[worker(cap=2)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=1000 * (i + 1)))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(7, 1.0, predicted=10))
-    assert made.decide(1.0).preempt == (1,)
+    assert made.schedule(1.0).preempt == (1,)
     return made
 
 
 def test_another_one_is_asked_where_the_first_cannot_be_cut():
     made = two_long_and_a_short_one()
-    assert not made.decide(1.5)
+    assert not made.schedule(1.5)
     made.mark_nonpreemptible(2.0, 1)
     assert made.next_s(2.0) == 2.0
-    assert made.decide(2.0).preempt == (0,)
+    assert made.schedule(2.0).preempt == (0,)
     made.returned(2.1, 0, 3)
-    assert sent(made.decide(2.1)) == [7]
+    assert sent(made.schedule(2.1)) == [7]
 
 
 def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
     made = two_long_and_a_short_one(max_preemptions=1)
     made.mark_nonpreemptible(2.0, 1)
     made.mark_nonpreemptible(2.0, 0)
-    assert not made.decide(2.0)
+    assert not made.schedule(2.0)
     assert made.statistics(2.0).preemptions == 0
-    made.progressed(3.0, 1, 60)
-    assert not made.decide(3.0)
+    made.on_progress(3.0, 1, 60)
+    assert not made.schedule(3.0)
     made.returned(4.0, 1, 60)  # its engine failed
-    assert sent(made.decide(4.0)) == [7]
+    assert sent(made.schedule(4.0)) == [7]
     made.left(5.0, 7)
-    assert sent(made.decide(5.0)) == [1]
+    assert sent(made.schedule(5.0)) == [1]
     made.offer(6.0, request(8, 6.0, predicted=10))
-    made.progressed(7.0, 1, 200)
-    assert made.decide(7.0).preempt == (1,), "elsewhere it can be cut"
+    made.on_progress(7.0, 1, 200)
+    assert made.schedule(7.0).preempt == (1,), "elsewhere it can be cut"
 
 
 def test_a_cut_in_vain_gives_its_share_of_the_cap_back():
     made = two_long_and_a_short_one(cuts_per_s=1.0)
     made.mark_nonpreemptible(1.0, 1)
-    assert made.decide(1.02).preempt == (0,)
+    assert made.schedule(1.02).preempt == (0,)
 
 
 def test_nothing_happens_to_who_is_not_at_a_worker():
@@ -61,7 +61,7 @@ def test_nothing_happens_to_who_is_not_at_a_worker():
     made.mark_nonpreemptible(1.0, 99)
     made.returned(1.0, 1, 3)
     made.mark_nonpreemptible(1.0, 1)
-    assert sent(made.decide(1.0)) == [7]
+    assert sent(made.schedule(1.0)) == [7]
 
 
 class Refusing(Watched):
@@ -110,8 +110,8 @@ class Refusing(Watched):
         visit = (job.request.id, job.visit)
         return bool(job.worker) and self.requested.get(job.request.id) == job.visit and visit not in self.refused
 
-    def decide(self):
-        super().decide()
+    def schedule(self):
+        super().schedule()
         assert sum(one.num_preempting for one in self.scheduler.worker_pool) == self.pending()
         assert self.scheduler.statistics(self.now_s).preemptions >= sum(
             job.request.preemptions for job in self.jobs.values()

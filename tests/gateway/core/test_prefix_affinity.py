@@ -31,7 +31,7 @@ def two(**dispatch):
 def place(made, now_s, one):
     """Where it goes."""
     made.offer(now_s, one)
-    ((_, name),) = made.decide(now_s).assign
+    ((_, name),) = made.schedule(now_s).assign
     return name
 
 
@@ -49,11 +49,11 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
     made = two()
     warmed(made)
     made.offer(0.2, request(1, predicted=5000))
-    made.decide(0.2)  # a is busy
+    made.schedule(0.2)  # a is busy
     assert place(made, 0.2, request(2, predicted=5000 + behind_tokens)) == "b"
     made.left(0.3, 1)
     made.offer(0.3, request(3, predicted=5000))
-    assert made.decide(0.3).assign == ((3, "a"),)
+    assert made.schedule(0.3).assign == ((3, "a"),)
     asked = request(4, **begins(SYSTEM + "and who?", 1002))
     assert place(made, 0.4, asked) == to
     assert asked.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
@@ -73,17 +73,17 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
 
 
-@pytest.mark.parametrize("fate", ["stays", "down for a moment", "restarted", "replaced"])
-def test_what_a_worker_had_is_forgotten_with_it(fate):
+@pytest.mark.parametrize("status", ["stays", "down for a moment", "restarted", "replaced"])
+def test_what_a_worker_had_is_forgotten_with_it(status):
     made = two()
     warmed(made)
-    states = [worker("a", cap=9), worker("b", cap=9, epoch=int(fate == "restarted"))]
-    if fate == "replaced":
+    states = [worker("a", cap=9), worker("b", cap=9, epoch=int(status == "restarted"))]
+    if status == "replaced":
         made.workers(0.2, states[:1])
-    if fate == "down for a moment":
+    if status == "down for a moment":
         made.workers(0.2, [states[0], worker("b", cap=9, up=False)])
     made.workers(0.3, states)
-    kept = fate in ("stays", "down for a moment")
+    kept = status in ("stays", "down for a moment")
     assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if kept else "a")
 
 
@@ -114,10 +114,10 @@ def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, a
     sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
     entry.update_remaining()
     for number, (speed, work, sent, prompt_s) in enumerate(active):
-        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), unlimited=False)
+        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), no_limit=False)
         one.throughput.tokens_per_s, one.work = speed, work
         for step in range(40):
-            one.cost.add_start(10 * step, prompt_s * 10 * step, cold=True)
+            one.cost.add_start(10 * step, prompt_s * 10 * step, uncached=True)
         for each in TEXTS[:sent]:
             one.prefix_cache.insert(begins(each, tokens[each])["prefix"])
         worker_pool.append(one)
@@ -238,15 +238,15 @@ def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
 def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
     price = PreemptionCost()
     for step in range(15):
-        price.add_start(100 * step, 0.02 + 0.001 * 100 * step, cold=True)
+        price.add_start(100 * step, 0.02 + 0.001 * 100 * step, uncached=True)
         price.add_start(5000, 0.03)  # from the cache
     assert price.prefill_s() is None
     for _ in range(5):  # what was seen long ago fades
-        price.add_start(2300, 0.02 + 2.3, cold=True)
+        price.add_start(2300, 0.02 + 2.3, uncached=True)
     assert price.prefill_s() == pytest.approx(0.001)
     alike = PreemptionCost()
     for _ in range(100):
-        alike.add_start(500, 0.7, cold=True)
+        alike.add_start(500, 0.7, uncached=True)
     assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
 
 
@@ -259,9 +259,9 @@ def test_starts_tell_a_worker_what_a_prompt_costs_and_those_from_its_cache_do_no
         )
         one = request(number, now_s, **begins(text, tokens))
         made.offer(now_s, one)
-        made.decide(now_s)
+        made.schedule(now_s)
         now_s += 0.02 + 0.002 * (tokens - one.cached_tokens)
-        made.progressed(now_s, number, 1)
+        made.on_progress(now_s, number, 1)
         now_s += 5.0
         made.left(now_s, number)
     (only,) = made.worker_pool

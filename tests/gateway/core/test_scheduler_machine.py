@@ -73,7 +73,7 @@ class Obvious(RuleBasedStateMachine):
 
     def check(self):
         """Sends as decided, if it is what sorting says."""
-        decisions = self.scheduler.decide(self.now_s)
+        decisions = self.scheduler.schedule(self.now_s)
         assert not decisions.preempt
         assert not decisions.expire
         room = {name: CAPS[name] - sum(at == name for at in self.running.values()) for name in NAMES}
@@ -166,7 +166,7 @@ class Obvious(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([1, 60]))
     def makes_tokens(self, data, tokens):
         one = data.draw(st.sampled_from(sorted(self.running)))
-        self.scheduler.progressed(self.now_s, one, self.requests[one].generated_tokens + tokens)
+        self.scheduler.on_progress(self.now_s, one, self.requests[one].generated_tokens + tokens)
         self.check()
 
     @precondition(lambda self: self.requests)

@@ -170,7 +170,7 @@ def test_a_model_that_is_not_an_engine_at_all_is_down_not_an_error():
     async def work():
         async with fleet_of(config_of(Engine("http://127.0.0.1:1", name="nobody"))) as (fleet, heard):
             assert not heard.last["nobody"].up
-            assert "nobody listens" in fleet.worker("nobody").unavailable_reason(0.0)
+            assert "connection refused" in fleet.worker("nobody").unavailable_reason(0.0)
             assert not fleet.ready()
 
     run(work)

@@ -167,7 +167,8 @@ def test_drift_of_half_a_standard_deviation_is_seen_within_three_windows(cut: bo
     rng, drift = np.random.default_rng(4), Drift()
     for miss in rng.normal(size=1500):
         assert not drift.add(min(miss, 1.0) if cut else miss, censored=cut and miss > 1)
-    found = [drift.add(min(miss, 1.0) if cut else miss, censored=cut and miss > 1) for miss in rng.normal(0.5, size=384)]
+    misses = rng.normal(0.5, size=384)
+    found = [drift.add(min(miss, 1.0) if cut else miss, censored=cut and miss > 1) for miss in misses]
     assert any(found)
 
 

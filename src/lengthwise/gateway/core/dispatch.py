@@ -184,7 +184,7 @@ class Dispatcher:
         if entry.batch and entry.admissions == 0:
             self._leave_batch(entry)
 
-    def decide(self, now_s: float) -> list[tuple[int, str]]:
+    def dispatch(self, now_s: float) -> list[tuple[int, str]]:
         """Dispatch requests; return (request, worker) in the order of the queue."""
         if not self._queue:
             return []

@@ -114,12 +114,12 @@ class PhaseTracker:
     def clear(self) -> None:
         """Forget all requests and the running phase without a report."""
         self._current: _CurrentPhase | None = None
-        self._prefilling = self._finished = False
+        self._in_prefill = self._finished = False
         self._new: set[int] = set()
         """Requests of this prefill without a token."""
         self._silent: set[int] = set()
         """Requests without a token in the last phase, which are not waited for."""
-        self._carried: set[int] = set()
+        self._previous: set[int] = set()
         """Requests of the last phase that still run."""
         self._steps: dict[int, int] = {}
         self._last_token_s: dict[int, float] = {}
@@ -135,7 +135,7 @@ class PhaseTracker:
             # As many requests are expected to finish until the prefill as finished during the last ones.
             decodes = max(0, self._num_present - round(self._mean_finished))
             return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=decodes)
-        return self._prefilling and self._batch_size.admits(
+        return self._in_prefill and self._batch_size.admits(
             current.encode_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
         )
 
@@ -145,13 +145,13 @@ class PhaseTracker:
         if current is None or self._finished:
             current = self._start_phase(q.dispatched_s)
         self._new.add(q.id)
-        if self._prefilling:
+        if self._in_prefill:
             current.encode_batch += 1
             current.prompt_tokens += q.prompt_tokens
         else:
             current.overdue += 1
 
-    def progressed(self, now_s: float, request_id: int, tokens: int) -> bool:
+    def on_progress(self, now_s: float, request_id: int, tokens: int) -> bool:
         """Count new tokens of a request; return whether they finish the phase."""
         was_finished, streams, is_new = self._finished, request_id in self._steps, request_id in self._new
         if streams:
@@ -161,8 +161,8 @@ class PhaseTracker:
             self._silent.discard(request_id)
             if is_new:
                 self._new.discard(request_id)
-                self._prefilling = False
-            if self._carried or self._max_steps:
+                self._in_prefill = False
+            if self._previous or self._max_steps:
                 steps = self._max_steps + self._is_next_step(now_s, self._step_started_s)
             else:
                 steps = self._prefill_steps + tokens - 1
@@ -176,7 +176,7 @@ class PhaseTracker:
                     current.stable, current.decode_batch = True, self._num_present
                     self._mean_finished += _SMOOTHING * (current.finished - self._mean_finished)
             self._max_steps, self._step_started_s = steps, now_s
-        if is_new and not self._new and self._carried:
+        if is_new and not self._new and self._previous:
             self._prefill_steps = max(1, min(self._max_steps, self._decode_steps))
         self._last_s = now_s
         self._update_finished()
@@ -185,10 +185,10 @@ class PhaseTracker:
     def remove(self, request_id: int) -> None:
         """Forget a request that left the worker; without requests the phase is finished."""
         if request_id in self._new:
-            self._prefilling = False
+            self._in_prefill = False
         if self._current is not None and not self._current.stable:
-            self._current.finished += request_id in self._carried
-        for ids in (self._new, self._silent, self._carried):
+            self._current.finished += request_id in self._previous
+        for ids in (self._new, self._silent, self._previous):
             ids.discard(request_id)
         self._steps.pop(request_id, None)
         self._last_token_s.pop(request_id, None)
@@ -248,11 +248,11 @@ class PhaseTracker:
         current = self._current = _CurrentPhase(now_s, decodes, self.phases.decode_steps)
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
-        self._carried = set(last_token_s)
+        self._previous = set(last_token_s)
         self._steps = {one: -int(self._is_next_step(now_s, at_s)) for one, at_s in last_token_s.items()}
         self._new, self._max_steps = set(), 0
         self._max_chunk, self._next_max_chunk = self._next_max_chunk, 1
-        self._prefilling, self._finished = True, False
+        self._in_prefill, self._finished = True, False
         return current
 
     def _report_phase(self, cause: str, now_s: float) -> None:

@@ -262,7 +262,7 @@ class Preemption:
         self._gain = interpreted(resolve("takeover", order.takeover))
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.cuts_per_s)
-        self._ended_windows: dict[int, Entry] = {}
+        self._closed_windows: dict[int, Entry] = {}
         self._requested = False
         self._compared_s = -math.inf
         self.count = 0
@@ -288,32 +288,32 @@ class Preemption:
         self.count -= 1
         return self.request_pass()
 
-    def progressed(self, entry: Entry) -> bool:
+    def on_progress(self, entry: Entry) -> bool:
         """Return whether the request's window has ended, so that a pass is due."""
         if entry.request.generated_tokens < entry.window_end:
             return False
         entry.window_end = entry.request.generated_tokens + self._order.window_tokens
         if self._windows:
-            self._ended_windows[entry.request.id] = entry
+            self._closed_windows[entry.request.id] = entry
         return self.request_pass()
 
     def request_pass(self) -> bool:
         """Note that ranks may have changed; return whether that matters in this mode."""
-        self._requested = self._on_demand or bool(self._ended_windows)
+        self._requested = self._on_demand or bool(self._closed_windows)
         return self._requested
 
     def next_s(self, now_s: float) -> float:
         """Return when a requested pass may run; inf none is requested."""
-        if self._ended_windows:
+        if self._closed_windows:
             return now_s
         if not (self._on_demand and self._requested):
             return math.inf
         return max(self._compared_s + POLL_INTERVAL_S, self._bucket.next_s(now_s))
 
-    def decide(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
+    def run(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Preempt requests where due; return them."""
-        if self._ended_windows:
-            preempted = self._preempt_ended_windows(now_s, queue, workers)
+        if self._closed_windows:
+            preempted = self._preempt_closed_windows(now_s, queue, workers)
         elif not self._requested or now_s < self._compared_s + POLL_INTERVAL_S:
             return []
         elif not queue:
@@ -353,9 +353,9 @@ class Preemption:
             return w.priority <= r.priority
         return self._service.of(w.tenant) <= self._service.of(r.tenant)
 
-    def _preempt_ended_windows(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
+    def _preempt_closed_windows(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Preempt the worst requests whose windows ended: one for each waiting request of their models."""
-        ended, self._ended_windows, self._requested = self._ended_windows, {}, False
+        closed, self._closed_windows, self._requested = self._closed_windows, {}, False
         waiting = dict(queue.waiting)
 
         def take_waiting(models: Iterable[str]) -> bool:
@@ -371,11 +371,11 @@ class Preemption:
             one.request.id: worker
             for worker in workers
             for one in worker.active.values()
-            if worker.state.up and one.request.id in ended and self._is_preemptible(one)
+            if worker.state.up and one.request.id in closed and self._is_preemptible(one)
         }
         preempted: list[Entry] = []
         if worker_of and waiting:
-            for _, one in self._worst_first(now_s, [ended[id_] for id_ in worker_of]):
+            for _, one in self._worst_first(now_s, [closed[id_] for id_ in worker_of]):
                 worker = worker_of[one.request.id]
                 if take_waiting(worker.state.models):
                     worker.preempt(now_s, one)

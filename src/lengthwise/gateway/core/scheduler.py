@@ -71,7 +71,7 @@ class Expiry:
         """Return when the next request may expire."""
         return min(self._deadlines.next_s(), self._search_s)
 
-    def decide(self, now_s: float, entries: dict[int, Entry]) -> list[tuple[int, Rejection]]:
+    def pop_expired(self, now_s: float, entries: dict[int, Entry]) -> list[tuple[int, Rejection]]:
         """Return the requests that expire now, with the reason; requests at a worker do not."""
         late = [entries[one] for one in self._deadlines.pop_due(now_s)]
         expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
@@ -97,7 +97,7 @@ class Scheduler:
     """Orders requests, dispatches them to workers, and preempts.
 
     Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
-    comparisons of waiting requests; ``decide`` without anything to do takes O(1). The same events at the same times
+    comparisons of waiting requests; ``schedule`` without anything to do takes O(1). The same events at the same times
     give the same decisions.
 
     Args:
@@ -111,8 +111,8 @@ class Scheduler:
         self._ranker = Ranker(rank, self.service)
         self.queue = Queue(self._ranker, self.service, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption = Preemption(order, self._ranker, self.service)
-        unlimited = observe or order.mode in PASSTHROUGH_MODES
-        self.worker_pool = WorkerPool(dispatch, unlimited=unlimited, phased=order.mode == "rra")
+        no_limit = observe or order.mode in PASSTHROUGH_MODES
+        self.worker_pool = WorkerPool(dispatch, no_limit=no_limit, phased=order.mode == "rra")
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
@@ -176,7 +176,7 @@ class Scheduler:
         if self.preemption.request_pass():
             self._wake_for_preemption(now_s)
 
-    def progressed(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
+    def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
         """Take the total of a running request's generated tokens."""
         entry = self.entries.get(id)
         if entry is None or generated_tokens <= entry.request.generated_tokens:
@@ -185,8 +185,8 @@ class Scheduler:
         more = generated_tokens - entry.request.generated_tokens
         entry.request.generated_tokens = generated_tokens
         if worker is not None:
-            self._changed |= worker.progressed(now_s, entry, more)
-            if self.preemption.progressed(entry):
+            self._changed |= worker.on_progress(now_s, entry, more)
+            if self.preemption.on_progress(entry):
                 self._ranker.update(now_s, entry)
                 self._wake_for_preemption(now_s)
 
@@ -260,19 +260,19 @@ class Scheduler:
 
     # -- decisions -------------------------------------------------------------------------
 
-    def decide(self, now_s: float) -> Decisions:
+    def schedule(self, now_s: float) -> Decisions:
         """Return what is to be done now; the scheduler takes it as done."""
         if not self._changed and now_s < self._wake_s:
             return _NO_DECISIONS
-        expired = self._expiry.decide(now_s, self.entries)
+        expired = self._expiry.pop_expired(now_s, self.entries)
         for request_id, _ in expired:
             self.left(now_s, request_id)
         self._changed = False
         if self._binned:
             self._leave_bin(now_s, self.bins.pop_due(now_s))
         self.queue.promote(now_s)
-        assign = self.dispatcher.decide(now_s)
-        preempted = self.preemption.decide(now_s, self.queue, list(self.worker_pool))
+        assign = self.dispatcher.dispatch(now_s)
+        preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
         deadline_s = self.queue.deadline_s() if self.worker_pool.up else math.inf
         backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
         events_s = (self.bins.next_s(), self._expiry.next_s(), self.preemption.next_s(now_s))
@@ -283,7 +283,7 @@ class Scheduler:
         return Decisions(tuple(expired), tuple(entry.request.id for entry in preempted), tuple(assign), phases)
 
     def next_s(self, now_s: float) -> float:
-        """Return when ``decide`` must be called at the latest without a further event; inf never."""
+        """Return when ``schedule`` must be called at the latest without a further event; inf never."""
         return now_s if self._changed else self._wake_s
 
     def rerank(self, now_s: float) -> None:

@@ -138,7 +138,7 @@ class PrefixCache:
         return before
 
 
-_MIN_STARTS, _MIN_COLD, _MIN_TOKENS = 8.0, 16.0, 64.0
+_MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0
 """Weighted observations before a fit is used."""
 _START_DECAY, _TOKEN_DECAY = 0.98, 0.998
 """Weight of the past after one more observation: about the last 50 starts and 500 chunks count."""
@@ -158,15 +158,15 @@ class PreemptionCost:
     """
 
     def __init__(self) -> None:
-        self._starts, self._cold = _DecayingLine(_START_DECAY), _DecayingLine(_START_DECAY)
+        self._starts, self._uncached = _DecayingLine(_START_DECAY), _DecayingLine(_START_DECAY)
         self._tokens = self._token_s = 0.0
         self._returns = self._return_s = 0.0
 
-    def add_start(self, context_tokens: int, seconds: float, *, cold: bool = False) -> None:
-        """Add the time from dispatch to first token; cold: almost none of the context was cached."""
+    def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
+        """Add the time from dispatch to first token; uncached: almost none of the context was cached."""
         self._starts.add(float(context_tokens), seconds)
-        if cold:
-            self._cold.add(float(context_tokens), seconds)
+        if uncached:
+            self._uncached.add(float(context_tokens), seconds)
 
     def add_stream(self, tokens: int, seconds: float) -> None:
         """Add the time between two chunks of a stream."""
@@ -184,8 +184,8 @@ class PreemptionCost:
 
     def prefill_s(self) -> float | None:
         """Return the seconds per uncached prompt token; None until prompts of several lengths were observed."""
-        line = self._cold
-        if line.count < _MIN_COLD or line.xx - line.x * line.x / line.count <= _MIN_SPREAD * line.xx:
+        line = self._uncached
+        if line.count < _MIN_UNCACHED or line.xx - line.x * line.x / line.count <= _MIN_SPREAD * line.xx:
             return None
         return line.fit()[1]
 
@@ -262,7 +262,7 @@ class Throughput:
             self.tokens_per_s = max(rate, (self.tokens_per_s or 0.0) * 0.5 ** (passed_s / _HALF_LIFE_S))
 
 
-UNLIMITED = sys.maxsize
+NO_LIMIT = sys.maxsize
 """The limit of a worker that is given all requests."""
 _MAX_CACHED_SHARE = 0.25
 """A start of which a larger share may be cached does not show the cost of a prompt."""
@@ -284,7 +284,7 @@ class Worker:
     """
 
     def __init__(
-        self, state: WorkerState, dispatch: Dispatch, *, unlimited: bool, report: Callable[[Phase], None] | None = None
+        self, state: WorkerState, dispatch: Dispatch, *, no_limit: bool, report: Callable[[Phase], None] | None = None
     ) -> None:
         self.state = state
         self.active: dict[int, Entry] = {}
@@ -292,7 +292,7 @@ class Worker:
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.leaving: tuple[Worker, ...] = ()
-        self._unlimited = unlimited
+        self._no_limit = no_limit
         self._limit = ConcurrencyLimit(dispatch)
         # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
         self._queued_s = -math.inf
@@ -313,7 +313,7 @@ class Worker:
             return min(high, self.state.in_flight or high, self.state.slots or high)
         if self.state.in_flight is not None:
             return self.state.in_flight
-        return UNLIMITED if self._unlimited else self._limit.limit(self.state.slots)
+        return NO_LIMIT if self._no_limit else self._limit.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds of the limit, and the schedule from the next phase on."""
@@ -354,7 +354,7 @@ class Worker:
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
         kv_tokens = self.state.kv_tokens
-        if kv_tokens is None or self._unlimited or not self._slots_in_use:
+        if kv_tokens is None or self._no_limit or not self._slots_in_use:
             return True
         return self._kv_in_use + entry.kv_tokens <= kv_tokens
 
@@ -380,7 +380,7 @@ class Worker:
         self.active[q.id] = entry
         self._count(entry, 1)
         self._limit.used(self._slots_in_use)
-        if self._unlimited and self.state.signals.waiting is None and len(self.active) > 1:
+        if self._no_limit and self.state.signals.waiting is None and len(self.active) > 1:
             self._queued_s = q.dispatched_s
         if self.phases is not None:
             self.phases.dispatched(entry)
@@ -418,7 +418,7 @@ class Worker:
         entry.set_prediction(length_prediction)
         self._count(entry, 1)
 
-    def progressed(self, now_s: float, entry: Entry, tokens: int) -> bool:
+    def on_progress(self, now_s: float, entry: Entry, tokens: int) -> bool:
         """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
         q = entry.request
         self.throughput.add_tokens(now_s, tokens)
@@ -430,14 +430,14 @@ class Worker:
                 self.cost.add_stream(tokens, now_s - last_token_s)
             elif q.dispatched_s > self._queued_s:
                 context = q.prompt_tokens + q.generated_tokens - tokens
-                cold = entry.admissions == 1 and q.cached_tokens <= _MAX_CACHED_SHARE * context
-                self.cost.add_start(context, now_s - q.dispatched_s, cold=cold)
+                uncached = entry.admissions == 1 and q.cached_tokens <= _MAX_CACHED_SHARE * context
+                self.cost.add_start(context, now_s - q.dispatched_s, uncached=uncached)
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
         entry.update_remaining()
         self.tokens += entry.remaining - remaining
         self.work += entry.work - work
         self.kv_tokens += entry.kv_tokens - kv_tokens
-        return self.phases is not None and self.phases.progressed(now_s, q.id, tokens)
+        return self.phases is not None and self.phases.on_progress(now_s, q.id, tokens)
 
     def _count(self, entry: Entry, sign: int) -> None:
         self.tokens += sign * entry.remaining
@@ -475,7 +475,7 @@ class Worker:
 
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
         """Return the worker's numbers for people, its backlog at a rate of output tokens."""
-        limit = None if self.limit == UNLIMITED else self.limit
+        limit = None if self.limit == NO_LIMIT else self.limit
         backlog_s = self.work / tokens_per_s
         signals = self.state.signals
         return WorkerNumbers(self.name, self.state.up, len(self.active), limit, backlog_s, self.tokens, signals)

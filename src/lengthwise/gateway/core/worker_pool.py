@@ -56,8 +56,8 @@ class WorkerPool:
         up: Workers that may be given requests, in the reported order.
     """
 
-    def __init__(self, dispatch: Dispatch, *, unlimited: bool, phased: bool = False) -> None:
-        self._dispatch, self._unlimited, self._phased = dispatch, unlimited, phased
+    def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
+        self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
         self._finished_phases: list[Phase] = []
         self._renamed: list[tuple[str, str]] = []
         self._workers: dict[str, Worker] = {}
@@ -103,7 +103,7 @@ class WorkerPool:
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
-                worker = Worker(state, self._dispatch, unlimited=self._unlimited, report=report)
+                worker = Worker(state, self._dispatch, no_limit=self._no_limit, report=report)
                 new.append(worker)
             lost += worker.update(now_s, state)
             self._workers[state.name] = worker

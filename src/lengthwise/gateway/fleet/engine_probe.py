@@ -138,7 +138,7 @@ async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tu
     except aiohttp.ClientConnectorError as error:
         cause = getattr(error, "os_error", error)  # a certificate error has none
         if getattr(cause, "errno", None) == errno.ECONNREFUSED:
-            raise FetchError(REFUSED, "connection refused: nobody listens at the address") from None
+            raise FetchError(REFUSED, "connection refused: no server listens at the address") from None
         raise FetchError(UNHEALTHY, f"no connection: {cause}"[:200]) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise FetchError(UNHEALTHY, f"the connection broke: {error!r}"[:200]) from None

@@ -72,12 +72,12 @@ class Breaker:
         self._max_failures, self._open_s = failures, open_s
         self._failures = self._openings = 0
         self._until_s = self._callers_s = -math.inf
-        self._tripped = False
+        self._opened = False
         self._callers: set[Hashable] = set()
 
     def state(self, now_s: float) -> str:
         """Return CLOSED, OPEN or HALF_OPEN."""
-        if not self._tripped:
+        if not self._opened:
             return CLOSED
         return OPEN if now_s < self._until_s else HALF_OPEN
 
@@ -93,7 +93,7 @@ class Breaker:
         self._failures += 1
         if state == CLOSED and self._failures < self._max_failures:
             return False
-        self._tripped = True
+        self._opened = True
         self._until_s = now_s + self._open_s * 2 ** min(self._openings, MAX_DOUBLINGS)
         self._openings += 1
         return True
@@ -112,21 +112,21 @@ class Breaker:
         """Record the first output of a request; a trial needs no complete response."""
         if self.state(now_s) != HALF_OPEN:
             return False
-        self._tripped, self._failures = False, 0
+        self._opened, self._failures = False, 0
         return True
 
     def succeeded(self, now_s: float) -> bool:
         """Record a completed response."""
         if self.state(now_s) == OPEN:
             return False
-        changed = self._tripped
+        changed = self._opened
         self.reset()
         return changed
 
     def reset(self) -> None:
         """Close the circuit and forget all failures, for another engine behind the worker."""
         self._failures = self._openings = 0
-        self._tripped = False
+        self._opened = False
 
 
 WINDOW_S = 30.0
