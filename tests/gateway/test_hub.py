@@ -205,7 +205,7 @@ def test_ended_from_outside_while_it_waits_again():
         with pytest.raises(RequestFinishedError):
             await task
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
-        driver.reforecast(ticket.request, NO_FORECAST)  # too late, and no harm
+        driver.reforecast(ticket.request.id, NO_FORECAST)  # too late, and no harm
 
     run(work)
 

@@ -194,16 +194,12 @@ class SchedulerDriver:
         self._interrupt(self._scheduler.workers(self.clock(), states), GONE)
         self.wake()
 
-    def late(self, request_id: int, length_prediction: LengthPrediction) -> None:
-        """Take a prediction made after the request was admitted."""
+    def reforecast(self, request_id: int, length_prediction: LengthPrediction) -> None:
+        """Take a new prediction of an admitted request; ignore one for a finished request."""
         if request_id in self._tickets:
             now_s = self.clock()
             self._scheduler.reforecast(now_s, request_id, length_prediction)
             self._wake_when_due(now_s)
-
-    def reforecast(self, request: Request, length_prediction: LengthPrediction) -> None:
-        """Take a new prediction of an admitted request."""
-        self.late(request.id, length_prediction)
 
     def statistics(self) -> Statistics:
         """Return the scheduler's current numbers."""

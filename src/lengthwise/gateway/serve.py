@@ -190,7 +190,7 @@ class Gateway:
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
         await stack.enter_async_context(self.telemetry)
         driver.listeners.add(self.telemetry)
-        self.forecaster: Any = (self._make_forecaster or Forecaster)(config.prediction, clock, driver.late)
+        self.forecaster: Any = (self._make_forecaster or Forecaster)(config.prediction, clock, driver.reforecast)
         await stack.enter_async_context(self.forecaster)
         driver.listeners.add(self.forecaster)
         fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)

@@ -131,7 +131,7 @@ class Relay:
         text = session.text.text() if session.text is not None else None
         prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
         if not session.ticket.finished:
-            self._driver.reforecast(request, prediction)
+            self._driver.reforecast(request.id, prediction)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
