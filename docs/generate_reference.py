@@ -72,7 +72,7 @@ GATEWAY_TABLES = {
     "prediction": (gateway_sections.PredictionSection, (gateway_config.Forecasting,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
-    "resilience": (gateway_sections.ResilienceSection, (gateway_config.Care,)),
+    "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
 }
 APP_MEANINGS = {
     "inputs.file": "Input rows: .jsonl, .csv or .parquet.",
