@@ -12,7 +12,7 @@ from _exegpt_scenarios import BOUNDS, OPT, T5, chosen, estimator, everything, fa
 from scipy.stats import binom
 
 from lengthwise.schedule import Assumptions, Strategy
-from lengthwise.schedule.simulation import deployment_of, concurrency_limit
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 
 THRESHOLDS = (None, 0.05)
 REQUESTS, RESAMPLES = 40_000, 2000

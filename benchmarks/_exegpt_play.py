@@ -7,7 +7,7 @@ import numpy as np
 from lengthwise.engine import simulate
 from lengthwise.engine.step_time import CostReader
 from lengthwise.schedule import Controls, Estimator, Strategy
-from lengthwise.schedule.simulation import deployment_of, concurrency_limit
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records, RequestRecords

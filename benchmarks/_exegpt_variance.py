@@ -11,7 +11,7 @@ from _exegpt_play import LATER, encode_stages_s, run
 from _exegpt_scenarios import OPT, chosen, estimator, faster_transformer, planner
 
 from lengthwise.schedule import Assumptions, Controls, Strategy
-from lengthwise.schedule.simulation import deployment_of, concurrency_limit
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.records import Records
 

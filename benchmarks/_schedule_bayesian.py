@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lengthwise.schedule import SearchResult, Perf, Performance, EvaluatedPoint, Variable
+from lengthwise.schedule import EvaluatedPoint, Perf, Performance, SearchResult, Variable
 from lengthwise.search import Bayesian
 
 

@@ -29,7 +29,7 @@ def started(tmp_path_factory, engine_python):
 
 
 def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
-    from lengthwise.gateway.config import ResilienceConfig, Dispatch, Engine, GatewayConfig, Order
+    from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
     from lengthwise.gateway.fleet import Fleet
 
     async def watched(stack):

@@ -197,7 +197,7 @@ def _check(settings: GatewaySettings) -> None:
     """Print the settings as a file, and warnings."""
     import asyncio
 
-    from lengthwise.gateway.notices import probe_notices, notices
+    from lengthwise.gateway.notices import notices, probe_notices
 
     typer.echo(f"# {settings.source}, with all defaults\n{settings.toml}", nl=False)
     warnings = notices(settings.config)

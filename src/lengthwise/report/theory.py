@@ -211,7 +211,9 @@ def _queue_figures(study: QueueStudy) -> list[Figure]:
 
     shown = list(study.retained)[:: max(1, len(study.retained) // 4)]
     preemptive = [_line(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
-    without = [_line(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)]
+    without = [
+        _line(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)
+    ]
     x, error = {"label": "load"}, {"label": "predictor error, sd of ln(predicted / true)"}
     times = {"label": "seconds, log scale", "log": True}
     ratios = {"label": "time / service time, log scale", "log": True}

@@ -18,7 +18,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import ReplanningState, ReplannerFactory, ReplanEvent
+from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, ReplanningState
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row

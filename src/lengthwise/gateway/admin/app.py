@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Self
 
-from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, Fleet, Forecaster, SchedulerDriver, Recent, State
+from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, Fleet, Forecaster, Recent, SchedulerDriver, State
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
