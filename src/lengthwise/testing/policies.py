@@ -171,7 +171,7 @@ def _scheduler(policy: Policy, rng: np.random.Generator) -> Scheduler:
         batching=str(rng.choice(_BATCHINGS)),
         takeover=str(rng.choice(["never", "by_rank", "is_improvement"])),
         preempt=str(rng.choice(["recompute", "swap"])),
-        router=str(rng.choice(["round_robin", "central", "min_tokens"])),
+        router=str(rng.choice(["round_robin", "central", "least_tokens"])),
     )
     if policy.axis == "binning":
         made = replace(made, rank="completed_batches", batching="static_bins", batch_wait_s=0.2)
