@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise import apps
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.run.job import Settings
 from lengthwise.config import app_sections as sections
 
@@ -20,8 +20,8 @@ TABLES = {
     "calls.NAME": (sections.CallSection, (Call, Sampling, Fan, Report)),
     "loops.NAME": (sections.LoopSection, (Loop,)),
     "cluster": (sections.ClusterSection, ()),
-    "run": (sections.RunTable, (Settings, EngineTimeouts, EngineSpec)),
-    "run.engines.NAME": (sections.EngineTable, (EngineSpec,)),
+    "run": (sections.RunTable, (Settings, EngineTimeouts, EngineConfig)),
+    "run.engines.NAME": (sections.EngineTable, (EngineConfig,)),
 }
 OTHERWISE = {
     "inputs.file": "Rows: .jsonl, .csv or .parquet.",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lengthwise.apps.app import App
 from lengthwise.apps.launch import (
-    EngineSpec,
+    EngineConfig,
     EngineTimeouts,
     Launcher,
     Lengths,
@@ -74,7 +74,7 @@ class Engines:
     """
 
     launcher: str = "local"
-    loaded: Sequence[EngineSpec] = ()
+    loaded: Sequence[EngineConfig] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     timeouts: EngineTimeouts = DEFAULT
     ray: str = "auto"
@@ -125,7 +125,7 @@ def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     return drawn
 
 
-def _require_weights(loaded: EngineSpec) -> None:
+def _require_weights(loaded: EngineConfig) -> None:
     """Engines start for a minute before they say that a folder is not there."""
     if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
         raise InputError(
