@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
-from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.job import Settings
 from lengthwise.config.app_sections import (
@@ -83,7 +83,7 @@ class AppFile:
     app: App
     rows: Rows
     served: tuple[Served, ...]
-    loaded: tuple[EngineSpec, ...]
+    loaded: tuple[EngineConfig, ...]
     cluster: Cluster | None
     run: AppRun
     folder: Path
@@ -347,7 +347,7 @@ class _Builder:
             )
         return None
 
-    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineSpec | None:
+    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineConfig | None:
         """Return how a model's engines are started and called: by its own table, else by [run]."""
         own = engine or EngineTable()
         if own.command is None and self._is_run_command_reported:
@@ -357,7 +357,7 @@ class _Builder:
             path = resolved(weights, self.folder)
             weights = str(path) if path.exists() or weights.startswith((".", "/", "~")) else weights
         with self._at(*(("run", "engines", model.name) if engine else ("run",))):
-            return EngineSpec(
+            return EngineConfig(
                 name=model.name,
                 weights=weights,
                 served=own.served,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lengthwise.apps.app import App, Model
-from lengthwise.apps.launch import EngineSpec
+from lengthwise.apps.launch import EngineConfig
 from lengthwise.apps.plan import Space, SwitchTimes
 from lengthwise.apps.plan.space import HOWS
 from lengthwise.config.app_file import AppFile
@@ -130,7 +130,7 @@ def shape_of(row: Switched | Costed) -> Shape:
     return row.gpu, row.tp, row.pp
 
 
-def fixed_commands(loaded: Sequence[EngineSpec]) -> frozenset[str]:
+def fixed_commands(loaded: Sequence[EngineConfig]) -> frozenset[str]:
     """Models whose own command has no place for the degrees of a plan."""
     return frozenset(
         one.name for one in loaded if one.command and not any(f"{{{p}}}" in one.command for p in ("tp", "pp"))
@@ -182,7 +182,7 @@ def profile_app(
 
 
 def profiled(
-    app: App, space: Space, folder: Path | str, loaded: Sequence[EngineSpec] = ()
+    app: App, space: Space, folder: Path | str, loaded: Sequence[EngineConfig] = ()
 ) -> tuple[App, Space, tuple[str, ...]]:
     """An application and the space of its plans with what a profile measured, and what it did and did not hold.
 

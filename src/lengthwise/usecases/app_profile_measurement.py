@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.engine import Engine
-from lengthwise.apps.launch.local import DEFAULT, HOST, launch_of
+from lengthwise.apps.launch.local import DEFAULT, HOST
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
@@ -225,7 +225,7 @@ class Profiling:
 
     app: App
     rows: Sequence[Mapping[str, Any]]
-    loaded: Sequence[EngineSpec]
+    loaded: Sequence[EngineConfig]
     space: Space
     timeouts: EngineTimeouts = DEFAULT
     urls: Mapping[int, Sequence[str]] | None = None
@@ -421,7 +421,7 @@ class Run:
         loaded = self.what.loaded[plan.model]
         if self.what.urls:
             return digest(loaded)
-        launch = launch_of(loaded, plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
+        launch = loaded.launch(plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
         return digest(launch.command, sorted(launch.environment.items()), loaded.sleeps)
 
     def _name(self, plan: ModelPlan) -> str:

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from lengthwise.apps.app import App
-    from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher
+    from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher
     from lengthwise.apps.plan import Space
     from lengthwise.config.app_file import AppFile
     from lengthwise.schema.app import AppPlan, TaskDraw
@@ -73,7 +73,7 @@ class Engines:
     """
 
     launcher: str = "local"
-    loaded: Sequence[EngineSpec] = ()
+    loaded: Sequence[EngineConfig] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
     ray: str = "auto"
@@ -130,7 +130,7 @@ def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     return drawn
 
 
-def _require_weights(loaded: EngineSpec) -> None:
+def _require_weights(loaded: EngineConfig) -> None:
     """Engines start for a minute before they say that a folder is not there."""
     if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
         raise InputError(
