@@ -422,7 +422,7 @@ class Guarded:
 
         inner, of_inner = packed(self.inner)
         prior, of_prior = packed(self.prior)
-        meta = {"inner": inner, "prior": prior, "max_tokens": self.max_tokens}
+        meta = {"inner": inner, "prior": prior, "most_tokens": self.max_tokens}
         return meta, prefixed("inner", of_inner) | prefixed("prior", of_prior)
 
     @classmethod
@@ -431,7 +431,7 @@ class Guarded:
         from lengthwise.predict.serialization import unpacked
 
         inner, prior = (unpacked(meta[part], within(part, arrays)) for part in ("inner", "prior"))
-        return cls(inner, prior, float(meta["max_tokens"]))
+        return cls(inner, prior, float(meta["most_tokens"]))
 
 
 def _numbers(answer: Any, n: int) -> tuple[Floats, Floats] | None:
