@@ -6,9 +6,9 @@ the least attention time that they cost. J steps that complete N requests take a
 inequality). With x = N / J requests completed per step, the rate is at most x / (Wc(m x) + x a).
 
 x is bounded, too: a step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
-token; a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most the KV
-tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the tokens
-comes from steps that are short enough. Requests also arrive no faster than the front admits them.
+token; a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most
+the KV tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the
+tokens comes from steps that are short enough. Requests also arrive no faster than the front admits them.
 """
 
 from __future__ import annotations
