@@ -38,8 +38,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     """
     try:
         question, bench = question_of(scenario)
-        if not engine.ready():
-            engine.warm_up()  # else every thread would compile it
+        engine.warm_up()  # otherwise every thread would compile it
         with search.threads(jobs) as workers:
             return laboratory.lab(question, bench, each=workers.run, progress=progress)
     except InputError as error:

@@ -76,6 +76,8 @@ def plan_schedule(
     """
     try:
         requested = question_of(scenario)
+        if requested.section.systems:
+            engine.warm_up()
         plan = schedule.build_plan(
             requested.planner,
             requested.section.latency_bound,

@@ -158,6 +158,7 @@ def plan(
         InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
     """
     requested = questions(scenario)
+    engine.warm_up()  # otherwise every thread or process would compile it
     runs = [Run(one.bench, workers, _identity(one) if store is not None else "", store) for one in requested]
     plans = []
     for one, run in zip(requested, runs, strict=True):

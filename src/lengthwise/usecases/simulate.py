@@ -182,12 +182,10 @@ def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
 def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
     """Return the results of the tasks in their order; the first error stops all."""
     progress(0, len(tasks))
-    # An engine that is not compiled yet runs the first task alone, or every thread would compile it.
-    alone = 0 if engine.ready() else 1
+    engine.warm_up()  # otherwise every thread would compile it
     results: dict[int, _Run] = {}
     with threads(jobs) as workers:
-        for batch in (range(alone), range(alone, len(tasks))):
-            for number, result in workers.run([tasks[i] for i in batch], call):
-                results[batch[number]] = result
-                progress(len(results), len(tasks))
+        for number, result in workers.run(tasks, call):
+            results[number] = result
+            progress(len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]
