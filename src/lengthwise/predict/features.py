@@ -305,19 +305,7 @@ _CLOSINGS = (
     "sincerely", "regards", "the end", "answer is", "therefore", "feel free", '"answer"', "in the end", "ultimately",
     "good luck", "enjoy", "output:", "note that", "conclusion",
 )  # fmt: skip
-_PREFIXES = (
-    "sorry",
-    "as an ai",
-    "here are",
-    "here is",
-    "here's",
-    "sure",
-    "certainly",
-    "step",
-    "title",
-    "dear",
-    "i ",
-)
+_PREFIXES = ("sorry", "as an ai", "here are", "here is", "here's", "sure", "certainly", "step", "title", "dear", "i ")
 _CLOSING_CHARS, _OPENING_CHARS = 250, 120
 _LATEST_WORDS = 60
 
