@@ -51,7 +51,7 @@ async def run(
     watch = Monitor()
     async with Gateway(config) as gateway:
         assert await gateway.fleet.stable(60.0)
-        gateway.hub.listeners.add(watch)
+        gateway.driver.listeners.add(watch)
         await load.sent(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
     return seen(watch, controls)

@@ -196,7 +196,7 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
         async with Gateway(config, make_forecaster=forecaster) as gateway:
             assert await gateway.fleet.stable(30.0)
             served = await load.sent(gateway.port, made)
-            cuts = gateway.hub.statistics().cuts
+            cuts = gateway.driver.statistics().preemptions
             await gateway.drain()
         return served, of_journal(journal), cuts
 

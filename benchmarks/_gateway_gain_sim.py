@@ -84,7 +84,7 @@ def simulated(made: Workload, service: Service, order: Order, *, knows: bool) ->
 
 
 def _requests(made: Workload, service: Service, order: Order) -> RequestRecords:
-    deployment = replay._deployment(made, service, scheduler_of(order))  # noqa: SLF001 - engines as observed
+    deployment = replay.deployment_of(made, service, scheduler_of(order))
     r = engine.simulate(made, deployment, keep_steps=0).requests
     assert (r.status == Status.FINISHED).all()
     return r

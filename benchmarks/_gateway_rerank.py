@@ -31,7 +31,7 @@ def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
             i, i * 1e-3, "toy", int(rng.integers(1, 2000)), 4096, length_prediction=LengthPrediction(length)
         )
         assert scheduler.offer(i * 1e-3, request) is None
-    assert len(scheduler.decide(15.0).assign) == 1
+    assert len(scheduler.schedule(15.0).assign) == 1
     waiting = [i for i in range(WAITING + 1) if scheduler.position(i) is not None]
     repeats = 20 if fast else 200
     ms = [_timed(lambda s=20.0 + k: scheduler.rerank(s)) for k in range(repeats)]
@@ -47,7 +47,7 @@ def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
 
 def _one_forecast(scheduler: Scheduler, now_s: float, number: int) -> float:
     length_prediction = LengthPrediction(float(number % 1000) + 1.5)
-    return _timed(lambda: (scheduler.reforecast(now_s, number, length_prediction), scheduler.decide(now_s)))
+    return _timed(lambda: (scheduler.reforecast(now_s, number, length_prediction), scheduler.schedule(now_s)))
 
 
 def _timed(run: Any) -> float:

@@ -281,6 +281,7 @@ def check_ledger(open_ledger: OpenLedger, *, seed: int = 0, skip: Sequence[str] 
     Args:
         open_ledger: Opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
             again, even while the first one is open, is another handle on the same store.
+        seed: Of random operations.
         skip: Names of checks to leave out.
 
     Raises:
@@ -409,8 +410,8 @@ def aggregates_match_rows(open_ledger: OpenLedger, seed: int) -> None:
             number = int(rng.integers(6))
             output = Output("x", "stop", number, 1 + number)
             error = "e" if state in (State.DEAD, State.READY) else None
-            key, saved = (f"k{number}", output) if state == State.DONE else (None, None)
-            ledger.finalize([Ending(lease.task, lease.fence, state, key, saved, error)])
+            key, result = (f"k{number}", output) if state == State.DONE else (None, None)
+            ledger.finalize([Ending(lease.task, lease.fence, state, key, result, error)])
     rows = ledger.rows(0, 60)
     finished = [row for row in rows if row.state >= State.DONE]
     tokens = {row.task: (row.output.prompt_tokens, row.output.output_tokens) for row in finished if row.output}

@@ -73,7 +73,7 @@ def _argument(axis: str, name: str, rng: np.random.Generator, top: int, replicas
     return int(rng.integers(1 if name in _POSITIVE else 0, top + 1))
 
 
-def violation(policy: Policy, result: Any, given: dict[str, Any]) -> str:
+def violation(policy: Policy, result: Any, given: dict[str, Any]) -> str:  # noqa: PLR0911 - one return per axis
     """Return the requirement of the policy's axis that a result violates; "": none."""
     match policy.axis:
         case "rank":
@@ -224,6 +224,7 @@ def check_policy(
         policy: Of any axis, made by a decorator of ``lengthwise.policy``.
         compiled: Whether it must compile; if not, only the reference engine runs it.
         count: Number of small simulated worlds.
+        seed: Of the worlds.
         skip: Names of checks to leave out.
 
     Raises:
@@ -325,8 +326,8 @@ def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
         column = _first_difference(before, _run(policy, changed, time_limit_s=limit_s))
         _require(
             not column,
-            f"{_label(policy)} must not depend on the lengths of unfinished outputs; {column} did, before {limit_s:g} s "
-            f"in {world}",
+            f"{_label(policy)} must not depend on the lengths of unfinished outputs; {column} did, before "
+            f"{limit_s:g} s in {world}",
         )
 
 

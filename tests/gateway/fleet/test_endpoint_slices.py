@@ -106,7 +106,7 @@ def test_a_version_that_is_too_old_means_a_new_list(tmp_path):
         api.faults.ends_at_once = True
         api.end_watches()
         api.put(pods("e-7"))
-        api.discard()
+        api.clear()
         api.faults.ends_at_once = False
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 2
@@ -128,7 +128,7 @@ def test_bookmarks_move_the_version_on(tmp_path):
     async def work(api, report):
         api.bookmark()
         await asyncio.sleep(0.05)
-        api.discard()  # all but the bookmark's own version
+        api.clear()  # all but the bookmark's own version
         api.end_watches()
         api.put(pods("e-7"))
         await until(lambda: set(report.last) == {"e-7"})
@@ -253,7 +253,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                 async with KubeApi(tls=served_by(new), port=api.port) as rotated:
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
-                    rotated.discard()
+                    rotated.clear()
                     await asyncio.sleep(0.3)
                     assert told.last == {"e-0": True}
                     assert not rotated.paths  # nobody was believed yet

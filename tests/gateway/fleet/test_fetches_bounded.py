@@ -126,7 +126,7 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             lists = api.lists
             api.delete("a")
             await until(lambda: told[-1] == {"b", "c"})
-            api.discard()
+            api.clear()
             api.send_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
             assert told[-1] == {"b", "c"}

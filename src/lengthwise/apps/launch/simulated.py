@@ -21,7 +21,6 @@ from lengthwise.engine.step_time import StepTime, step_time
 from lengthwise.schema.app import ModelPlan, Replica, TaskDraw, Tasks
 from lengthwise.schema.errors import EngineError, InternalError
 
-
 Ints = npt.NDArray[np.int64]
 Seconds = Callable[[ModelPlan, str], float]
 

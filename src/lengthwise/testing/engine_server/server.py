@@ -114,7 +114,7 @@ _ABORT_ROUTES = {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_reque
 _MAX_BYTES = 64 << 20
 
 
-def _app(server: EngineServer) -> web.Application:
+def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one short handler per route
     """Return an aiohttp application with the routes of the server's kind, and /emulator/* for tests."""
     from aiohttp import web
 
