@@ -161,7 +161,7 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
             good = (got.latency_s <= bound_s) & np.isfinite(got.latency_s)
             scores = [float(rps) if ok else None for rps, ok in zip(got.throughput_rps, good.tolist(), strict=True)]
             found_rps = max(found_rps, *(score or 0.0 for score in scores))
-            proposals.tell(list(zip(settings, scores, strict=True)))
+            proposals.report(list(zip(settings, scores, strict=True)))
         return max(1 - found_rps / best_rps, 0.0)
 
     equal, double = ([regret(times * own.evaluated, seed) for seed in range(seeds)] for times in (1, 2))
