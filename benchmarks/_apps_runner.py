@@ -13,7 +13,16 @@ from _harness import fresh_process, summary
 from lengthwise.apps.launch import Ask, Draft, Engine, Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan import RequestSpec, Space, plan
-from lengthwise.apps.run import ClusterPlacer, Drawn, Planned, RunTasks, expected_tokens, job_of, run_plan_of, run_simulated
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Drawn,
+    Planned,
+    RunTasks,
+    expected_tokens,
+    job_of,
+    run_plan_of,
+    run_simulated,
+)
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import InternalError
 

@@ -1,4 +1,4 @@
-"""The interval of a share over groups of which members hang together: whole groups are drawn anew."""
+"""Intervals of a share: exact for independent trials, by resampling of clusters for dependent ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 DRAWS = 10_000
 LEAST_GROUPS = 5
-"""Of fewer groups no interval is told: draws of two or three of them say next to nothing."""
+"""With fewer groups there is no interval: resamples of two or three of them mean next to nothing."""
 
 
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of independent trials (Clopper and Pearson, 1934): never too narrow."""
+    """Return the 95 % interval of a share of independent trials (Clopper and Pearson, 1934): never too narrow."""
     from scipy.stats import beta
 
     low = float(beta.ppf(0.025, hits, n - hits + 1)) if hits else 0.0
@@ -22,13 +22,12 @@ def exact_interval(hits: int, n: int) -> tuple[float, float]:
 
 
 def share_interval(groups: Mapping[Any, Sequence[bool]], seed: int = 0) -> tuple[float, float] | None:
-    """The 95 % interval of the share of hits; None where draws do not differ, as of one group alone.
+    """Return the 95 % interval of the share of hits by a cluster bootstrap; None where resamples do not differ.
 
-    A cluster bootstrap (Davison and Hinkley 1997, 3.8): members of a group, such as a sweep of loads over one
-    deployment, share what their model is off by, so that they come and go together, however many they are. Of few
-    groups such an interval is rough, and rather too narrow.
+    Members of a group, such as a sweep of loads over one deployment, share the error of their model, so complete
+    groups are drawn (Davison and Hinkley 1997, 3.8). With few groups such an interval is rough, and rather too narrow.
     """
     hits, sizes = (np.array([of(groups[key]) for key in sorted(groups)]) for of in (sum, len))
-    often = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS)
-    low, high = np.quantile((often @ hits) / (often @ sizes), [0.025, 0.975])
+    counts = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), DRAWS)
+    low, high = np.quantile((counts @ hits) / (counts @ sizes), [0.025, 0.975])
     return (float(low), float(high)) if low < high else None

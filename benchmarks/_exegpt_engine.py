@@ -76,7 +76,13 @@ def _quantiles(values: np.ndarray) -> tuple[float, float]:
 
 # Errors of the estimates, of random schedules and of choices
 
-AT_RANDOM = (*((OPT, task) for task in ("s", "t", "g", "c1", "c2")), (T5, "s"), (GPT39, "s"), (GPT39, "t"), (GPT101, "c1"))
+AT_RANDOM = (
+    *((OPT, task) for task in ("s", "t", "g", "c1", "c2")),
+    (T5, "s"),
+    (GPT39, "s"),
+    (GPT39, "t"),
+    (GPT101, "c1"),
+)
 PER_STRATEGY = 12
 REQUESTS = 60_000
 NEVER_EMPTY = 4
@@ -134,11 +140,17 @@ def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[s
     latency_s = float((records.requests.finished_s - started_s)[inside & long].mean())
     return {
         "of": name,
-        "controls": str(controls),
+        "controls": _words(controls),
         "rps_error": float(expected.throughput_rps[0] / (inside.sum() / (to_s - from_s))) - 1,
         "latency_error": float(expected.latency_s[0]) / latency_s - 1,
         "kind": _kind(of, controls, expected),
     }
+
+
+def _words(controls: Controls) -> str:
+    steps = f", N_D = {controls.decode_steps}" if controls.strategy is Strategy.RRA else ""
+    name = controls.strategy.value.upper()
+    return f"{name}, B_E = {controls.encode_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
 
 
 def _kind(of: Estimator, controls: Controls, expected: Estimates) -> str:
@@ -259,10 +271,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
         for threshold in (None, 0.1, 0.05):
             label = "as_it_comes" if threshold is None else f"within_{100 * threshold:.0f}_percent"
             row = _stage_times(of, controls, threshold, STAGE_REQUESTS // 8 if quick else STAGE_REQUESTS)
-            steps = f", N_D = {controls.decode_steps}" if controls.strategy is Strategy.RRA else ""
-            words = f"{controls.strategy.value.upper()}, B_E = {controls.encode_batch}{steps}"
-            schedule = f"{title}: {words}, {controls.tp_groups} x TP {controls.tp}"
-            rows[f"exegpt.variance.{name}.{label}"] = row | {"schedule": schedule}
+            rows[f"exegpt.variance.{name}.{label}"] = row | {"schedule": f"{title}: {_words(controls)}"}
     return rows
 
 

@@ -125,7 +125,9 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
             rra_rps, *waa_rps = (row.throughput_rps if (row := best[one]) else 0.0 for one in ("rra", *WAA))
             gain = max(rra_rps, *waa_rps) / ft.best(bound_s)[0]
             cells.append({"task": task, "waa_ahead": max(waa_rps) > rra_rps, "gain": gain})
-    by_task = {task: [cell["waa_ahead"] for cell in cells if cell["task"] == task] for task in ("s", "t", "g", "c1", "c2")}
+    by_task = {
+        task: [cell["waa_ahead"] for cell in cells if cell["task"] == task] for task in ("s", "t", "g", "c1", "c2")
+    }
     ahead = [cell["waa_ahead"] for cell in cells]
     return rows | {
         "exegpt.lockstep.waa_ahead": {
@@ -301,7 +303,8 @@ def drifts(_: Path, quick: bool) -> dict[str, Any]:
                 "changed": row.changed,
                 "change": row.change,
                 "latency": row.kept_held_s / before.latency_high_s,
-                "fixed_schedule_rps": (row.retained.throughput_rps if row.retained else math.nan) / before.throughput_rps,
+                "fixed_schedule_rps": (row.retained.throughput_rps if row.retained else math.nan)
+                / before.throughput_rps,
                 "replanned_rps": (row.replanned.throughput_rps if row.replanned else math.nan) / before.throughput_rps,
                 "margin": row.margin,
                 **_fixed_length(of, before, row.changed, row.change, bound_s, tighter),

@@ -414,9 +414,7 @@ def _rows(
     }
     found: dict[str, Any] = {}
     for column, target in {"throughput_rps": 0.05, "latency_s": 0.1, "decode_batch": 0.05}.items():
-        signed = {
-            one.name: getattr(one, column) / by_name[one.name]["measured"][column]["mean"] - 1 for one in chosen
-        }
+        signed = {one.name: getattr(one, column) / by_name[one.name]["measured"][column]["mean"] - 1 for one in chosen}
         found[f"exegpt.live.{column.removesuffix('_rps').removesuffix('_s')}_error"] = {
             "value": max(map(abs, signed.values())),
             "unit": "relative",

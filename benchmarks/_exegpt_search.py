@@ -24,8 +24,16 @@ from _exegpt_scenarios import (
 )
 from _harness import machine
 
-from lengthwise.schedule import ControlColumns, Perf, Strategy, Tolerances, Variable
-from lengthwise.schedule import branch_and_bound, exhaustive, non_monotone
+from lengthwise.schedule import (
+    ControlColumns,
+    Perf,
+    Strategy,
+    Tolerances,
+    Variable,
+    branch_and_bound,
+    exhaustive,
+    non_monotone,
+)
 from lengthwise.schedule.controls import CODES
 from lengthwise.schedule.optimizer import evaluate_grid
 

@@ -70,9 +70,7 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
         fits = weight_bytes(setting.model) <= cluster.gpus * setting.available_bytes
         if not setting.cluster.gpus % replicas and fits:
             tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
-            plans[replicas] = planner(
-                Estimator(setting.task, cluster, setting.model, tables, setting.assumptions)
-            )
+            plans[replicas] = planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
     cells = []
     for bound, bound_s in zip(BOUNDS, bounds_s, strict=True):
