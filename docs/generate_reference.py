@@ -72,7 +72,7 @@ GATEWAY_TABLES = {
     "prediction": (gateway_sections.PredictionSection, (gateway_config.Forecasting,)),
     "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
     "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
-    "resilience": (gateway_sections.ResilienceSection, (gateway_config.Care,)),
+    "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
 }
 APP_MEANINGS = {
     "inputs.file": "Input rows: .jsonl, .csv or .parquet.",
@@ -137,7 +137,9 @@ GATEWAY_MEANINGS = {
     "quarter; 429 above that.",
     "values": "Maximum values in the JSON of a body, for example token ids of a prompt; 400 above it.",
 }
-_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {"max_backoff": "max_backoff_s"}
+_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {
+    "max_backoff": "max_backoff_s"
+}
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

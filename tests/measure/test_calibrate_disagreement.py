@@ -136,7 +136,7 @@ def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, w
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
-    with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is not told"):
+    with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is unknown"):
         calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
 
 
@@ -171,5 +171,5 @@ def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine,
 def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["warnings"])
-    assert any("is not told" in note for note in taken.notes)
+    assert any("is unknown" in note for note in taken.notes)
     assert any(taken.warning in note for note in taken.notes)

@@ -80,4 +80,4 @@ def test_a_repeat_that_is_held_out_is_told_to_be_one(run, deployment):
     again, other = (measured(run.workload, deployment, seed=9), measured(requests(3.0, 100, seed=5), deployment))
     (note,) = split_of([run], deployment, [again, other], ()).notes
     assert "is a repeat of a run that was fitted" in note
-    assert "tells noise, not a new load" in note
+    assert "measures noise, not a new load" in note

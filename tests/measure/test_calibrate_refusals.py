@@ -72,7 +72,7 @@ class TestRefusals:
             with pytest.raises(InputError, match="the client was late"):
                 split_of([doubtful], deployment, 0.3, ())
         other = replace(late_by(0.3), warnings=("the client was late", "a partial run"))
-        with pytest.raises(InputError, match="told: a partial run"):
+        with pytest.raises(InputError, match="has warnings: a partial run"):
             split_of([other], deployment, 0.3, ())
 
     @pytest.mark.parametrize("late_s", [-10.0, -0.05])
@@ -90,13 +90,13 @@ class TestRefusals:
             split_of([skewed], deployment, 0.3, ["warnings"])
 
     def test_what_may_be_allowed_is_named(self, run, deployment):
-        with pytest.raises(InputError, match="allow takes doubts, simulated"):
+        with pytest.raises(InputError, match="allow takes warnings, simulated"):
             calibrate([run], deployment, allow=["all"])
 
     def test_too_few_requests(self, deployment):
         with pytest.raises(InputError, match="50 finished requests or more to fit to; there are 42"):
             calibrate([measured(requests(n=60), deployment)], deployment)
-        with pytest.raises(InputError, match="10 finished requests or more to report on; 4 are held out"):
+        with pytest.raises(InputError, match="10 finished requests or more to report on; there are 4"):
             calibrate([measured(requests(n=80), deployment)], deployment, holdout=0.05)
 
     def test_nothing_to_hold_out(self, run, deployment):

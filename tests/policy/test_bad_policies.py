@@ -166,7 +166,7 @@ def test_one_clear_error(axis, function, report, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_request_that_waits_for_ever(engine):
     both = dataclasses.replace(REQUESTS, arrival_s=np.zeros(6))
-    with pytest.raises(PolicyError, match=r"request 0 waits for ever.*'never_two'.*80 prompt tokens"):
+    with pytest.raises(PolicyError, match=r"request 0 waits forever.*'never_two'.*80 prompt tokens"):
         run(engine, 1, both, batching=policy.batching(never_two))
 
 
@@ -177,7 +177,7 @@ def test_a_request_that_waits_for_ever(engine):
 def test_predictions_that_are_not_there(engine, axes):
     blind = dataclasses.replace(REQUESTS, predicted_tokens=None)
     name = next(iter(axes.values()))
-    with pytest.raises(PolicyError, match=f"'{name}' looks at predicted output lengths.*give predicted_tokens"):
+    with pytest.raises(PolicyError, match=f"'{name}' needs predicted output lengths.*give predicted_tokens"):
         run(engine, workload=blind, **axes)
 
 
@@ -189,8 +189,8 @@ def test_what_cannot_be_compiled_runs_in_the_reference():
 
     with pytest.raises(PolicyError, match=r"'by_text' cannot be compiled.*engine='reference'"):
         run("kernel", rank=by_text)
-    plain, mine = run("reference", rank="fcfs"), run("reference", rank=by_text)
-    np.testing.assert_array_equal(mine.requests.finished_s, plain.requests.finished_s)
+    plain, own = run("reference", rank="fcfs"), run("reference", rank=by_text)
+    np.testing.assert_array_equal(own.requests.finished_s, plain.requests.finished_s)
 
 
 @pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router"])

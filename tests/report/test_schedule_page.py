@@ -168,7 +168,7 @@ def test_a_timeline_has_encodings_and_decodings_that_do_not_overlap_on_a_stage(p
 def test_tables_fit_a_wide_screen(driver, plan, tmp_path):
     """The last columns, reasons and margins, need no scrolling."""
     long = replace(plan.sides[0], best=plan.sides[0].best or plan.chosen, cause="its least latency is 12.3 s")
-    unsplit = replace(long, cause="no split into encoding and decoding GPUs holds a group")
+    unsplit = replace(long, cause="no split into encoding and decoding GPUs has room for a group")
     write_schedule_html(tmp_path / "page.html", replace(plan, sides=(*plan.sides, long, unsplit)))
     look(driver, (tmp_path / "page.html").as_uri(), 1280, "light", plots=2)
     beyond = "return [...document.querySelectorAll('.scroll')].filter(b => b.scrollWidth > b.clientWidth)"

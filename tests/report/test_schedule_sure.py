@@ -86,7 +86,7 @@ def change(plan, **given):
         "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1,
         "free_rps": 9.0,
         "retained": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
-        "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "what runs would take 2.5 s",
+        "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "the deployed schedule would take 2.5 s",
     }  # fmt: skip
     return Change(**{**known, **given})
 
@@ -107,7 +107,7 @@ def test_a_watch_names_changes_and_their_effect(plan):
         "bound 2 s exceeded by 25 %; 7 % of requests take longer", "Changed to",
         "bound 10 % tighter (9.00 requests/s without)",
         "requests/s, latency 1.70 s, bound 10 %",
-        "no weights move: what runs would take 2.5 s.", "about 21 requests would have taken longer than 2 s",
+        "no weights move: the deployed schedule would take 2.5 s.", "about 21 requests would have taken longer than 2 s",
     ):  # fmt: skip
         assert words in answer, words
 

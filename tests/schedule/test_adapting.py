@@ -113,7 +113,7 @@ def test_where_nothing_meets_the_bound_nothing_is_changed(planner, choice, summa
     far = planner.with_estimator(at(planner.estimator, longer(summaries, 6.0)))
     change = replan(far, choice.row, summaries, 1.0)
     assert (change.new, change.made) == (None, False)
-    assert change.cause.startswith("nothing meets the bound with these lengths: the least latency is ")
+    assert change.cause.startswith("no schedule meets the bound with these lengths: the least latency is ")
     min_s = float(change.cause.split()[-2])
     assert far.best(min_s).row.latency_high_s <= min_s
     with pytest.raises(ScheduleError):
@@ -125,13 +125,13 @@ def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded
     loaded = replan(far, slow, summaries, 1.0)
     change = replan(far, slow, summaries, 1.0, ReplanOptions(allow_reload=False))
     assert (change.new, change.made) == (None, False)
-    assert change.cause.startswith("nothing that needs no loading meets the bound")
+    assert change.cause.startswith("no schedule without loading weights meets the bound")
     assert float(change.cause.split()[-2]) > float(loaded.cause.split()[-2])
 
 
 def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
-    assert change.cause == f"what runs would take {change.kept_held_s:.3g} s"
+    assert change.cause == f"the deployed schedule would take {change.kept_held_s:.3g} s"
     assert change.new_held_s < change.kept_held_s
 
 

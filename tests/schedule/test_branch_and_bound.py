@@ -227,7 +227,7 @@ def test_answers_that_cannot_be_used_are_refused(broken, says):
 
 def test_numbers_out_of_range_are_refused():
     grid = Grid(np.ones((2, 2)), np.ones((2, 2)))
-    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"batch_size": 0}), (1.0, {"most": 1})]:
+    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"batch_size": 0}), (1.0, {"max_points": 1})]:
         with pytest.raises(InputError):
             branch_and_bound(grid.perf, grid.variables, bound, **options)
     sides = [replace(variable, rising=None) for variable in grid.variables]

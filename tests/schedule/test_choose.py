@@ -91,7 +91,7 @@ def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
     search_results = planner.search(6.0, planner.spaces)
     before = sum(one.result.evaluated for one in search_results)
     if not met:
-        search_results = [replace(one, found=replace(one.result, best=None)) for one in search_results]
+        search_results = [replace(one, result=replace(one.result, best=None)) for one in search_results]
     looked = refine(search_results, 6.0)
     assert all(one.result.evaluated == one.space.evaluated for one in looked)
     assert sum(one.result.evaluated for one in looked) > before

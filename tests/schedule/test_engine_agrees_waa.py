@@ -100,7 +100,7 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
 def test_what_cannot_be_played_is_refused(opt, opt_tables, summaries, four_a40):
     t5, cluster = catalog.model("t5-11b"), Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
     encoder_decoder = Estimator(summaries, cluster, t5, cluster_tables(t5, cluster, [1]))
-    with pytest.raises(InputError, match="encoder-decoder cannot be played"):
+    with pytest.raises(InputError, match="encoder-decoder cannot be simulated"):
         deployment_of(encoder_decoder, Controls(C, 4))
     with pytest.raises(InputError, match="does not: cache"):
         deployment_of(Estimator(summaries, four_a40, opt, opt_tables), Controls(C, 5000))

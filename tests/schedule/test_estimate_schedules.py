@@ -154,7 +154,7 @@ def test_controls_out_of_range_are_refused(opt_estimator):
         opt_estimator.estimate([Controls(R, 4, 4, tp=2, tp_groups=3)])
     with pytest.raises(InputError, match="longest output"):
         opt_estimator.estimate([Controls(R, 4, 81)])
-    with pytest.raises(InputError, match="tensor-parallel degrees"):
+    with pytest.raises(InputError, match="tensor-parallel degree 3"):
         opt_estimator.estimate([Controls(R, 4, 4, tp=3, tp_groups=1)])
 
 

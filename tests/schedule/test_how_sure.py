@@ -132,7 +132,7 @@ def test_the_share_that_holds_a_bound_is_of_the_draws(opt_estimator, opt_tables)
     row = estimated(opt_estimator)
     off = [scaled(opt_tables, by) for by in (0.8, 0.9, 1.1, 1.2)]
     assert over_costs(opt_estimator, row, off, row.latency_high_s).held_share == 0.5
-    with pytest.raises(InputError, match="tables that are off"):
+    with pytest.raises(InputError, match="needs perturbed tables"):
         over_costs(opt_estimator, row, [])
 
 

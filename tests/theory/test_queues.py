@@ -78,7 +78,7 @@ def test_equal_sizes_leave_nothing_to_order():
     for order in (theory.sjf, theory.srpt):
         assert order(ALWAYS, 0.4).mean_s == pytest.approx(blind.mean_s)
     assert theory.spjf([2.0, 2.0], [1.0, 9.0], 0.4).mean_s > 0
-    assert math.isnan(theory.share_kept(blind, blind, theory.srpt(ALWAYS, 0.4)))
+    assert math.isnan(theory.share_retained(blind, blind, theory.srpt(ALWAYS, 0.4)))
 
 
 @given(times=samples, load=loads, slots=st.integers(1, 16))
@@ -118,7 +118,7 @@ def test_a_reversed_order_is_worse_than_none():
     sizes = theory.with_error(EXPONENTIAL, 0.0, np.random.default_rng(0))[0]
     blind, wrong = theory.fcfs(EXPONENTIAL, 0.8), theory.spjf(sizes, 1 / sizes, 0.8)
     assert wrong.mean_s > blind.mean_s
-    assert theory.share_kept(blind, wrong, theory.srpt(EXPONENTIAL, 0.8)) < 0
+    assert theory.share_retained(blind, wrong, theory.srpt(EXPONENTIAL, 0.8)) < 0
 
 
 def test_errors_cost_and_are_reproducible():

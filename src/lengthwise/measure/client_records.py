@@ -9,10 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TimeSeries, TokenGaps, TokenTimes
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import (
+    Floats,
+    Ints,
+    Records,
+    ReplicaTotals,
+    RequestRecords,
+    Status,
+    TimeSeries,
+    TokenGaps,
+    TokenTimes,
+)
 
 _BINS = 400
 
@@ -41,13 +48,8 @@ def records_of(
 ) -> Records:
     """Return records of a run whose steps are unknown: sums over steps are 0.
 
-    Args:
-        columns: The requests.
-        end_s: Time of the last event.
-        tokens: Arrival times of chunks, the source of gaps and of the series of outputs.
-        gap_s: Times between tokens, where there is no ``tokens``.
-        seed: The workload's.
-        name: For tables and reports.
+    Gaps between tokens and the series of outputs come from ``tokens``, the arrival times of chunks; without these, gaps
+    from ``gap_s``. ``end_s`` is the time of the last event.
     """
     n = len(columns.arrival_s)
     status = np.asarray(columns.status, np.int8)

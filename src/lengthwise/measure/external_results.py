@@ -77,11 +77,7 @@ class Results:
 
 
 def measured_of(results: Results, name: str) -> Measured:
-    """Return the results in order of arrival, with the first request at 0.
-
-    Raises:
-        InputError: There are no requests, or one of them has impossible lengths.
-    """
+    """Return the results in order of arrival, with the first request at 0; raises InputError."""
     if not results.rows:
         raise InputError("results must hold at least one request; these hold none")
     rows = sorted(results.rows, key=lambda row: row.arrival_s)
@@ -105,7 +101,7 @@ def measured_of(results: Results, name: str) -> Measured:
     records = records_of(
         columns,
         end_s=float(np.nanmax(np.concatenate([last_s, first_s, arrival_s]))),
-        tokens=_token_times(rows, rows[0].arrival_s),
+        tokens=tokens,
         gap_s=np.array([gap for row in rows for gap in row.gap_s], float),
         name=name,
     )
@@ -207,13 +203,10 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read requests on the engine's clock; arrivals are moved there from the wall clock.
+    """Read requests on the engine's clock; arrivals are moved there from the wall clock; raises InputError.
 
     The clocks are aligned so that the smallest time between arrival and queue is 0; the true one, a constant of all
     requests, is unknown.
-
-    Raises:
-        InputError: A line lacks a time.
     """
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
@@ -233,10 +226,7 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
         )
         for line in lines
     ]
-    warnings = [
-        "arrivals are of another clock than the engine's times; they were aligned so that the fastest request "
-        "took no time from arrival to queue"
-    ]
+    warnings = ["arrivals, of another clock than the engine's times, were aligned to the request that queued fastest"]
     if waits_s and waits_s[-1] > 0.05:
         warnings.append(
             f"requests took up to {waits_s[-1]:.2f} s from arrival to the engine's queue (half of them "
@@ -254,15 +244,7 @@ _OLD_TIMINGS = {
 
 
 def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
-    """Read the requests of one of a report's benchmarks.
-
-    Args:
-        body: The report.
-        which: Index of the benchmark; None: the only one.
-
-    Raises:
-        InputError: The report holds no benchmark, or several and none was named.
-    """
+    """Read the requests of a report's benchmark ``which`` (None: the only one); raises InputError."""
     benchmarks = body["benchmarks"]
     if not benchmarks:
         raise InputError(
@@ -337,11 +319,7 @@ _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
 def read_vllm(body: Mapping[str, Any]) -> Results:
-    """Read the requests of a detailed result; arrivals are when they were sent.
-
-    Raises:
-        InputError: It was saved without ``--save-detailed``, or its lists differ in length.
-    """
+    """Read the requests of a detailed result; arrivals are when they were sent; raises InputError."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
         raise InputError(
@@ -372,8 +350,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
         warnings = ["arrivals are missing (start_times): every request counts from 0, loads over time are unknown"]
     metadata = {name: body[name] for name in _METADATA if name in body}
     limit = body.get("max_concurrency")
-    closed = limit and body.get("request_rate") in {"inf", math.inf, None}
-    return Results("vllm bench serve", rows, metadata, warnings, int(limit) if closed else None)
+    concurrency = int(limit) if limit and body.get("request_rate") in {"inf", math.inf, None} else None
+    return Results("vllm bench serve", rows, metadata, warnings, concurrency)
 
 
 FORMATS = {
@@ -388,11 +366,8 @@ FORMATS = {
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
     """Read another program's results, compressed with gzip or not, as the records of a run.
 
-    Limits of the format (unknown due times, unknown times between single tokens) become warnings.
-
-    Args:
-        path: The file.
-        benchmark: Index of one of several benchmarks in a GuideLLM report.
+    Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
+    index of one of several benchmarks in a GuideLLM report.
 
     Raises:
         InputError: The file is missing, truncated, of no known format, or lacks required values.
@@ -423,15 +398,16 @@ def _results(text: str, benchmark: int | None) -> Results:
                 lines += [json.loads(line)] if line.strip() else []
             except ValueError as error:
                 raise InputError(f"line {number} must be JSON; it is cut off or something else: {error}") from error
-    match lines[0] if lines else None:
-        case {"total_input_tokens": _, "request_throughput": _} as body:
+    first: Any = lines[0] if lines else None
+    match first:
+        case {"total_input_tokens": _, "request_throughput": _}:
             if len(lines) > 1:
                 raise InputError(
                     f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each"
                 )
-            return read_vllm(body)
-        case {"benchmarks": list()} as body if len(lines) == 1:
-            return read_guidellm(body, benchmark)
+            return read_vllm(first)
+        case {"benchmarks": list()} if len(lines) == 1:
+            return read_guidellm(first, benchmark)
         case {"metrics": _, "metadata": {"request_start_ns": _}}:
             return read_aiperf(lines)
         case {"input_toks": _, "queued_ts": _, "last_token_ts": _}:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import os
+import platform
 import re
 import secrets
 import signal
@@ -21,10 +23,10 @@ from lengthwise import catalog
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
 from lengthwise.measure.client_records import RequestColumns, records_of
-from lengthwise.measure.load_client import Monitor, Row, Run, machine, prompts_of
+from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Measured, Records, Status, TokenTimes, shape_facts
+from lengthwise.schema.records import BENCH, Measured, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
@@ -61,41 +63,11 @@ _EXACT_SHARE = 0.01
 
 def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> Measured:
     """Return the records of a run with its metadata and warnings; ``end_s`` is a time of ``time.perf_counter``."""
-    rows = run.rows
+    rows, workload = run.rows, run.workload
     start = np.concatenate([[0], np.cumsum([0 if row is None else len(row.at_s) for row in rows])]).astype(np.int64)
     at_s = np.array([at for row in rows if row is not None for at in row.at_s], np.float64) - run.start_s
     counts = np.array([count for row in rows if row is not None for count in row.counts], np.int64)
     tokens = TokenTimes(start, at_s, counts)
-    records = _records(run, end_s - run.start_s, tokens, seed)
-    sent = [row for row in rows if row is not None]
-    client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
-    errors = Counter(row.reason for row in sent if row.reason)
-    ttft_s = records.requests.first_token_s - records.requests.arrival_s
-    ttft_s = ttft_s[np.isfinite(ttft_s)]
-    monitor.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
-    finish_reasons = Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED)
-    complete = {
-        **metadata,
-        "client": monitor.metadata,
-        "finish_reasons": dict(finish_reasons),
-        "failures": failures_of(sent),
-        "prompts": run.prompts.how,
-    }
-    cached = cache_warning(complete)
-    return Measured(
-        records,
-        replace(run.workload, name=run.workload.name or "workload"),
-        BENCH,
-        complete,
-        (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings()),
-        dict(errors),
-        tokens,
-        client_s,
-    )
-
-
-def _records(run: Run, end_s: float, tokens: TokenTimes, seed: int) -> Records:
-    rows, workload = run.rows, run.workload
     if workload.concurrency is None:
         arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
     else:
@@ -116,7 +88,32 @@ def _records(run: Run, end_s: float, tokens: TokenTimes, seed: int) -> Records:
             [row.at_s[-1] - run.start_s if row and row.status == Status.FINISHED else np.nan for row in rows]
         ),
     )
-    return records_of(columns, end_s=end_s, tokens=tokens, seed=seed, name=workload.name)
+    records = records_of(columns, end_s=end_s - run.start_s, tokens=tokens, seed=seed, name=workload.name)
+    sent = [row for row in rows if row is not None]
+    client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
+    errors = Counter(row.reason for row in sent if row.reason)
+    ttft_s = records.requests.first_token_s - records.requests.arrival_s
+    ttft_s = ttft_s[np.isfinite(ttft_s)]
+    monitor.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
+    finish_reasons = Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED)
+    complete = {
+        **metadata,
+        "client": monitor.metadata,
+        "finish_reasons": dict(finish_reasons),
+        "failures": failures_of(sent),
+        "prompts": run.prompts.how,
+    }
+    cached = cache_warning(complete)
+    return Measured(
+        records,
+        replace(workload, name=workload.name or "workload"),
+        BENCH,
+        complete,
+        (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings()),
+        dict(errors),
+        tokens,
+        client_s,
+    )
 
 
 def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
@@ -198,35 +195,19 @@ async def _page(client: Client) -> str | None:
     return text if status == 200 and isinstance(text, str) else None
 
 
-class Scrape:
-    """Columns of ``/metrics``: a row a second, summed over labels, and a histogram's buckets by bound."""
-
-    def __init__(self, client: Client, start_s: float) -> None:
-        self._client, self._start_s = client, start_s
-        self.at_s: list[float] = []
-        self.took_s: list[float] = []
-        self.rows: list[dict[str, float]] = []
-
-    async def run(self) -> None:
-        """Scrape until cancelled; a second without a response is left out."""
-        while True:
-            started_s = time.perf_counter()
-            text = await _page(self._client)
-            if text is not None:
-                self.at_s.append(started_s - self._start_s)
-                self.took_s.append(time.perf_counter() - started_s)
-                self.rows.append(samples(text))
-            await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
-
-    def columns(self) -> dict[str, list[float | None]]:
-        """Return a column a metric (None: missing), "at_s" of each request for it and "took_s" until its response."""
-        columns: dict[str, list[float | None]] = {"at_s": [*self.at_s], "took_s": [*self.took_s]}
-        names = sorted({name for row in self.rows for name in row})
-        return columns | {name: [row.get(name) for row in self.rows] for name in names}
+async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) -> None:
+    """Append ``samples`` every second until cancelled; a second without a response is left out."""
+    while True:
+        started_s = time.perf_counter()
+        text = await _page(client)
+        if text is not None:
+            times = {"at_s": started_s - start_s, "took_s": time.perf_counter() - started_s}
+            rows.append(times | samples(text))
+        await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
 
 
 def samples(text: str) -> dict[str, float]:
-    """Parse Prometheus' text format: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
+    """Parse Prometheus' text: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -366,9 +347,9 @@ async def _bench(
             await run.warm_up(options["warmup_requests"])
             before = await counters()
             monitor = Monitor()
-            scraped = Scrape(client, monitor.start_s) if scrape else None
+            scraped: list[dict[str, float]] = []
             background = [asyncio.ensure_future(monitor.run())]
-            background += [] if scraped is None else [asyncio.ensure_future(scraped.run())]
+            background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if scrape else []
             try:
                 await run.go(options["time_limit_s"])
             finally:
@@ -378,7 +359,7 @@ async def _bench(
             end_s = time.perf_counter()
             after = await counters()
         found = client.capabilities
-        metadata = {
+        metadata: dict[str, Any] = {
             "url": client.server.shown,
             "engine": found.engine,
             "version": found.version,
@@ -387,10 +368,17 @@ async def _bench(
             "arguments": options,
             "start": monitor.start.isoformat(),
             "clock": "time.perf_counter (monotonic)",
-            "machine": machine(),
-            **({} if scraped is None else {"metrics": scraped.columns()}),
+            "machine": {
+                "system": platform.platform(),
+                "python": platform.python_version(),
+                "cpus": os.cpu_count(),
+                "processor": platform.processor() or platform.machine(),
+            },
             **prefix_facts(before, after),
         }
+        if scrape:
+            names = dict.fromkeys(["at_s", "took_s", *sorted({name for row in scraped for name in row})])
+            metadata["metrics"] = {name: [row.get(name) for row in scraped] for name in names}
         return measured_of(run, monitor, end_s, metadata, seed)
 
 

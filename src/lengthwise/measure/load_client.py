@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.backend.openai import Client, Prompt
 from lengthwise.backend.openai_protocol import Piece, RequestError, Usage
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Status
+from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
 from lengthwise.schema.workload import Workload
-
-Ints = npt.NDArray[np.int64]
 
 _TEXT = """
     time year people way day man thing woman life child world school state family student group country
@@ -81,13 +76,10 @@ class Prompts:
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
-    """Return the best way to make prompts for a probed server.
+    """Return the best way to make prompts for a probed server; raises InputError.
 
     Uses the workload's own texts if it has them, token ids if the server accepts them, else words of one token each,
     found through the server's token counts.
-
-    Raises:
-        InputError: ``shared`` is not from 0 to 1.
     """
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
@@ -102,7 +94,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
         warning = "the server does not report how long prompts are: they are as many words as tokens were requested"
         return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, warnings=(warning,))
     overhead = await _count_tokens(client, [])
-    words, warnings = tuple(await _single_token_words(client, WORDS, overhead)), ()
+    words, warnings = tuple(await _single_token_words(client, WORDS, overhead)), tuple[str, ...]()
     if len(words) < _MIN_WORDS:
         words, warnings = WORDS, ("few words are one token each for this server: prompts are longer than requested",)
     return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, warnings=warnings)
@@ -367,11 +359,9 @@ class Run:
         )
 
 
-Floats = npt.NDArray[np.float64]
-
 SHARE, SIGNIFICANCE = 0.01, 0.05
 MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))
-"""299: of fewer values, not even the largest is beyond the 99th percentile of their distribution with 95 % confidence."""
+"""299: of fewer values, not even the largest exceeds the 99th percentile with 95 % confidence."""
 
 MIN_EXCEEDANCES = 2
 """A single exceedance in few requests is chance, however unlikely."""
@@ -456,8 +446,8 @@ class Monitor:
         return (
             f"the client sent {late['count']:,} of {late['of']:,} requests ({100 * late['share']:.1f} %) more than "
             f"{1e3 * late['limit_s']:.1f} ms after they were due (the worst "
-            f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were due, "
-            f"include it{cause}"
+            f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were "
+            f"due, include it{cause}"
         )
 
     def _ttft(self) -> str:
@@ -496,16 +486,6 @@ def _clock_offset_s() -> float:
         before_s, wall_s, after_s = time.perf_counter(), time.time(), time.perf_counter()
         readings.append((after_s - before_s, wall_s - (before_s + after_s) / 2))
     return min(readings)[1]
-
-
-def machine() -> dict[str, Any]:
-    """Return properties of the client's machine."""
-    return {
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-    }
 
 
 def _quantiles(values: Sequence[float] | Floats) -> dict[str, float | None]:

@@ -93,11 +93,7 @@ _PREDICTIONS = ("total_tokens", "index_tokens")
 
 
 def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return columns by name, a row per request, and everything else as plain values.
-
-    Raises:
-        OutputError: A column of ``extra`` holds objects that cannot be stored.
-    """
+    """Return columns by name, a row per request, and everything else as plain values; raises OutputError."""
     workload.require_nobody_after("a file of records")
     columns = {PREFIX + n: v for n in (*_REQUIRED, *_OPTIONAL) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}

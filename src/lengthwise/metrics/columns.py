@@ -21,7 +21,7 @@ Table = Literal["requests", "steps"]
 
 def _divide(seconds: Floats, tokens: Array) -> Floats:
     """Return seconds a token; NaN where there are no tokens."""
-    return np.divide(seconds, tokens, out=np.full(len(tokens), np.nan), where=tokens > 0)
+    return np.asarray(np.divide(seconds, tokens, out=np.full(len(tokens), np.nan), where=tokens > 0))
 
 
 _DERIVED: dict[str, Callable[[RequestRecords], Floats]] = {

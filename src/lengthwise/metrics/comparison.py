@@ -319,8 +319,8 @@ def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
         if a.has_warmup or b.has_warmup:
             points = [np.array([gap_s.mean(), *np.quantile(gap_s, _Q)]) for gap_s, _ in (gaps_a, gaps_b)]
         if min(len(np.unique(row)) for _, row in (gaps_a, gaps_b)) >= MIN_REQUESTS:
-            samples = (Sample(*gaps, len(run.requests.arrival_s)) for gaps, run in ((gaps_a, a), (gaps_b, b)))
-            low, high = bootstrap.error_interval(*samples, _Q)
+            samples = [Sample(*gaps, len(run.requests.arrival_s)) for gaps, run in ((gaps_a, a), (gaps_b, b))]
+            low, high = bootstrap.error_interval(samples[0], samples[1], _Q)
     yield from _metric_errors("tbt", points, low, high)
 
 

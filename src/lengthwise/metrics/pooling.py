@@ -42,7 +42,8 @@ def combine(summaries: Sequence[Summary]) -> Summary:
         return dataclasses.replace(mean, model_low=low, model_high=high)
 
     seeds = tuple(s.seeds[0] for s in summaries)
-    return dataclasses.replace(_merge(summaries, over_seeds), seeds=seeds, intervals="seeds")
+    merged: Summary = _merge(summaries, over_seeds)
+    return dataclasses.replace(merged, seeds=seeds, intervals="seeds")
 
 
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:

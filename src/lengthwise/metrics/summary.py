@@ -187,6 +187,7 @@ def summarize(
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
     window = window_of(records, warmup_s, warmup_requests)
     r = window_rows(records.requests, window)
+    latencies: dict[str, Any] = {name: column_distribution(request_column(r, name), level) for name in _LATENCIES}
     start_s = max(warmup_s, float(r.arrival_s[0]))
     span_s = float(records.end_s) - start_s
     return Summary(
@@ -198,7 +199,7 @@ def summarize(
         counts=bucket_counts(r),
         rates=_rates(records, start_s, level),
         tbt_s=gap_distribution(records.gaps, _mean_gap_half_width(r, level)),
-        **{name: column_distribution(request_column(r, name), level) for name in _LATENCIES},
+        **latencies,
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
     )
@@ -232,8 +233,8 @@ def window_intersection(a: Window, b: Window) -> Window:
     """Return the requests that count in both windows."""
     if isinstance(a, slice) and isinstance(b, slice):
         return slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
-    rows = (np.arange(w.start, w.stop) if isinstance(w, slice) else w for w in (a, b))
-    return np.intersect1d(*rows)
+    rows_a, rows_b = (np.arange(w.start, w.stop) if isinstance(w, slice) else w for w in (a, b))
+    return np.intersect1d(rows_a, rows_b)
 
 
 def window_rows(r: RequestRecords, rows: Window) -> RequestRecords:

@@ -12,7 +12,7 @@ from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, p
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import VERSION, plain
 from lengthwise.schema.estimate import Estimate
-from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_kept
+from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
 SHOWN_CUTS = 4
 """So many boundaries are written out."""
@@ -71,7 +71,7 @@ def _queue_answers(study: QueueStudy) -> list[str]:
     times = f"from {seconds(fcfs.mean_s)} to {seconds(srpt.mean_s)} (by {percent(cut)})"
     sentences = [f"At a load of {study.loads[-1]:g}, known lengths would reduce the mean time {times}."]
     if cut >= MIN_RELEVANT:
-        retained = share_kept(fcfs, sprpt, srpt)
+        retained = share_retained(fcfs, sprpt, srpt)
         sentences.append(
             f"The predictor retains {percent(retained)} of this gain."
             if retained > 0
@@ -152,7 +152,7 @@ def _queue_rows(study: QueueStudy) -> tuple[list[str], list[Row]]:
                 f"{load:g}",
                 *(amount(at_load[name].mean_s) for name in ORDERS),
                 percent(1 - srpt.mean_s / fcfs.mean_s),
-                percent(share_kept(fcfs, at_load["sprpt"], srpt)),
+                percent(share_retained(fcfs, at_load["sprpt"], srpt)),
                 amount(fcfs.slowdown),
                 amount(srpt.slowdown),
             ]
@@ -211,7 +211,9 @@ def _queue_figures(study: QueueStudy) -> list[Figure]:
 
     shown = list(study.retained)[:: max(1, len(study.retained) // 4)]
     preemptive = [_line(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
-    without = [_line(f"load {load:g}", i, study.sigmas, study.kept_unpreempted[load]) for i, load in enumerate(shown)]
+    without = [
+        _line(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)
+    ]
     x, error = {"label": "load"}, {"label": "predictor error, sd of ln(predicted / true)"}
     times = {"label": "seconds, log scale", "log": True}
     ratios = {"label": "time / service time, log scale", "log": True}

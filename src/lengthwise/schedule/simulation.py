@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine import disaggregate, simulate
-from lengthwise.statistics import t_half_width
 from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout, waa_layout
 from lengthwise.schedule.estimation import Estimator, Reason, resident_batches
 from lengthwise.schedule.lengths import TaskLengths

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lengthwise import schedule
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
-from lengthwise.gateway.replanning import News
+from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.report.schedule_text import adaptation_sentences
 from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schema.errors import InputError
@@ -194,7 +194,7 @@ class PhaseFollower:
         """Return the probability of any alarm while lengths do not change."""
         return self._adapter.watcher.monitor.false_positive_rate
 
-    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
+    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
         """Observe a request, in the order of arrival; return news if lengths changed, or are known better.
 
         Raises:
@@ -213,7 +213,7 @@ class PhaseFollower:
         tokens = change.after.quantile_tokens
         share = share_of(task, tokens, self._planned.level)
         self._planned = replace(self._planned, row=row, phases=phases, bound_tokens=tokens, share=share)
-        return News(
+        return ReplanEvent(
             message=tuple(adaptation_sentences(adaptation)),
             phases=phases,
             schedule=row.words,

@@ -15,12 +15,12 @@ from lengthwise import measure
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.config.scenario import Scenario
-from lengthwise.gateway.concurrency_probe import max_num_seqs
+from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed, Make, News
+from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, ReplanningState
 from lengthwise.gateway.scheduling import Phase
-from lengthwise.gateway.serve import beside
+from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
 from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
@@ -309,8 +309,8 @@ class ScheduleRun:
     measured: Measured
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
-    news: tuple[tuple[float, News], ...] = ()
-    followed: Followed | None = None
+    news: tuple[tuple[float, ReplanEvent], ...] = ()
+    followed: ReplanningState | None = None
     engines: int = 1
 
 
@@ -401,10 +401,10 @@ def _played(
     load: ScheduleLoad,
     filling: int,
     recorder: _PhaseRecorder,
-    make: Make | None,
+    make: ReplannerFactory | None,
     on_admin: Callable[[int], None],
 ) -> ScheduleRun:
-    with beside(config, (recorder,), follow=make) as gateway:
+    with background_gateway(config, (recorder,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
         following, capabilities = gateway.gateway.tracker, None
@@ -417,12 +417,12 @@ def _played(
         measured = load.bench(gateway.url, workload, filling, capabilities)
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.stable(), within_s=_REPLAN_S)
+            gateway.call(following.stable(), timeout_s=_REPLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
     engines = len(config.engines)
     if planned.phases is None:
         return ScheduleRun(split_outcome(planned, rows, engines), planned, measured, (), rows, engines=engines)
-    news = () if following is None else tuple(following.report)
+    news = () if following is None else tuple(following.events)
     since_s = -math.inf
     for at_s, one in news:
         if isinstance(one.more, Adapted):
@@ -452,7 +452,7 @@ def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], ti
     scheduled = phases.max_in_flight or row.encode_batch
     smallest = times * scheduled
     for server in servers:
-        found = max_num_seqs(server, times * scheduled)
+        found = probe_max_num_seqs(server, times * scheduled)
         smallest = min(smallest, found)
         for batch, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:

@@ -170,7 +170,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         raise
     gpus = scenario.deployment.tp * scenario.deployment.pp + section.tp * section.pp
     link = None if section.link == "host" else prefill.node.link_for(gpus)
-    transfer = engine.handover_over(link, prefill, decode)
+    transfer = engine.kv_transfer_over(link, prefill, decode)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
 

@@ -110,11 +110,11 @@ class PhaseWorld:
             elif engine_s <= self.now_s:
                 for batch in self.batches.values():
                     batch.advance(self.now_s)
-            self.decide()
+            self.schedule()
 
-    def decide(self):
-        decisions = self.scheduler.decide(self.now_s)
-        assert not decisions.cut
+    def schedule(self):
+        decisions = self.scheduler.schedule(self.now_s)
+        assert not decisions.preempt
         assert not decisions.expire
         self.phases += decisions.phases
         for one, name in decisions.assign:
@@ -155,7 +155,7 @@ class PhaseWorld:
             return
         if tokens > job.report:
             job.report = tokens
-            self.scheduler.progressed(self.now_s, job.number, tokens)
+            self.scheduler.on_progress(self.now_s, job.number, tokens)
         if tokens >= job.tokens:
             job.finished_s, job.worker = self.now_s, ""
             self.over(job)

@@ -10,7 +10,7 @@ from phase_worlds import PhaseWorld
 
 from lengthwise import config
 from lengthwise.gateway.config import Dispatch, Phases
-from lengthwise.gateway.replanning import InOrder, News
+from lengthwise.gateway.replanning import ArrivalOrder, ReplanEvent
 from lengthwise.schedule import Monitor, ReplanOptions
 from lengthwise.usecases import schedule_adaptation, schedule_plan
 
@@ -47,7 +47,7 @@ class Report:
         self.seen += 1
         self.evidence = float(self.seen)
         if self.seen == 3:
-            return News((f"changed after {prompt_tokens} + {output_tokens}",), Phases(3, 7), "RRA, B_E = 3")
+            return ReplanEvent((f"changed after {prompt_tokens} + {output_tokens}",), Phases(3, 7), "RRA, B_E = 3")
         if self.seen == 5 and self.then == "raises":
             raise ValueError("no such lengths")
         if self.seen == 5 and self.then == "dies":
@@ -81,7 +81,7 @@ class FollowWorld(PhaseWorld):
     """Engines in virtual time; planning takes none of it."""
 
     def __init__(self, follower, phases, jobs, **named):
-        self.follower, self.order = follower, InOrder()
+        self.follower, self.order = follower, ArrivalOrder()
         self.news, self.schedules = [], [(0.0, phases)]
         super().__init__(phases, jobs, **named)
 

@@ -76,7 +76,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         assert core.offer(clock.now_s, live) is None
     clock.now_s += 5.0
     core.workers(clock.now_s, [WorkerState("w", ("m",), in_flight=len(queue))])
-    sent = [k for k, _ in core.decide(clock.now_s).assign]
+    sent = [k for k, _ in core.schedule(clock.now_s).assign]
     assert [int(one.request_id[1:]) for one in book.in_order(requests)] == sent
 
 

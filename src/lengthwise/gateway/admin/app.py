@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Self
 
-from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, Fleet, Forecaster, Hub, Recent, State
+from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, Fleet, Forecaster, Recent, SchedulerDriver, State
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
@@ -87,7 +87,7 @@ class AdminApp:
     def __init__(
         self,
         config: GatewayConfig,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster | None,
         telemetry: Telemetry,
@@ -100,8 +100,8 @@ class AdminApp:
             record = Record()
             telemetry.traces.subscribe(record.append)
             monitor = self._own_monitor = Monitor(record, config.order)
-        self.recent = Recent(telemetry, clock, hub.statistics)
-        self.state = State(config, hub, fleet, forecaster, telemetry, self.recent, monitor, clock)
+        self.recent = Recent(telemetry, clock, driver.statistics)
+        self.state = State(config, driver, fleet, forecaster, telemetry, self.recent, monitor, clock)
         self._host_name = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
         self._clock = clock

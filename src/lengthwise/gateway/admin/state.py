@@ -241,8 +241,8 @@ MAX_RANKED = 400
 """Oldest waiting requests whose position is computed."""
 
 
-class Hub(Protocol):
-    """The methods of ``gateway.hub`` that the admin page uses."""
+class SchedulerDriver(Protocol):
+    """The methods of ``gateway.driver`` that the admin page uses."""
 
     def statistics(self) -> Statistics: ...  # noqa: D102
     def position(self, request_id: int, /) -> int | None: ...  # noqa: D102
@@ -271,7 +271,7 @@ class State:
     def __init__(
         self,
         config: GatewayConfig,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster | None,
         telemetry: Telemetry,
@@ -280,7 +280,7 @@ class State:
         clock: Clock,
     ) -> None:
         self.config = config
-        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
+        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
         self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
         self._policies = Policies(clock, WINDOW_S)
         self._started_s = clock()
@@ -353,9 +353,9 @@ class State:
             worker = self._fleet.worker(state.name)
         except KeyError:
             return row | {"kind": "", "breaker": "", "cause": "stopped"}
-        cause = worker.trouble(now_s) if hasattr(worker, "trouble") else ""
-        if not cause and self.config.order.mode == "engine-priority" and hasattr(worker, "priorities"):
-            cause = worker.priorities()
+        cause = worker.unavailable_reason(now_s) if hasattr(worker, "unavailable_reason") else ""
+        if not cause and self.config.order.mode == "engine-priority" and hasattr(worker, "priority_notice"):
+            cause = worker.priority_notice()
         breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
         return row | {"kind": worker.kind, "breaker": breaker, "cause": str(cause)[:200]}
 

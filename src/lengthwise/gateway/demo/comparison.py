@@ -202,8 +202,8 @@ async def race(
 
     def poll() -> None:
         for side, gateway in zip(sides, gateways, strict=True):
-            now = gateway.hub.statistics()
-            side.waiting, side.running, side.cuts = now.waiting, now.running, now.cuts
+            now = gateway.driver.statistics()
+            side.waiting, side.running, side.cuts = now.waiting, now.running, now.preemptions
         show(sides, loop.time() - started_s)
 
     async def poll_repeatedly() -> None:

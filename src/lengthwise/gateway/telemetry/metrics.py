@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed
+from lengthwise.gateway.replanning import ReplanningState
 from lengthwise.gateway.request import Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, Statistics
 from lengthwise.gateway.telemetry.journal import Row
@@ -289,7 +289,7 @@ class Metrics(Listener):
         self.phases = PhaseCounts(phases)
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
-        self.tracker: Callable[[], Followed] | None = None
+        self.tracker: Callable[[], ReplanningState] | None = None
         self._models, self._tenants = Labels(MAX_MODELS), Labels(tenants)
 
     def inter_token_s(self, model: str) -> Histogram:
@@ -459,7 +459,7 @@ def _scheduler_families(now: Statistics) -> Iterator[Any]:
         yield _gauge(name, description, {key: v for key, v in values.items() if v is not None}, "worker")
 
 
-def _replanning_families(now: Followed) -> Iterator[Any]:
+def _replanning_families(now: ReplanningState) -> Iterator[Any]:
     """Yield the drift statistic with its threshold, and the outcomes of alarms."""
     yield _gauge("lengths_watched", "1 while output lengths are monitored for drift", {(): now.up})
     yield _gauge("lengths_evidence", "Evidence of drift since the last alarm; 1: none", {(): now.evidence})

@@ -137,7 +137,7 @@ class RequestTraces(Listener):
         if last_s == last_s:  # noqa: PLR0124 - not NaN; this is the hot path
             if trace.inter_token_s is not None and now_s > last_s:
                 trace.inter_token_s.add((now_s - last_s) / new_tokens, new_tokens)
-        elif not request.at_once:
+        elif not request.single_chunk:
             trace.first_token_s = now_s
         if request.length_prediction is not trace.length_prediction:
             trace.update_prediction(request.length_prediction)

@@ -8,14 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.measure.calibration.measured_runs import Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.records import RequestRecords, Status, TokenTimes
-
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
+from lengthwise.schema.records import Floats, RequestRecords, Status, TokenTimes
 
 NEEDED = {
     "at_s": "at_s",
@@ -61,7 +57,7 @@ class Counters:
     def __len__(self) -> int:
         return len(self.at_s)
 
-    def taken(self, rows: npt.NDArray[np.bool_]) -> Counters:
+    def taken(self, rows: Mask) -> Counters:
         """Return the scrapes of these rows."""
         columns = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "edges"}
         return Counters(**columns, edges=self.edges)

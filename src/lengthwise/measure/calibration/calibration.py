@@ -7,36 +7,27 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.engine.step_time import step_time
-from lengthwise.measure.calibration import parameters
+from lengthwise.measure.calibration import parameters, solver
 from lengthwise.measure.calibration.iteration_log import Iterations
-from lengthwise.measure.calibration.measured_runs import Run, Split, check_enough, origin_notes, seconds_of, split_of
+from lengthwise.measure.calibration.measured_runs import (
+    Mask,
+    Run,
+    Split,
+    check_enough,
+    origin_notes,
+    seconds_of,
+    split_of,
+)
 from lengthwise.measure.calibration.parameters import MASKED, Prior, part_errors, priors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
-from lengthwise.measure.calibration.solver import (
-    SIGNIFICANT_LOSS,
-    WIDE,
-    Mask,
-    Problem,
-    Solution,
-    descend,
-    deviations,
-    loss,
-    narrow,
-    scale_at,
-    solve,
-    weights,
-)
+from lengthwise.measure.calibration.solver import Problem, Solution, solve
 from lengthwise.measure.calibration.step_evidence import SEEN, step_evidence_of
 from lengthwise.schema.cost_tables import CostTables, Front, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import Measured, Records
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import Floats, Ints, Measured, Records
 
 
 def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
@@ -98,24 +89,24 @@ def with_masks(
     at, notes = names.index(MASKED), []
     free: Mask = np.insert(solution.determined, at, True)
     z = np.insert(solution.best, at, 0.0)
-    scale = scale_at(masked, z)
-    weight = weights(masked, scale)
-    place = np.array(descend(masked, z, free, WIDE, weight, seed)[1])
-    place, _, model = narrow(masked, place, free, scale, seed)
-    before, after = (loss(masked.residuals(one) * weight, one) for one in (z, place))
-    if after <= before - SIGNIFICANT_LOSS:
-        noise = float(deviations(masked, place, model, scale)[1][at])
-        if after <= before - SIGNIFICANT_LOSS * noise:
+    scale = solver.scale_at(masked, z)
+    weight = masked.weights(scale)
+    place = np.array(solver.descend(masked, z, free, solver.WIDE, weight, seed)[1])
+    place, _, model = solver.narrow(masked, place, free, scale, seed)
+    before, after = (solver.loss(masked.residuals(one) * weight, one) for one in (z, place))
+    if after <= before - solver.SIGNIFICANT_LOSS:
+        noise = float(solver.deviations(masked, place, model, scale)[1][at])
+        if after <= before - solver.SIGNIFICANT_LOSS * noise:
             found = solve(masked, names, seed, place)
             if found.z[at] != 0.0:
                 ratio = pair_ratio(masked.values(found.z), deployment)
                 if ratio <= MAX_PAIR_RATIO:
                     return masked, found, []
-                notes = [
-                    f"dense masks would explain these runs, but only at {_times(ratio)} what a prompt's own pair costs, "
-                    "which no mask does, and were not taken: the costs of large steps are doubtful, their tables may be "
-                    "wrong in how they grow with tokens (profile the operators, or give --iterations)"
-                ]
+                notes.append(
+                    f"dense masks would explain these runs, but only at {_times(ratio)} what a prompt's own pair "
+                    "costs, which no mask does, and were not taken: the costs of large steps are doubtful, their "
+                    "tables may be wrong in how they grow with tokens (profile the operators, or give --iterations)"
+                )
     problem.simulations = masked.simulations
     return problem, solution, notes
 
@@ -383,10 +374,10 @@ def calibrate(
     notes: list[str] = []
     unmasked = without_masks([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
-        notes = [
+        notes.append(
             f"dense masks were not looked for: {', '.join(unmasked)} attends by request (--fit with masked among the "
             "names looks all the same)"
-        ]
+        )
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():
@@ -423,7 +414,26 @@ def _result(
     problem: Problem, solution: Solution, split: Split, deployment: Deployment, seed: int, fit: Sequence[str] | None
 ) -> Calibration:
     cost, values = deployment.cost, problem.values(solution.z)
-    found = tuple(_parameter(prior, solution, k) for k, prior in enumerate(problem.priors))
+    found = []
+    for k, prior in enumerate(problem.priors):
+        z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
+        # A determined parameter that did not move has an interval about its best value, widened to contain neutral.
+        about, value = (best if z == 0.0 else z), prior.value(z)
+        low, high = (prior.center * math.exp(prior.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
+        found.append(
+            Parameter(
+                name=prior.name,
+                label=parameters.LABELS[prior.name],
+                unit=prior.unit,
+                value=value,
+                low=min(low, value),
+                high=max(high, value),
+                prior=prior.neutral,
+                determined=bool(solution.determined[k]),
+                effect=float(solution.effect[k]),
+                bare=(low, high),
+            )
+        )
     new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
     old = {id(run): problem.simulate(run, {}) for run in split.validation}
     after = [seconds_of(new[id(run)].requests) for run in split.validation]
@@ -446,7 +456,7 @@ def _result(
     each = zip(split.validation, before, after, strict=True)
     return Calibration(
         tables=tables,
-        parameters=found,
+        parameters=tuple(found),
         scores=tuple(score for run, b, a in each for score in scores(run, b, a, seed)),
         client_s=tables.front.request_s,
         log_sd=spread,
@@ -463,23 +473,4 @@ def _result(
         curves=curves(split.validation, before, after),
         host_share=host_share(fitted, tables),
         notes=tuple(notes),
-    )
-
-
-def _parameter(prior: Prior, solution: Solution, k: int) -> Parameter:
-    """Return a parameter; one that is determined but not moved has an interval about its best value, with neutral."""
-    z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
-    about, value = (best if z == 0.0 else z), prior.value(z)
-    low, high = (prior.center * math.exp(prior.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
-    return Parameter(
-        name=prior.name,
-        label=parameters.LABELS[prior.name],
-        unit=prior.unit,
-        value=value,
-        low=min(low, value),
-        high=max(high, value),
-        prior=prior.neutral,
-        determined=bool(solution.determined[k]),
-        effect=float(solution.effect[k]),
-        bare=(low, high),
     )

@@ -12,15 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.measure.calibration.measured_runs import Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Status
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from lengthwise.schema.records import BENCH, Floats, Ints, Status
 
 LINE = re.compile(
     r"(?:(?P<at>\d\d-\d\d \d\d:\d\d:\d\d)[^\n]*?)?"
@@ -59,7 +54,8 @@ class Iterations:
     def taken(self, rows: Mask) -> Iterations:
         """Return the steps of these rows."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Iterations(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+        return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:
@@ -76,21 +72,22 @@ def read_iterations(path: Path | str) -> Iterations:
         raise InputError(f"there must be a log to read at {path}: {error.strerror}") from error
     rows = []
     for found in LINE.finditer(text):
-        prompts, tokens, decodes = (float(found[name]) for name in ("prompts", "prompt_tokens", "decodes"))
-        if found["dummy"] or tokens + decodes <= 0 or float(found["ms"]) <= 0:
+        counts = [float(found[name]) for name in ("prompts", "prompt_tokens", "decodes")]
+        if found["dummy"] or sum(counts[1:]) <= 0 or float(found["ms"]) <= 0:
             continue
         at_s, kv_share = np.nan, float(found["kv"]) / 100 if found["kv"] else np.nan
         if found["at"] is not None:
             with contextlib.suppress(ValueError):  # not a date
                 at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
-        rows.append((prompts, tokens, decodes, kv_share, float(found["ms"]) / 1e3, at_s))
+        rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
     if len(rows) < MIN_STEPS:
         raise InputError(
             f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
             "--enable-logging-iteration-details, and give what it writes to standard output and error"
         )
-    *columns, times_s = np.array(rows, dtype=np.float64).T
-    return Iterations(*columns, np.ones(len(rows), dtype=np.int64), times_s if np.isfinite(times_s).any() else None)
+    prompts, tokens, decodes, kv, seconds, times_s = np.array(rows, dtype=np.float64).T
+    known_s = times_s if np.isfinite(times_s).any() else None
+    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)
 
 
 def of_year_s(at: datetime) -> float:
@@ -212,13 +209,8 @@ def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
-    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run.
-
-    Args:
-        log: Single steps; cells of steps belong to no run.
-        runs: All runs, fitted or held out.
-    """
-    if (log.steps != 1).any():
+    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run."""
+    if (log.steps != 1).any():  # cells of steps belong to no run
         return None
     at_s = utc_s(log, runs)
     found, known = np.zeros(len(log), dtype=np.bool_), at_s is not None

@@ -16,10 +16,9 @@ from lengthwise.metrics import request_column
 from lengthwise.metrics.columns import clock_warning
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Measured, RequestRecords, Status, shape_facts
+from lengthwise.schema.records import IDLE_SHARE, Floats, Measured, RequestRecords, Status, shape_facts
 from lengthwise.schema.workload import Workload
 
-Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 MIN_TPOT_TOKENS = 8
 BLOCKS = 12
@@ -46,11 +45,7 @@ class Run:
 
 
 def run_of(measured: Measured, name: str, validation: float | None) -> Run:
-    """Return a run whose last share ``validation`` of requests is held out.
-
-    Raises:
-        InputError: The engine worked on no request.
-    """
+    """Return a run whose last share ``validation`` of requests is held out; raises InputError."""
     r, requested = measured.records.requests, measured.workload
     rows = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
     if not len(rows):
@@ -174,8 +169,8 @@ def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: D
     if not unknown:
         return ""
     return (
-        f"the origin of these runs is unknown: {', '.join(unknown)}. They record neither a deployment nor the name of a "
-        f"model in the catalog; that they are of {deployment.model.name} on {deployment.gpu.name} is assumed "
+        f"the origin of these runs is unknown: {', '.join(unknown)}. They record neither a deployment nor the name of "
+        f"a model in the catalog; that they are of {deployment.model.name} on {deployment.gpu.name} is assumed "
         "(`lengthwise bench` records the deployment of the scenario that it is given)"
     )
 
@@ -209,8 +204,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
     if simulated and "simulated" not in allow:
         raise InputError(
-            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the simulator. "
-            "Measure with `lengthwise bench`, or allow it (--force)"
+            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the "
+            "simulator. Measure with `lengthwise bench`, or allow it (--force)"
         )
     doubtful = {}
     for run, name in zip(runs, names, strict=True):
@@ -295,17 +290,16 @@ def at_once(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
 def check_enough(runs: Sequence[Run]) -> None:
     """Require enough finished requests to fit to and to hold out; raises InputError."""
     fitted = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if fitted < MIN_REQUESTS:
-        raise InputError(
-            f"a calibration needs {MIN_REQUESTS} finished requests or more to fit to; there are {fitted}. Measure more, "
-            "or hold out less"
-        )
     held_out = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    if held_out < MIN_REQUESTS // 5:
-        raise InputError(
-            f"a calibration needs {MIN_REQUESTS // 5} finished requests or more to report on; {held_out} are held out. "
-            "Measure more, or hold out more"
-        )
+    for count, least, purpose, remedy in (
+        (fitted, MIN_REQUESTS, "fit to", "hold out less"),
+        (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
+    ):
+        if count < least:
+            raise InputError(
+                f"a calibration needs {least} finished requests or more to {purpose}; there are {count}. Measure more, "
+                f"or {remedy}"
+            )
 
 
 def origin_notes(
@@ -321,8 +315,8 @@ def origin_notes(
     if found.warning and unknown and "warnings" not in allow:
         raise InputError(
             f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
-            f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; if "
-            "these are right, take the tables all the same (--allow-doubts)"
+            f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; "
+            "if these are right, take the tables all the same (--allow-doubts)"
         )
     warning = f"not to be trusted far: the calibration {found.warning}" if found.warning else ""
     return tuple(note for note in (warning, unknown) if note)
@@ -354,7 +348,7 @@ class Split:
 def split_of(
     runs: Sequence[Measured], deployment: Deployment, holdout: float | Sequence[Measured], allow: Collection[str]
 ) -> Split:
-    """Split runs: given runs, complete loads between the lowest and the highest, or each run's last requests.
+    """Hold out the given runs, complete loads between the lowest and the highest, or each run's last requests.
 
     Repeats (runs of equal requests) go to one side together.
 
@@ -377,8 +371,8 @@ def split_of(
         other = known.setdefault(measured.records.requests.finished_s.tobytes(), i)
         if other != i:  # no engine repeats itself to the bit
             raise InputError(
-                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is fitted "
-                "to cannot be held out as well: measure another"
+                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is "
+                "fitted to cannot be held out as well: measure another"
             )
     loads: dict[tuple[object, ...], list[int]] = {}  # repeats by their requests
     for i, measured in enumerate(every):

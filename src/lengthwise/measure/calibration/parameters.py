@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.measure.calibration.result import TYPICAL_HOST_S, Parameter
+from lengthwise.measure.calibration.result import DEFAULT_HOST_S, Parameter
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, PartError, grid_value
 from lengthwise.schema.deployment import Deployment
 
@@ -16,7 +16,7 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 """Prior of tables that state no errors: a factor of 1.65 on kernels, of 2 on collectives, of 7 on an unmeasured host
 (one standard deviation in log)."""
 MIN_PRIOR_LOG_SD = 0.25
-"""Stated errors below this are not trusted: whoever calibrates doubts the tables."""
+"""Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
 CLIENT_S, MASKED_S = 1e-3, 1e-12
 """Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 
@@ -65,10 +65,8 @@ class Prior:
 def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Prior, ...]:
     """Return the parameters of a deployment; communication only where GPUs talk to each other.
 
-    Args:
-        deployment: Holds the tables to start from.
-        logged: Whether there is a log of iterations, whose clock sees less of the host.
-        masked: Whether to include dense masks; they are always included where the tables have them.
+    ``logged``: there is a log of iterations, whose clock sees less of the host. ``masked``: include dense masks, which
+    are always included where the tables have them.
     """
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = host_line(cost.host_s)
@@ -80,8 +78,8 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
         rule_of_thumb = COMM_LOG_SD if name == "comm" else SCALE_LOG_SD
         found.append(Prior(name, 1.0, max(MIN_PRIOR_LOG_SD, math.hypot(*stated)) if stated else rule_of_thumb, 1.0))
     seconds = {
-        "host_step": (step_s, TYPICAL_HOST_S["host_step"]),
-        "host_sequence": (sequence_s, TYPICAL_HOST_S["host_sequence"]),
+        "host_step": (step_s, DEFAULT_HOST_S["host_step"]),
+        "host_sequence": (sequence_s, DEFAULT_HOST_S["host_sequence"]),
         "client": (cost.front.request_s, CLIENT_S),
     }
     if masked or cost.masked_s > 0:
@@ -91,7 +89,7 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
         seconds[MASKED] = (cost.masked_s, float(cost.prefill_s[-1, 0]) / chunk**2 or MASKED_S)
     if logged:
         seconds["log_step"] = seconds["host_step"]
-    found += [Prior(name, own if own > 0 else typical, SECONDS_LOG_SD, own) for name, (own, typical) in seconds.items()]
+    found += [Prior(name, own if own > 0 else default, SECONDS_LOG_SD, own) for name, (own, default) in seconds.items()]
     return tuple(found)
 
 
@@ -162,7 +160,7 @@ def part_errors(
     # Errors of a step and of its sequences are independent. The spread of their sum is convex in the share of either,
     # so that the host is least known in a batch of one or in the largest.
     host_sd = given_sd.get("host", HOST_LOG_SD)
-    line = [p for p in found if p.name in TYPICAL_HOST_S]
+    line = [p for p in found if p.name in DEFAULT_HOST_S]
     spreads = []
     for batch in (1, len(given.host_s) - 1):
         seconds = [p.value * (batch if p.name == "host_sequence" else 1) for p in line]

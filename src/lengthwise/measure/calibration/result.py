@@ -19,7 +19,7 @@ FAR_HOST, MAX_HOST_SHARE = 30.0, 0.5
 """A host that takes more than FAR_HOST times its typical seconds, and more than MAX_HOST_SHARE of the time of steps (or
 leaves means far off), likely absorbs what the kernels of wrong tables lack, so that they fit well all the same. The
 host of a slow CPU takes up to 0.4 of steps whose kernels run on it as well."""
-TYPICAL_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}
+DEFAULT_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}
 """Seconds of a typical engine's host; the search starts from them where the tables hold none."""
 
 MIN_INCREASE = 0.005
@@ -224,11 +224,11 @@ class Calibration:
             for p in self.determined
             if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR
         ]
-        typical_s = {p.name: max(p.prior, TYPICAL_HOST_S[p.name]) for p in self.determined if p.name in TYPICAL_HOST_S}
+        default_s = {p.name: max(p.prior, DEFAULT_HOST_S[p.name]) for p in self.determined if p.name in DEFAULT_HOST_S}
         host = [
-            f"{p.label} to {p.value / typical_s[p.name]:,.0f} times what is usual"
+            f"{p.label} to {p.value / default_s[p.name]:,.0f} times what is usual"
             for p in self.determined
-            if p.name in typical_s and (p.low if p.bare is None else p.bare[0]) > FAR_HOST * typical_s[p.name]
+            if p.name in default_s and (p.low if p.bare is None else p.bare[0]) > FAR_HOST * default_s[p.name]
         ]
         off = self._significant_errors(FAR_OFF)
         if off and (kernels or host):

@@ -6,44 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.measure.calibration.measured_runs import BLOCKS, Run, seconds_of
+from lengthwise.measure.calibration.measured_runs import BLOCKS, Mask, Run, seconds_of
 from lengthwise.measure.calibration.parameters import Prior, apply
 from lengthwise.measure.calibration.result import METRICS
 from lengthwise.measure.calibration.step_evidence import Evidence
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Records, Status
+from lengthwise.schema.records import Floats, Ints, Records, Status
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FAMILIES = 3
 TRIM_FRACTION = 0.2
-
-
-@dataclass(frozen=True)
-class Rows:
-    """[m] properties of the residuals, the same for every candidate.
-
-    Attributes:
-        group: Index of the scale that divides it: into METRICS, or 3 for steps.
-        block: Block of time; -1 for groups by length and for quantiles, which cover a complete run.
-        weight: A run counts as BLOCKS observations of each metric, however many requests it has.
-    """
-
-    group: Ints
-    block: Ints
-    weight: Floats
 
 
 class Problem:
     """Distance between runs and their simulations as a function of the parameters.
 
     Residuals are cached by the parameters' values because the search evaluates some points repeatedly.
+
+    Attributes:
+        group: [m] index of the scale that divides a residual: into METRICS, or 3 for steps.
+        block: [m] block of time; -1 for groups by length and for quantiles, which cover a complete run.
+        weight: [m] a run counts as BLOCKS observations of each metric, however many requests it has.
     """
 
     def __init__(
@@ -73,7 +59,7 @@ class Problem:
             group.append(np.full(len(steps.seconds), len(METRICS)))
             block.append(steps.block)
             weight.append(steps.weight)
-        self.rows = Rows(np.concatenate(group), np.concatenate(block), np.concatenate(weight))
+        self.group, self.block, self.weight = np.concatenate(group), np.concatenate(block), np.concatenate(weight)
 
     def with_priors(self, priors: Sequence[Prior]) -> Problem:
         """Return the same runs over other parameters; the count of simulations continues."""
@@ -104,6 +90,10 @@ class Problem:
                 parts.append(self._steps.residuals(values))
             self._cache[key] = np.concatenate(parts)
         return self._cache[key]
+
+    def weights(self, scale: Floats) -> Floats:
+        """Return [m] weights of residuals whose groups have this spread."""
+        return np.asarray(self.weight / scale[self.group])
 
     def check_simulated(self) -> None:
         """Require that the simulated deployment serves what the engine served; raises InputError."""
@@ -233,13 +223,8 @@ MIN_EFFECT = 0.01
 def scale_at(problem: Problem, z: Floats) -> Floats:
     """Return [groups] the robust spread of residuals about zero."""
     residuals = np.abs(problem.residuals(z))
-    groups = [residuals[problem.rows.group == g] for g in range(len(METRICS) + 1)]
+    groups = [residuals[problem.group == g] for g in range(len(METRICS) + 1)]
     return np.array([max(FLOOR, 1.4826 * float(np.median(own))) if len(own) else FLOOR for own in groups])
-
-
-def weights(problem: Problem, scale: Floats) -> Floats:
-    """Return [m] weights of residuals whose groups have this spread."""
-    return np.asarray(problem.rows.weight / scale[problem.rows.group])
 
 
 def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -> tuple[Floats, Floats]:
@@ -249,25 +234,23 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
     is the noise that correlation within blocks adds.
     """
     sd, noise = np.ones(len(z)), np.ones(len(z))
-    rows, weight = problem.rows, weights(problem, scale)
+    group, block, weight = problem.group, problem.block, problem.weights(scale)
     slopes = model.slopes[:, model.free] * weight[:, None]
     residuals = model.residuals(z) * weight
     robust = np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
     prior = np.eye(slopes.shape[1])
     covariance = np.linalg.inv((slopes * robust[:, None]).T @ slopes + prior)
     gradient = slopes * (robust * residuals)[:, None]
-    gradient[rows.group < len(METRICS)] *= FAMILIES  # groups by length and quantiles move with their requests
-    timed = rows.block >= 0
+    gradient[group < len(METRICS)] *= FAMILIES  # groups by length and quantiles move with their requests
+    timed = block >= 0
 
     def sums(key: Ints) -> Floats:
         return np.array([gradient[(key == k) & timed].sum(axis=0) for k in np.unique(key[timed])])
 
     # A simulation is no more exact than 1 %, which would shift all requests of a metric together.
-    shared = np.array(
-        [(slopes * (weight * MIN_EFFECT)[:, None])[rows.group == g].sum(axis=0) for g in np.unique(rows.group)]
-    )
+    shared = np.array([(slopes * (weight * MIN_EFFECT)[:, None])[group == g].sum(axis=0) for g in np.unique(group)])
     known = shared.T @ shared + prior
-    blocks, by_run = sums(rows.block), sums(rows.block // BLOCKS)
+    blocks, by_run = sums(block), sums(block // BLOCKS)
     by_run = (by_run - by_run.mean(axis=0)) * np.sqrt(len(by_run) / max(1, len(by_run) - 1))
     spreads = (blocks.T @ blocks, by_run.T @ by_run)  # a machine drifts from run to run as well
     between = np.max([np.diag(covariance @ (own + known) @ covariance) for own in spreads], axis=0)
@@ -348,7 +331,7 @@ def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None
         complete = linear_model(problem, z, requested, radius, seed)
         sd[determined] = np.maximum(sd, deviations(problem, z, complete, scale)[0])[determined]
     moved = _without_noise(problem, (z, cost, model), scale, noise, seed)
-    tpot, log_sd = problem.rows.group == METRICS.index("tpot"), np.array([prior.log_sd for prior in problem.priors])
+    tpot, log_sd = problem.group == METRICS.index("tpot"), np.array([prior.log_sd for prior in problem.priors])
     share = model.slopes[tpot].mean(axis=0) / log_sd if tpot.any() else 0 * log_sd
     return Solution(moved, z, sd, determined, effect, np.asarray(share))
 
@@ -364,7 +347,7 @@ def _without_noise(
     """
     z, cost, model = at
     moving, retained = model.free.copy(), np.array([prior.name == NUISANCE for prior in problem.priors])
-    weight = weights(problem, scale)
+    weight = problem.weights(scale)
     if loss(problem.residuals(np.zeros(len(z))) * weight, 0 * z) <= cost + SIGNIFICANT_LOSS * noise[moving].max():
         return 0 * z
     while True:
@@ -390,7 +373,7 @@ def _search(problem: Problem, free: Mask, seed: int, start: Floats | None) -> tu
     draws = latin_hypercube(POINTS_PER_PARAMETER * (int(free.sum()) + 1), int(free.sum()), seed)
     points = np.zeros((len(draws) + 1, len(free)))
     points[1:, free] = (2 * draws - 1) * SPREAD_Z
-    weight = weights(problem, np.array(FIRST_SCALE))
+    weight = problem.weights(np.array(FIRST_SCALE))
     order = np.argsort([loss(problem.residuals(z) * weight, z) for z in points], kind="stable")
     ends = [descend(problem, points[i], free, WIDE, weight, seed) for i in order[:STARTS]]
     best = np.array(min(ends)[1])
@@ -420,7 +403,7 @@ def narrow(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) ->
     model: LinearModel | None = None
     for turn, radius in enumerate(NARROW):
         model = linear_model(problem, z, free, radius_of(problem, radius, model), seed + turn)
-        z, cost = settle(model, weights(problem, scale))
+        z, cost = settle(model, problem.weights(scale))
     assert model is not None  # NARROW is not empty
     return z, cost, model
 

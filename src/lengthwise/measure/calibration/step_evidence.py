@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
 from lengthwise.measure.calibration.iteration_log import (
@@ -21,9 +20,7 @@ from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import Floats, Ints
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
@@ -201,13 +198,9 @@ SEEN = "seen by the log"
 
 @dataclass(frozen=True)
 class Evidence:
-    """[m] seconds of steps, single or summed, that the tables must reproduce.
+    """[m] measured seconds of steps, single or summed, with their blocks of time and weights in the loss.
 
-    Attributes:
-        seconds: Measured seconds.
-        parts: Seconds of the tables by part; ``predict`` sums them with the parameters' values.
-        block: Block of time.
-        weight: Weight in the loss.
+    ``parts`` are seconds of the tables by part, which ``predict`` sums with the parameters' values.
     """
 
     seconds: Floats
@@ -223,12 +216,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Evidence of steps, if any, with notes on it.
-
-    Attributes:
-        is_log: Whether it is a log, whose clock sees only a part of the host.
-        seen: Whether it may include steps of held-out requests.
-    """
+    """Evidence of steps, if any, with notes on it; ``seen``: it may include steps of held-out requests."""
 
     evidence: Evidence | None
     notes: list[str]
@@ -255,8 +243,8 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
     if taken is None:
         note = (
             f"which of the {len(log):,} steps of the log are of held-out requests is unknown, by any run's tokens and "
-            f"by times, so all were fitted: scores are of requests {SEEN}, unless it is of the fitted runs alone. A log "
-            "with the times that vLLM writes, and records of `lengthwise bench`, tell"
+            f"by times, so all were fitted: scores are of requests {SEEN}, unless it is of the fitted runs alone. A "
+            "log with the times that vLLM writes, and records of `lengthwise bench`, tell"
         )
         return StepEvidence(log_evidence(log, deployment, fitted), [note], is_log=True, seen=True)
     note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"

@@ -105,7 +105,7 @@ const sections = (() => {
     if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
     $("schedule-now").textContent = facts.join(" · ");
     $("schedule-follows").textContent = !f ? "It stays as it is, whatever lengths requests have."
-      : !f.up ? `Lengths are followed no more: ${f.trouble}.`
+      : !f.up ? `Lengths are followed no more: ${f.error}.`
       : f.alarm === null ? "The watch over lengths is about to begin."
       : `${many(f.observed, "request")} watched: evidence that lengths moved ${charts.short(f.evidence)} of the ${charts.short(f.alarm)} of an alarm. ` +
         `Changed ${many(f.changed, "time")}, left as it was ${many(f.left, "time")}, planning failed ${many(f.failed, "time")}.` +
