@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stretched:
-    """A distribution of lengths.
-
-    Attributes:
-        lengths: Another one.
-        times: So many times as long.
-    """
+    """A distribution of lengths."""
 
     lengths: Marginal
     times: float
@@ -64,11 +59,7 @@ class Engines:
     """Who answers.
 
     Attributes:
-        launcher: One of LAUNCHERS.
         loaded: How engines of each model are started and asked, in the application's order.
-        urls: Of given engines, by the models' numbers.
-        timeouts: How long engines may take.
-        ray: Address of the Ray cluster; "local" starts one here.
         true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
     """
 
@@ -143,8 +134,6 @@ class AskedApp:
     """What a command is asked to plan or run.
 
     Attributes:
-        file: As it was read.
-        app: With what was measured laid over it.
         space: Of its plans; None: no GPUs are named.
         notes: What a profile held and what it did not, in words; what is assumed without one the plan says itself.
     """
@@ -183,17 +172,7 @@ class AskedApp:
 
 
 def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None) -> AskedApp:
-    """An application's file, on GPUs, under a profile.
-
-    Args:
-        path: Of the file.
-        sets: Assignments that change it.
-        nodes: GPUs in place of the file's own.
-        profile: Folder of what was measured.
-
-    Raises:
-        InputError: Any of them cannot be used.
-    """
+    """An application's file, on GPUs, under a profile."""
     # Names of GPUs are checked before what it takes to read the file is imported.
     cluster = parse_cluster(nodes, Path()) if nodes else None
     from lengthwise.apps.plan import Space

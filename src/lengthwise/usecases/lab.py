@@ -105,11 +105,7 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
 
 @dataclass
 class ScenarioBench:
-    """The requests and deployments of a scenario.
-
-    Attributes:
-        predictors: By their titles.
-    """
+    """The requests and deployments of a scenario."""
 
     scenario: Scenario
     predictors: dict[str, LabPredictor]

@@ -56,11 +56,7 @@ class VariantSearch:
 
 
 def questions(scenario: Scenario) -> list[VariantSearch]:
-    """Return the searches of a scenario, one for each variant.
-
-    Raises:
-        InputError: There is no [search], or it cannot be used; a note says where.
-    """
+    """Return the searches of a scenario, one for each variant."""
     found = []
     for side in scenario.effective():
         with located(scenario, side):
