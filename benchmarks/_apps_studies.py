@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import catalog, engine
-from lengthwise.apps.plan import DEFAULT, RequestSpec, Served, Space, best_staged, best_unpreempted, plan
+from lengthwise.apps.plan import DEFAULT, PlanOptions, Served, Space, best_staged, best_unpreempted, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import makespans_s, stages_of
 from lengthwise.apps.plan.planner import CHANGE_SHARE
@@ -211,7 +211,7 @@ class Case:
             self.world.models,
             cluster(),
             true_draws=self.true,
-            requested=RequestSpec(additional=tuple(additional), clock=time.process_time),
+            options=PlanOptions(additional=tuple(additional), clock=time.process_time),
             begin=lambda _: None,  # as in a run, which starts these engines
         )
         ran = {one.model for stage in made.stages for one in stage.plans}
@@ -411,8 +411,8 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
 def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]:
     """Time the search of all methods, and check that every repeat finds the same plan."""
     engine.warm_up()
-    draws, options = world.draws(1, 1), RequestSpec(additional=OTHERS, clock=time.process_time)
-    plans = [plan(world.tasks, draws, world.models, cluster(), requested=options) for _ in range(repeats)]
+    draws, options = world.draws(1, 1), PlanOptions(additional=OTHERS, clock=time.process_time)
+    plans = [plan(world.tasks, draws, world.models, cluster(), options=options) for _ in range(repeats)]
     if len({one.planned for one in plans}) != 1:
         raise InternalError("the same application was planned in two ways")
     seconds = sorted(one.search_s for one in plans)
@@ -460,5 +460,5 @@ def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, flo
     """Return by method how much longer its plan is than the optimum of an exact solver, and that optimum."""
     draws, where = world.draws(seed, 1), cluster(gpus)
     best = solve(stages_of(world.tasks, draws, Space(world.models, where))[0])
-    made = plan(world.tasks, draws, world.models, where, requested=RequestSpec(additional=OTHERS))
+    made = plan(world.tasks, draws, world.models, where, options=PlanOptions(additional=OTHERS))
     return {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}, best
