@@ -6,20 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _exegpt_scenarios as ex
 import numpy as np
-from _exegpt_scenarios import (
-    BOUNDS,
-    EVERYTHING,
-    GPT39,
-    GPT101,
-    OPT,
-    T5,
-    WAA,
-    chosen,
-    estimator,
-    faster_transformer,
-    planner,
-)
 
 from lengthwise.engine import simulate
 from lengthwise.engine.step_time import CostReader
@@ -77,11 +65,11 @@ def _quantiles(values: np.ndarray) -> tuple[float, float]:
 # Errors of the estimates, of random schedules and of choices
 
 AT_RANDOM = (
-    *((OPT, task) for task in ("s", "t", "g", "c1", "c2")),
-    (T5, "s"),
-    (GPT39, "s"),
-    (GPT39, "t"),
-    (GPT101, "c1"),
+    *((ex.OPT, task) for task in ("s", "t", "g", "c1", "c2")),
+    (ex.T5, "s"),
+    (ex.GPT39, "s"),
+    (ex.GPT39, "t"),
+    (ex.GPT101, "c1"),
 )
 PER_STRATEGY = 12
 REQUESTS = 60_000
@@ -92,17 +80,19 @@ NEVER_EMPTY = 4
 def errors(_: Path, quick: bool) -> dict[str, Any]:
     """Return P95 of the relative errors of throughput and of latency, of random schedules and of choices."""
     drawn, taken = [], []
-    for seed, strategies in ((7, (Strategy.RRA,)), (8, WAA)):
+    for seed, strategies in ((7, (Strategy.RRA,)), (8, ex.WAA)):
         rng = np.random.default_rng(seed)
         for served, task in AT_RANDOM[:1] if quick else AT_RANDOM:
-            if strategies != WAA or served != T5:  # the engine does not simulate WAA of an encoder-decoder
+            if strategies != ex.WAA or served != ex.T5:  # the engine does not simulate ex.WAA of an encoder-decoder
                 drawn += _random_schedules(served, task, strategies, rng, 2 if quick else PER_STRATEGY)
-    for served, task in () if quick else EVERYTHING:
-        of = estimator(served, task)
-        bounds_s = faster_transformer(of).bounds_s()
-        for strategy in (Strategy.RRA, *(WAA if served != T5 else ())):
-            plan = planner(of, [strategy])
-            choices = [chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)]
+    for served, task in () if quick else ex.EVERYTHING:
+        of = ex.estimator(served, task)
+        bounds_s = ex.faster_transformer(of).bounds_s()
+        for strategy in (Strategy.RRA, *(ex.WAA if served != ex.T5 else ())):
+            plan = ex.planner(of, [strategy])
+            choices = [
+                ex.chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)
+            ]
             distinct = dict.fromkeys(choice.controls for choice in choices if choice)
             taken += [_compared(of, controls, 1, f"{served.name}, {task}") for controls in distinct]
     rows = {"exegpt.estimator_error_p95": drawn, "exegpt.estimator_error_p95_of_choices": taken}
@@ -111,8 +101,8 @@ def errors(_: Path, quick: bool) -> dict[str, Any]:
 
 def _random_schedules(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
     """Draw schedules that fit in memory: batch and phase or split on a logarithmic scale, any degree and groups."""
-    of, found = estimator(served, task), []
-    spaces = [space for space in planner(of, strategies).spaces if space.size]
+    of, found = ex.estimator(served, task), []
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
     while spaces and len(found) < count:
         space = spaces[rng.integers(len(spaces))]
         *logarithmic, last = (np.array(one.values) for one in space.variables)
@@ -203,7 +193,7 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
     """Return the share of outputs near the quantile that took longer than the bound, over all choices."""
     from scipy.stats import binom
 
-    found = [one for pair in ([(OPT, "s")] if quick else EVERYTHING) for one in _bounds_of(*pair)]
+    found = [one for pair in ([(ex.OPT, "s")] if quick else ex.EVERYTHING) for one in _bounds_of(*pair)]
     late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
     drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
     odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
@@ -223,13 +213,13 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
 
 def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
     """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
-    bounds_s = faster_transformer(estimator(served, task)).bounds_s()[:-1]
+    bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()[:-1]
     for threshold in (None, 0.05):
-        of = estimator(served, task, assumptions=Assumptions(threshold=threshold))
-        for strategies in ((Strategy.RRA,), *((WAA,) if served != T5 else ())):
-            plan = planner(of, strategies)
-            for bound, bound_s in zip(BOUNDS, bounds_s, strict=False):
-                choice = chosen(plan, bound_s)
+        of = ex.estimator(served, task, assumptions=Assumptions(threshold=threshold))
+        for strategies in ((Strategy.RRA,), *((ex.WAA,) if served != ex.T5 else ())):
+            plan = ex.planner(of, strategies)
+            for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
+                choice = ex.chosen(plan, bound_s)
                 if choice is None:
                     continue
                 deployment, output, records = _run(of, choice.controls, BOUND_REQUESTS, 3, threshold=threshold)
@@ -259,12 +249,12 @@ SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step
 
 def variance(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
-    of, schedules = estimator(OPT, "s"), dict(SCHEDULES)
+    of, schedules = ex.estimator(ex.OPT, "s"), dict(SCHEDULES)
     if not quick:
-        sides = chosen(planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
-        row = next(side.best for side in sides if side.tp == OPT.gpus)
+        sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
+        row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
         rra = Controls(Strategy.RRA, row.encode_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
-        waa = chosen(planner(of, WAA), faster_transformer(of).bounds_s()[0]).controls
+        waa = ex.chosen(ex.planner(of, ex.WAA), ex.faster_transformer(of).bounds_s()[0]).controls
         schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
     rows = {}
     for name, (title, controls) in schedules.items():

@@ -1,7 +1,5 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-    python benchmarks/_exegpt_live.py --out FOLDER [--quick]
-
 A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``). From these tables
 the estimator chooses schedules for a task of known lengths. The same requests go to engines with these schedules, to a
 gateway in front of the stock scheduler, and to the stock scheduler at the same concurrency; some requests always wait.
@@ -10,7 +8,6 @@ Repeats take turns; ranges are over repeats.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -31,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 from _circle import Lengths, Setting
 from _gateway_gain import ONE_PROCESS
-from _harness import strict_json
 from _turns import Turn, in_turns
 
 from lengthwise import Deployment, Workload, simulate
@@ -101,28 +97,25 @@ class Expected:
         return min(4000, batch * (2 * self.ramp + phases + 4))
 
 
-def figures(shared: Path, quick: bool, out: Path | None = None) -> dict[str, Any]:  # noqa: ARG001 - nothing recorded
+def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Calibrate on the stock engine, then run the chosen schedules; raise FileNotFoundError without an engine."""
     _vllm.require()
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        place = Path(out) if out else Path(folder) / "out"
-        place.mkdir(parents=True, exist_ok=True)
-        circle = _live.Circle(place.resolve(), Path(folder), plan.live)
+        out = Path(folder) / "out"
+        out.mkdir()
+        circle = _live.Circle(out, Path(folder), plan.live)
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)
         chosen = [one for one in choose(d, tables) if one.name in plan.names]
         engines = {one.name: stack.enter_context(_engine(circle, d, one.name, one.controls))[0] for one in chosen}
-        circle.say(f"{len(engines)} engines have schedules")
         runs: dict[str, dict[str, list[dict[str, float]]]] = {}
         for repeat, one in itertools.product(range(plan.repeats), chosen):
             for kind, measured in _run_once(circle, plan, one, engines[one.name], stock, repeat).items():
                 runs.setdefault(one.name, {}).setdefault(kind, []).append(measured)
         simulated = {one.name: _simulated(d, tables, one, one.requests(plan)) for one in chosen}
-        rows = _rows(chosen, runs, simulated, notes | {"machine": circle.machine})
-        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in rows.items()))
-        return rows
+    return _rows(chosen, runs, simulated, notes | {"machine": circle.machine})
 
 
 def workload(n: int, seed: int) -> Workload:
@@ -202,9 +195,7 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     circle.say(f"calibrated on {len(fitted)} runs: {'; '.join(found.notes)}")
     return found.tables, {
         "held_out_errors": _circle.errors(d, found.tables, left_out),
-        "held_out_errors_of_profile": _circle.errors(d, profile, left_out),
         "calibration": [asdict(one) for one in found.parameters],
-        "calibration_notes": list(found.notes),
         "runs": notes,
     }
 
@@ -437,17 +428,3 @@ def _rows(
             "details": {"by_name": by_name, "repeats": repeats} | notes,
         },
     }
-
-
-def main() -> None:
-    """Measure this section alone."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
-    args = parser.parse_args()
-    for name, row in figures(args.out, args.quick, args.out).items():
-        print(f"{name:34} {row['value']:10.4g} {row['unit']}")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,20 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import _exegpt_scenarios as ex
 import numpy as np
-from _exegpt_scenarios import (
-    BOUNDS,
-    EVERYTHING,
-    GPT39,
-    GPT101,
-    OPT,
-    T5,
-    WAA,
-    chosen,
-    estimator,
-    faster_transformer,
-    planner,
-)
 from _harness import machine
 
 from lengthwise.schedule import (
@@ -42,15 +30,15 @@ ALL = tuple(Strategy)
 
 def search(_: Path, quick: bool) -> dict[str, Any]:
     """Return the slowest search and the largest share of schedules estimated; every bound has a new planner."""
-    first = estimator(OPT, "s")
-    chosen(planner(first), faster_transformer(first).bounds_s()[0])  # loads the compiled code
+    first = ex.estimator(ex.OPT, "s")
+    ex.chosen(ex.planner(first), ex.faster_transformer(first).bounds_s()[0])  # loads the compiled code
     choices = []
-    for served, task in [(OPT, "s"), (OPT, "t")] if quick else EVERYTHING:
-        bounds_s = faster_transformer(estimator(served, task)).bounds_s()
-        for bound, bound_s in zip(BOUNDS, bounds_s, strict=False):
+    for served, task in [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING:
+        bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()
+        for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
             start = time.process_time()
-            plan = planner(estimator(served, task))
-            choice = chosen(plan, bound_s)
+            plan = ex.planner(ex.estimator(served, task))
+            choice = ex.chosen(plan, bound_s)
             duration_s = time.process_time() - start
             assert choice is None or choice.evaluated <= choice.points
             strategies = {
@@ -81,11 +69,11 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
 # Regret: choices against every schedule there is, at many bounds
 
 QUESTIONS = (
-    *((OPT, task, ALL) for task in ("s", "t", "g", "c1")),
-    (T5, "s", ALL),
-    *((GPT39, "t", WAA), (GPT101, "t", WAA), (GPT101, "c1", WAA)),
+    *((ex.OPT, task, ALL) for task in ("s", "t", "g", "c1")),
+    (ex.T5, "s", ALL),
+    *((ex.GPT39, "t", ex.WAA), (ex.GPT101, "t", ex.WAA), (ex.GPT101, "c1", ex.WAA)),
 )
-SIXTEEN_GPUS = (GPT39, "s", ALL)
+SIXTEEN_GPUS = (ex.GPT39, "s", ALL)
 """All strategies and degrees, which takes minutes: a row of its own."""
 BETWEEN = 12
 """Bounds from the least latency to that of the highest throughput, in addition to FasterTransformer's and none."""
@@ -109,8 +97,8 @@ def _regret_row(questions) -> dict[str, Any]:
 
 def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, Any]:
     """Return the largest share of the best throughput that choices fall short of, over all bounds."""
-    of, start = estimator(served, task), time.process_time()
-    spaces = [space for space in planner(of, strategies).spaces if space.size]
+    of, start = ex.estimator(served, task), time.process_time()
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
     grids = [evaluate_grid(space.perf_uncached, space.variables) for space in spaces]
     latency_s = np.concatenate([grid.latency_s.ravel() for grid in grids])
     rps = np.concatenate([grid.throughput_rps.ravel() for grid in grids])
@@ -118,11 +106,11 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
     latency_s, rps = latency_s[np.isfinite(latency_s)], rps[np.isfinite(latency_s)]
     between = np.geomspace(1.001 * latency_s.min(), latency_s[np.argmax(rps)], BETWEEN)
     regrets, won = [], []
-    for bound_s in (*between, *faster_transformer(of).bounds_s()):
+    for bound_s in (*between, *ex.faster_transformer(of).bounds_s()):
         best_rps = float(rps[latency_s <= bound_s].max(initial=0.0))
         if not best_rps:
             continue
-        choice = chosen(planner(of, strategies), bound_s)
+        choice = ex.chosen(ex.planner(of, strategies), bound_s)
         own_rps = choice.row.throughput_rps if choice else 0.0
         assert own_rps <= best_rps * (1 + 1e-9), "no schedule is better than the best of all"
         regrets.append(max(1 - own_rps / best_rps, 0.0))
@@ -154,9 +142,9 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
     """Compare with as many estimates as branch and bound used, and with twice as many."""
     from lengthwise.search import Bayesian
 
-    of = estimator(OPT, "s")
-    space = next(one for one in planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
-    bound_s = faster_transformer(of).bounds_s()[1]
+    of = ex.estimator(ex.OPT, "s")
+    space = next(one for one in ex.planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
+    bound_s = ex.faster_transformer(of).bounds_s()[1]
     best_rps = exhaustive(space.perf_uncached, space.variables, bound_s).best.throughput_rps
     own = branch_and_bound(space.perf_uncached, space.variables, bound_s)
 
@@ -239,7 +227,7 @@ PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and
 
 def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
     """Return the share at 5 % over Table 5's variables, the larger of latency's and throughput's, and the table."""
-    rows = [row for task in ("s", "t") for row in _monotonicity_of(OPT if quick else GPT39, task)]
+    rows = [row for task in ("s", "t") for row in _monotonicity_of(ex.OPT if quick else ex.GPT39, task)]
 
     def shares(columns: tuple[str, ...]) -> dict[str, float]:
         some = [
@@ -262,9 +250,9 @@ def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
 
 def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
     """Return a row per strategy, degree, variable and tolerance; latency is the worst case, which the search limits."""
-    of = estimator(served, task)
-    bound_s, plan = faster_transformer(of).bounds_s()[2], planner(of)
-    scale_rps = chosen(plan, bound_s).row.throughput_rps
+    of = ex.estimator(served, task)
+    bound_s, plan = ex.faster_transformer(of).bounds_s()[2], ex.planner(of)
+    scale_rps = ex.chosen(plan, bound_s).row.throughput_rps
     rows = []
     for space in (space for space in plan.spaces if space.size):
         boxes = [_box(of, space)]

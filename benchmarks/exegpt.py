@@ -49,9 +49,9 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 
 def systems(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
     """Return a section per model of the other systems, and one of the gains over them."""
-    import _exegpt_systems
+    import _exegpt_gains
 
-    found = _exegpt_systems.sections(quick)
+    found = _exegpt_gains.sections(quick)
     return {
         name: (lambda figures=figures: [SECTIONS.row(*one) for one in figures().items()])
         for name, figures in found.items()
