@@ -62,7 +62,7 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
     return tuple(float(end) for end in np.quantile(values, [0.025, 0.975]))
 
 
-# Errors of the estimates, of random schedules and of choices
+# Errors of the estimates of random schedules
 
 AT_RANDOM = tuple((ex.OPT, task) for task in ex.TASKS)
 AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
@@ -71,25 +71,14 @@ REQUESTS = 60_000
 
 
 def errors(_: Path, quick: bool) -> dict[str, Any]:
-    """Return P95 of the relative errors of throughput and of latency, of random schedules and of choices."""
-    drawn, taken = [], []
+    """Return P95 of the relative errors of throughput and of latency, of random schedules."""
+    drawn = []
     for seed, strategies in ((7, (Strategy.RRA,)), (8, ex.WAA)):
         rng = np.random.default_rng(seed)
         for served, task in AT_RANDOM[:1] if quick else AT_RANDOM:
             if strategies != ex.WAA or served != ex.T5:  # the engine does not simulate WAA of an encoder-decoder
                 drawn += _random_schedules(served, task, strategies, rng, 2 if quick else PER_STRATEGY)
-    for served, task in () if quick else ex.EVERYTHING:
-        of = ex.estimator(served, task)
-        bounds_s = ex.faster_transformer(of).bounds_s()
-        for strategy in (Strategy.RRA, *(ex.WAA if served != ex.T5 else ())):
-            plan = ex.planner(of, [strategy])
-            choices = [
-                ex.chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)
-            ]
-            distinct = dict.fromkeys(choice.controls for choice in choices if choice)
-            taken += [_compared(of, controls, 1, f"{served.name}, {task}") for controls in distinct]
-    rows = {"exegpt.estimator_error_p95": drawn, "exegpt.estimator_error_p95_of_choices": taken}
-    return {name: _error_row(found) for name, found in rows.items() if found}
+    return {"exegpt.estimator_error_p95": _error_row(drawn)}
 
 
 def _random_schedules(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:

@@ -91,11 +91,11 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
     return cells
 
 
-# Reasons for gains that differ from the paper's: tighter bounds, and WAA in lockstep
+# Gains under bounds that are tighter than the paper's
 
 
 def reasons(_: Path, quick: bool) -> dict[str, Any]:
-    """Return gains of large models under the latency of small batches, and how often WAA wins in lockstep."""
+    """Return gains of large models with the latency of small batches as the bound."""
     rows: dict[str, Any] = {}
     for batch in (4, 8, 16, 32):
         gains = {}
@@ -107,17 +107,7 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
             gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
         cells = [{"gain": gain} for gain in gains.values()]
         rows[f"exegpt.tight.batch_{batch}"] = _mean_gain(cells) | {"gains": gains}
-    waa_won, gains = [], []
-    for served, task in [(ex.OPT, "s")] if quick else dict.fromkeys((*ex.SMALL_MID, *ex.LARGE)):
-        of = ex.estimator(served, task, assumptions=Assumptions(lockstep=True))
-        ft, plan = ex.faster_transformer(of), ex.planner(of)
-        for bound_s in ft.bounds_s():
-            best = ex.best_by_strategy(ex.chosen(plan, bound_s, separately=True))
-            rra_rps, *waa_rps = (row.throughput_rps if (row := best[one]) else 0.0 for one in ("rra", *ex.WAA))
-            waa_won.append(max(waa_rps) > rra_rps)
-            gains.append(max(rra_rps, *waa_rps) / ft.best(bound_s)[0])
-    mean_gain = fmean(gain for gain in gains if gain)
-    return rows | {"exegpt.lockstep.waa_ahead": {"value": fmean(waa_won), "unit": "share", "mean_gain": mean_gain}}
+    return rows
 
 
 # Table 6: the choices for OPT-13B and task S under the paper's bounds
