@@ -12,16 +12,8 @@ import _exegpt_scenarios as ex
 import numpy as np
 from _harness import machine
 
-from lengthwise.schedule import (
-    ControlColumns,
-    Perf,
-    Strategy,
-    Tolerances,
-    Variable,
-    branch_and_bound,
-    exhaustive,
-    non_monotone,
-)
+from lengthwise import schedule
+from lengthwise.schedule import Perf, Strategy, Variable, branch_and_bound, exhaustive
 from lengthwise.schedule.controls import CODES
 from lengthwise.schedule.optimizer import evaluate_grid
 
@@ -179,7 +171,7 @@ def _random_instances(count: int) -> dict[str, Any]:
         shares = rng.uniform(0, 0.1, 2) * (seed % 2)
         grid = Grid(*(shaken(rng, monotone(rng, shape, str(kind)), by) for kind, by in zip(kinds, shares, strict=True)))
         bound_s = float(np.quantile(grid.latency_s, rng.random()))
-        tolerances = Tolerances(float(shares[1]), float(shares[0]))
+        tolerances = schedule.Tolerances(float(shares[1]), float(shares[0]))
         found = branch_and_bound(grid.perf, grid.variables, bound_s, tolerances)
         oracle = exhaustive(grid.perf, grid.variables, bound_s)
         assert (found.best is None) == (oracle.best is None)
@@ -252,7 +244,9 @@ def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
             batches = Variable(ONE_SPLIT, _thinned(space.variables[0].values))
             boxes.append(((batches, space.variables[1]), space.perf_uncached))
         for variables, perf in boxes:
-            found = non_monotone(perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps)
+            found = schedule.non_monotone(
+                perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps
+            )
             rows += [{"task": task, "strategy": space.strategy.value, "tp": space.tp} | vars(one) for one in found]
     return rows
 
@@ -275,7 +269,7 @@ def _box(of, space):
         batch, other, groups = points.T
         steps, micro_batches = (other, 0 * ones) if rra else (ones, other)
         code = CODES.index(space.strategy) * ones
-        got = of.estimate(ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
+        got = of.estimate(schedule.ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
         return Perf(got.constrained_latency_s(worst_case=True), got.throughput_rps)
 
     return variables, perf

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from _gateway_processes import MEASURED_CORE, OTHER_CORE, OWN, Process, Target, first_json, on_cores, running
-from _harness import LOOP_ROUNDS, machine, python_loop, summary
+from _harness import machine, python_loop, summary
 
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
 IO_ROUNDS, IO_BYTES = 5_000, 256
@@ -26,18 +26,8 @@ TEXT = "Tell me in a few words how a request goes through a gateway, and what it
 WAITING = 10_000
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Requests of each part."""
-
-    single: int
-    many: int
-    streams: int
-    paced: int
-    memory: int
-
-
-FULL, QUICK = Counts(2000, 6000, 1500, 1000, 100_000), Counts(400, 1500, 300, 256, 5_000)
+FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
+"""Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
 
 
 # A client of little cost: raw connections, requests prepared as bytes, responses only delimited
@@ -135,7 +125,6 @@ def closed_loop(process: Process, body: bytes, count: int, connections: int) -> 
 
 def overhead(target: Target, quick: bool) -> dict[str, Any]:
     """Return added latency, rate, CPU and memory of one target, with the machine's pace before and after."""
-    counts = QUICK if quick else FULL
     try:
         with on_cores(OTHER_CORE):
             before = _pace()
@@ -143,7 +132,7 @@ def overhead(target: Target, quick: bool) -> dict[str, Any]:
             with running(backend_command, OTHER_CORE) as (server, log):
                 backend = Process(server.pid, first_json(server, log)["url"])
                 with target.started([backend.url], chat()) as process:
-                    rows = _measured(target, process, backend, counts)
+                    rows = _measured(target, process, backend, QUICK if quick else FULL)
             after = _pace()
     except LookupError as error:
         return {f"{target.name}.skipped": {"skipped": str(error)}}
@@ -151,12 +140,10 @@ def overhead(target: Target, quick: bool) -> dict[str, Any]:
         if target.name == "gateway":
             raise
         return {f"{target.name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
-    for name, rounds in {"machine_pace": LOOP_ROUNDS, "machine_pace_io": IO_ROUNDS}.items():
-        every = [*before[name], *after[name]]
-        rows[name] = summary(every) | {"unit": "us", "rounds": rounds}
-        rows[name] |= {"before_us": statistics.median(before[name]), "after_us": statistics.median(after[name])}
-    better = {name: "higher" if name == "rps" else "lower" for name in rows}
-    return {f"{target.name}.{name}": {"better": better[name]} | row for name, row in rows.items()}
+    for name, times_us in before.items():
+        rows[name] = summary([*times_us, *after[name]]) | {"unit": "us"}
+        rows[name] |= {"before_us": statistics.median(times_us), "after_us": statistics.median(after[name])}
+    return {f"{target.name}.{n}": {"better": "higher" if n == "rps" else "lower"} | row for n, row in rows.items()}
 
 
 def _pace() -> dict[str, list[float]]:
@@ -183,10 +170,8 @@ def _pace() -> dict[str, list[float]]:
         return {"machine_pace": timed(python_loop), "machine_pace_io": timed(socket_io)}
 
 
-def _measured(target: Target, process: Process, backend: Process, full: Counts) -> dict[str, Any]:
-    single, many, streams, paced = (
-        max(BLOCKS, int(target.light * n)) for n in (full.single, full.many, full.streams, full.paced)
-    )
+def _measured(target: Target, process: Process, backend: Process, counts: tuple[int, ...]) -> dict[str, Any]:
+    single, many, streams, paced, memory = (max(BLOCKS, int(target.light * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
     rows = _added_latency(process, backend, max(1, single // BLOCKS))
@@ -203,7 +188,7 @@ def _measured(target: Target, process: Process, backend: Process, full: Counts) 
         closed_loop(process, chat(stream=True, gap_ms=gap_ms), count, min(connections, count))
         rows[name] = {"value": (process.cpu_s() - before) / (count * TOKENS) * 1e6, "unit": "us"}
     if target.name == "gateway":
-        rows["rss_growth_mib"] = _memory_growth(process, full.memory)
+        rows["rss_growth_mib"] = _memory_growth(process, memory)
     return rows
 
 
