@@ -60,14 +60,9 @@ class Lengths:
         return replace(self, mean=min(self.mean * factor, 0.9 * self.high))
 
 
-CHUNK_TOKENS, EVALUATOR_TOKENS = 2048, 300
-"""Prompts of a chain summary; the second is about that of Decipherpref's template."""
-ENSEMBLING_PROMPT, ENSEMBLING_OUTPUT = Lengths(5, 21, 127, 6.0), Lengths(1, 180, 490)
-"""MixInstruct, section 5.1."""
-ROUTING_PROMPT, ROUTING_OUTPUT = Lengths(9, 310, 577, 4.0), Lengths(3, 199, 1585, 5.0)
-"""RouterBench, section 5.2."""
-SUMMARY_OUTPUT, VERDICT_OUTPUT = Lengths(1, 500, 1200), Lengths(1, 150, 600)
-"""Assumed: the paper has no numbers."""
+ENSEMBLING_PROMPT, ENSEMBLING_OUTPUT = Lengths(5, 21, 127, 6.0), Lengths(1, 180, 490)  # MixInstruct, section 5.1
+ROUTING_PROMPT, ROUTING_OUTPUT = Lengths(9, 310, 577, 4.0), Lengths(3, 199, 1585, 5.0)  # RouterBench, section 5.2
+SUMMARY_OUTPUT, VERDICT_OUTPUT = Lengths(1, 500, 1200), Lengths(1, 150, 600)  # assumed: the paper has no numbers
 ROUTED = {"llama-2-70b": 408, "mixtral-8x7b": 1267, "llama-2-13b": 2068, "codellama-34b": 456, "mistral-7b": 2657}
 """Table 1; WizardLM-13B-V1.2 has the shapes of Llama-2-13b."""
 FACTORS = (1.2, 1.0, 0.7, 1.1, 1.0, 0.8, 1.1, 1.3, 0.8)
@@ -163,7 +158,7 @@ def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> Wor
         model += [0] * length + [1] * evaluations
         parents += [-1, *range(first, last)] + [last] * evaluations
     models = (VICUNA, LLAMA_70B)
-    prompt = np.array([CHUNK_TOKENS, EVALUATOR_TOKENS])[model]
+    prompt = np.array([2048, 300])[model]  # a chunk; about the template of Decipherpref
     return World(_tasks(models, np.array(model), prompt, limit, parents), models, (SUMMARY_OUTPUT, VERDICT_OUTPUT))
 
 

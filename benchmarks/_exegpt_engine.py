@@ -129,17 +129,10 @@ def _error_row(found: list[dict[str, Any]]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     again = [np.quantile(both[rng.integers(len(both), size=len(both))], 0.95) for _ in range(2000)]
     throughput_p95, latency_p95 = np.quantile(both, 0.95, axis=0).tolist()
-    return {
-        "value": float(np.quantile(both, 0.95)),
-        "unit": "relative",
-        "better": "lower",
-        "target": 0.05,
-        "ci": _interval(again),
-        "schedules": len(both),
-        "throughput_p95": throughput_p95,
-        "latency_p95": latency_p95,
-        "worst": [found[i] for i in np.argsort(-both.max(axis=1))[:20]],
-    }
+    value = {"value": float(np.quantile(both, 0.95)), "unit": "relative", "better": "lower", "target": 0.05}
+    details = {"schedules": len(both), "throughput_p95": throughput_p95, "latency_p95": latency_p95}
+    worst = [found[i] for i in np.argsort(-both.max(axis=1))[:20]]
+    return value | {"ci": _interval(again), "worst": worst} | details
 
 
 # Bounds: whether choices meet them, with and without dynamic adjustment
@@ -156,18 +149,10 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
     late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
     drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
     odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
-    return {
-        "exegpt.bound_broken_share": {
-            "value": float(late.sum() / count.sum()),
-            "unit": "share of outputs of the quantile",
-            "better": "lower",
-            "target": LATE,
-            "ci": _interval(late[drawn].sum(axis=1) / count[drawn].sum(axis=1)),
-            "choices": len(found),
-            "outputs": int(count.sum()),
-            "broke_more_than_chance_explains": odd,
-        }
-    }
+    unit, ci = "share of outputs of the quantile", _interval(late[drawn].sum(axis=1) / count[drawn].sum(axis=1))
+    value = {"value": float(late.sum() / count.sum()), "unit": unit, "better": "lower", "target": LATE, "ci": ci}
+    details = {"choices": len(found), "outputs": int(count.sum()), "broke_more_than_chance_explains": odd}
+    return {"exegpt.bound_broken_share": value | details}
 
 
 def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
@@ -186,13 +171,8 @@ def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
                 from_s, to_s = _window(started_s)
                 long = (started_s >= from_s) & (started_s < to_s) & (output <= quantile) & (output >= 0.995 * quantile)
                 duration_s = (records.requests.finished_s - started_s)[long]
-                yield {
-                    "of": f"{served.name}, {task}, bound {bound}",
-                    "threshold": threshold,
-                    "schedule": choice.row.words,
-                    "requests": int(long.sum()),
-                    "late": int((duration_s > bound_s).sum()),
-                }
+                about = {"of": f"{served.name}, {task}, bound {bound}, {choice.row.words}", "threshold": threshold}
+                yield about | {"requests": int(long.sum()), "late": int((duration_s > bound_s).sum())}
 
 
 # Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
@@ -242,17 +222,12 @@ def _stage_times(of: Estimator, controls: Controls, threshold: float | None, cou
         formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
         encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
         decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
-    return {
-        "value": encode["range"],
-        "unit": "relative",
-        "better": "lower",
-        "ci": encode["ci"],
-        "threshold": threshold,
-        "encode": encode,
-        "decode": decode,
-        "rps": float(served.sum() / (to_s - from_s)),
-        "latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99)),
-    }
+    value = {"value": encode["range"], "unit": "relative", "better": "lower", "ci": encode["ci"]}
+    rps = float(served.sum() / (to_s - from_s))
+    latency_s = float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))
+    return value | {
+        "threshold": threshold, "encode": encode, "decode": decode, "rps": rps, "latency_p99_s": latency_s
+    }  # fmt: skip
 
 
 def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:

@@ -5,10 +5,8 @@ full batches serve, as fitted to runs under FCFS; 3x and 5x are that many times 
 one after the other, so that other load on the machine affects them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
-recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. The predictor is the default one;
-it has seen none of these prompts, nor this model. Engines receive each length in ``vllm_xargs.output_tokens``, which
-the emulated engine knows and the demo's middleware (``engine_side.forced_length``) passes to vLLM; the gateway sees
-only ``max_tokens``, which is equal for all.
+recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. Engines receive each length in
+``vllm_xargs.output_tokens``; the gateway sees only ``max_tokens``, which is equal for all.
 """
 
 from __future__ import annotations
@@ -49,13 +47,9 @@ Runs = Mapping[str, Sequence[Floats]]
 """JCT by policy, [shuffles][n]."""
 ENGINES = 2
 MODEL, OUTPUTS = "tiny", "vicuna-13b-v1.3"
-SHAPE = 0.73
-"""Of the Gamma gaps (ELIS)."""
 SHRINK, MAX_TOKENS = 10, 512
 WINDOW = 50 // SHRINK
 """ELIS's 50 tokens, divided as the lengths are."""
-STEP_S, SEQ_S, PROMPT_S = 0.010, 0.001, 0.0001
-"""Of emulated engines: about those of a tiny model on one core."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: two processes wait for each other in busy loops, too much for two cores."""
 FCFS, OURS, ORACLE = "fcfs", "isrtf", "oracle"
@@ -78,17 +72,16 @@ NEGLIGIBLE = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes; a burst has ``requests[0]`` requests and ``requests[1]`` more per slot, so that slots change hands."""
+    """Sizes of the measurement."""
 
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
     shuffles: int = 12
-    requests: tuple[int, int] = (16, 16)
     simulated: int = 40
 
     def count(self, batch: int) -> int:
-        """Return the requests of a burst."""
-        return self.requests[0] + self.requests[1] * batch
+        """Return the requests of a burst: enough per slot for slots to change hands."""
+        return 16 + 16 * batch
 
 
 FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2)
@@ -106,19 +99,16 @@ class Cell:
     preemptions: Counter[str] = field(default_factory=Counter)
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
-    return _figures(shared, QUICK if quick else FULL, "live", f"{ENGINES} vLLMs on a CPU, one thread each")
-
-
 def emulated(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the rows of emulated engines, which take no core from the gateway."""
-    return _figures(shared, QUICK if quick else FULL, "emulated", f"{ENGINES} emulated engines")
+    return figures(shared, quick, kind="emulated")
 
 
-def _figures(shared: Path, plan: Plan, kind: str, description: str) -> dict[str, Any]:
+def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
+    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
     import uvloop
 
+    plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
     services: dict[int, Service] = {}
@@ -137,7 +127,6 @@ def _figures(shared: Path, plan: Plan, kind: str, description: str) -> dict[str,
         f"gateway.{kind}.gap_closed": own["gap_closed"] | {
             "policies": policies,
             "cells": [_summary_of(cell) for cell in cells],
-            "engines": description,
             "plan": asdict(plan),
             "services": {batch: asdict(service) for batch, service in services.items()},
             "machine": machine(),
@@ -175,8 +164,8 @@ def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workl
     rng = np.random.default_rng([seed, 0x6A1])
     order = [texts[i] for i in rng.permutation(len(texts))[:count]]
     tokens = np.array([max(1, round(one.output_tokens / SHRINK)) for one in order], np.int64)
-    made = Workload(
-        workload.Gamma(1.0, SHAPE**-0.5).sample(count, rng),
+    made = Workload(  # gaps as in ELIS
+        workload.Gamma(1.0, 0.73**-0.5).sample(count, rng),
         np.array([max(1, one.prompt_tokens) for one in order], np.int64),
         np.minimum(tokens, MAX_TOKENS),
         extra={"prompt": np.array([one.prompt for one in order], object), "model": np.array([MODEL] * count, object)},
@@ -255,7 +244,14 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
     """Start emulated engines in a process of their own."""
     command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
     command += f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}".split()
-    command += f"--fixed-s {STEP_S} --decode-s {SEQ_S} --prompt-token-s {PROMPT_S}".split()
+    command += [
+        "--fixed-s",
+        "0.01",
+        "--decode-s",
+        "0.001",
+        "--prompt-token-s",
+        "0.0001",
+    ]  # about a tiny model on one core
     with running(command, os.sched_getaffinity(0)) as (process, log):
         yield first_json(process, log)["urls"]
 
