@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -244,14 +244,8 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
     """Start emulated engines in a process of their own."""
     command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
     command += f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}".split()
-    command += [
-        "--fixed-s",
-        "0.01",
-        "--decode-s",
-        "0.001",
-        "--prompt-token-s",
-        "0.0001",
-    ]  # about a tiny model on one core
+    # About a tiny model on one core.
+    command += ["--fixed-s", "0.01", "--decode-s", "0.001", "--prompt-token-s", "0.0001"]
     with running(command, os.sched_getaffinity(0)) as (process, log):
         yield first_json(process, log)["urls"]
 
@@ -361,7 +355,6 @@ def _simulate(made: Workload, service: Service, name: str) -> Floats:
         scheduler = replace(scheduler, batching="windowed", memory="paged", takeover="by_rank")
     elif order.rank:
         scheduler = replace(scheduler, rank=order.rank)
-
     # With windows, a preempted request is sent again, prompt and half of its output on average. The gateway preempts at
     # the end of a window only while requests wait: a fixed point, as more expensive windows make longer queues.
     context, windowed = made.prompt_tokens.mean() + made.output_tokens.mean() / 2, order.mode == "windowed"
@@ -390,31 +383,24 @@ def _share_with_a_queue(arrival_s: Floats, finished_s: Floats, max_num_seqs: int
 def _evaluate(measured: Sequence[Runs], simulated: Sequence[Runs], name: str) -> dict[str, Any]:
     """Return each metric of a policy over all cells, its interval, the simulated value, and how well both agree."""
 
-    def gap_closed(cells: Sequence[Runs], shuffle: int) -> tuple[float, float]:
-        """Return FCFS minus policy and FCFS minus oracle, of mean JCT relative to FCFS, summed over cells."""
-        means = [{of: float(runs[of][shuffle].mean()) for of in (FCFS, name, ORACLE)} for runs in cells]
-        return sum(1 - of[name] / of[FCFS] for of in means), sum(1 - of[ORACLE] / of[FCFS] for of in means)
+    def metrics(cells: Sequence[Runs]) -> dict[str, tuple[Floats, Any]]:
+        """Return each metric as numerator and denominator by shuffle; ratios are geometric means over cells."""
+        names = (FCFS, name, ORACLE)
+        mean = {of: np.array([[jct_s.mean() for jct_s in runs[of]] for runs in cells]) for of in names}
+        p99 = {of: np.array([[np.quantile(jct_s, 0.99) for jct_s in runs[of]] for runs in cells]) for of in names}
+        saved, possible = (1 - mean[of] / mean[FCFS] for of in (name, ORACLE))
+        return {
+            "gap_closed": (saved.sum(axis=0), possible.sum(axis=0)),
+            "p99_over_oracle": (np.exp(np.log(p99[name] / p99[ORACLE]).mean(axis=0)), 1.0),
+            "mean_over_fcfs": (np.exp(np.log(mean[name] / mean[FCFS]).mean(axis=0)), 1.0),
+        }
 
-    def ratio(to: str, statistic: Callable[[Floats], Any]) -> Callable[[Sequence[Runs], int], tuple[float, float]]:
-        """Return the geometric mean over cells of a statistic of a policy over that of another."""
-
-        def of(cells: Sequence[Runs], shuffle: int) -> tuple[float, float]:
-            logs = [math.log(statistic(runs[name][shuffle]) / statistic(runs[to][shuffle])) for runs in cells]
-            return math.exp(np.mean(logs)), 1.0
-
-        return of
-
-    functions = {
-        "gap_closed": gap_closed,
-        "p99_over_oracle": ratio(ORACLE, lambda values: np.quantile(values, 0.99)),
-        "mean_over_fcfs": ratio(FCFS, np.mean),
-    }
     shuffles, drawn = len(measured[0][name]), len(simulated[0][name])
-    found = {}
-    for metric, of in functions.items():
-        value, deviations = _mean_ratio([of(measured, shuffle) for shuffle in range(shuffles)])
-        same, same_deviations = _mean_ratio([of(simulated, shuffle) for shuffle in range(shuffles)])
-        expected, spread = _mean_ratio([of(simulated, shuffle) for shuffle in range(drawn)])
+    found, of_simulated = {}, metrics(simulated)
+    for metric, ratio in metrics(measured).items():
+        value, deviations = _mean_ratio(*ratio)
+        expected, spread = _mean_ratio(*of_simulated[metric])
+        same, same_deviations = _mean_ratio(*(np.broadcast_to(part, drawn)[:shuffles] for part in of_simulated[metric]))
         # The interval of the simulated value is for the mean of another sample of as many shuffles.
         half, expected_half = _half_width(deviations), _half_width(spread) * math.sqrt(1 + drawn / shuffles)
         off_by, off_half = value - same, _half_width(deviations - same_deviations)
@@ -440,11 +426,10 @@ def _verdict(off_by: float, half_width: float, conclusive: float, negligible: fl
     return "within" if half_width <= conclusive else "too noisy to tell"
 
 
-def _mean_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, Floats]:
-    """Return a ratio of means over [n] (numerator, denominator), and its deviations by the delta method."""
-    over, under = np.array(pairs).T
-    value = float(over.mean() / under.mean())
-    return value, (over - value * under) / abs(float(under.mean()))
+def _mean_ratio(over: Floats, under: Any) -> tuple[float, Floats]:
+    """Return a ratio of means over shuffles, and its [n] deviations by the delta method."""
+    value = float(np.mean(over) / np.mean(under))
+    return value, (over - value * under) / abs(float(np.mean(under)))
 
 
 def _half_width(deviations: Floats) -> float:
