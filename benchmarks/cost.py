@@ -76,18 +76,10 @@ def roofline_build(repeats: int) -> Row:
 
 TOKENS = np.concatenate([[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)])
 OPERATORS = {  # milliseconds at 4,096 tokens on one GPU
-    "emb": 0.2,
-    "input_layernorm": 0.1,
-    "attn_pre_proj": 3.2,
-    "attn_rope": 0.08,
-    "attn_kv_cache_save": 0.02,
-    "attn_post_proj": 2.6,
-    "post_attention_layernorm": 0.1,
-    "mlp_up_proj": 15.0,
-    "mlp_act": 0.5,
-    "mlp_down_proj": 7.5,
-    "add": 0.06,
-}
+    "emb": 0.2, "input_layernorm": 0.1, "attn_pre_proj": 3.2, "attn_rope": 0.08, "attn_kv_cache_save": 0.02,
+    "attn_post_proj": 2.6, "post_attention_layernorm": 0.1, "mlp_up_proj": 15.0, "mlp_act": 0.5,
+    "mlp_down_proj": 7.5, "add": 0.06,
+}  # fmt: skip
 SHAPE = {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672, "vocab_size": 32768}
 
 
