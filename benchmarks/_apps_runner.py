@@ -60,12 +60,12 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         with open_ledger(path) as ledger:
-            ended = run.run_simulated(job, ledger, launcher)
+            result = run.run_simulated(job, ledger, launcher)
         times.append(time.perf_counter())
         ledger_mib = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()) / 2**20
-    if ended.of(State.DONE) != len(world.tasks):
-        raise InternalError(f"{ended.of(State.DONE)} of {len(world.tasks)} tasks are done")
-    seconds_of = {"planned_s": times[1] - times[0], "run_s": times[2] - times[1], "virtual_s": float(ended.seconds)}
+    if result.of(State.DONE) != len(world.tasks):
+        raise InternalError(f"{result.of(State.DONE)} of {len(world.tasks)} tasks are done")
+    seconds_of = {"planned_s": times[1] - times[0], "run_s": times[2] - times[1], "virtual_s": float(result.seconds)}
     return {"tasks": len(world.tasks), "ledger_mib": ledger_mib} | seconds_of
 
 

@@ -52,14 +52,14 @@ WINDOW = 50 // SHRINK
 """ELIS's 50 tokens, divided as the lengths are."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: two processes wait for each other in busy loops, too much for two cores."""
-FCFS, OURS, ORACLE = "fcfs", "isrtf", "oracle"
-_ISRTF = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
+FCFS, ISRTF, ORACLE = "fcfs", "isrtf", "oracle"
+_ISRTF_ORDER = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
 POLICIES = {
     FCFS: Order("fcfs", max_wait_s=math.inf),
-    OURS: _ISRTF,
-    "isrtf, eager": replace(_ISRTF, takeover="worth(factor=1)"),
-    "windowed": replace(_ISRTF, mode="windowed"),
-    "tail-friendly": replace(_ISRTF, rank="hrrn"),
+    ISRTF: _ISRTF_ORDER,
+    "isrtf, eager": replace(_ISRTF_ORDER, takeover="worth(factor=1)"),
+    "windowed": replace(_ISRTF_ORDER, mode="windowed"),
+    "tail-friendly": replace(_ISRTF_ORDER, rank="hrrn"),
     ORACLE: Order("srtf", max_wait_s=math.inf),
 }
 """Without a limit of waiting, like the oracle. A preemption must gain a hundred times its cost (the default), or its
@@ -120,7 +120,7 @@ def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
             cells += done
     measured, simulated = [cell.measured for cell in cells], [cell.simulated for cell in cells]
     policies = {name: _evaluate(measured, simulated, name) for name in POLICIES if name not in (FCFS, ORACLE)}
-    own, results = policies[OURS], [result for of in policies.values() for result in of.values()]
+    own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
     verdicts = Counter(result["verdict"] for result in results)
     inside = sum(result["ci"][0] <= result["simulated"] <= result["ci"][1] for result in results)
     return {
@@ -349,7 +349,7 @@ def _simulate(made: Workload, service: Service, name: str) -> Floats:
     order = POLICIES[name]
     if name == ORACLE:
         made = replace(made, predicted_tokens=made.output_tokens.astype(float), predictions=None)
-    mode = order.mode if order.mode in (FCFS, OURS) else replay.ORACLE
+    mode = order.mode if order.mode in (FCFS, ISRTF) else replay.ORACLE
     scheduler = replay.scheduler(mode, order)
     if order.mode == "windowed":
         scheduler = replace(scheduler, batching="windowed", memory="paged", takeover="by_rank")
