@@ -23,8 +23,7 @@ from lengthwise.statistics import mean_estimate
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
 SAVED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
-ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24
-"""Questions that are run, and others for the profile of lengths."""
+ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24  # questions that are run, and others for the profile of lengths
 MODELS = {"alder": 4, "birch": 8, "cedar": 8}
 """Models of 5, 27 and 84 million parameters by ``max_num_seqs``; with 8 the client would limit the smallest one."""
 REPEATS, PROFILE_TRIES = 5, 3

@@ -36,8 +36,6 @@ RESULTS = Path(__file__).parent / "results" / "apps.json"
 
 
 # Applications
-
-
 @dataclass(frozen=True)
 class Lengths:
     """Whole numbers from ``low`` to ``high`` with a mean: a scaled Beta distribution, wider for a smaller spread."""
@@ -175,8 +173,6 @@ def mixed(documents: int, requests: int, limit: int, *, seed: int = 0) -> World:
 
 
 # Plans of a case
-
-
 @dataclass(frozen=True)
 class Case:
     """An application of a study; ``knows``: plans are made with the true lengths."""
@@ -238,7 +234,6 @@ def _gain_interval(method: AppMethod, made: AppPlan) -> tuple[float, float] | No
 
 
 # Studies
-
 PAPER = {  # lowest and highest gain over each heuristic
     "ensembling": {"max": (1.1, 2.4), "min": (1.0, 1.6)},
     "routing": {"max": (1.4, 1.8), "min": (1.0, 1.1)},
@@ -344,8 +339,6 @@ def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads
 
 
 # Search time
-
-
 def search(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU seconds of planning: ten models over 10,000 requests, and a mixed application."""
     repeats, model = 1 if quick else 3, np.arange(10_000) % 10
@@ -368,10 +361,8 @@ def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]
 
 
 # Distances to optima
-
 INSTANCES, GPUS = 12, 2
-SMALL = (0, 6, 7)
-"""Of the nine: one of 13B, one of 7B, one of 6B."""
+SMALL = (0, 6, 7)  # of the nine: one of 13B, one of 7B, one of 6B
 
 
 def optima(_: Path, quick: bool) -> dict[str, Any]:

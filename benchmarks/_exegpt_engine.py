@@ -63,7 +63,6 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
 
 
 # Errors of the estimates of random schedules
-
 AT_RANDOM = tuple((ex.OPT, task) for task in ex.TASKS)
 AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
 PER_STRATEGY = 12
@@ -136,7 +135,6 @@ def _error_row(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 # Bounds: whether choices meet them, with and without dynamic adjustment
-
 BOUND_REQUESTS, LATE, UNLIKELY = 40_000, 0.01, 0.001
 """A bound limits the latency at which the work's range is 99 %, so that 1 % may be late."""
 
@@ -176,7 +174,6 @@ def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
 
 
 # Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
-
 STAGE_REQUESTS, LEVEL = 40_000, 0.99
 SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step is a stage's time
     "paper_11.5s": ("the paper's at 11.5 s", Controls(Strategy.RRA, 52, 13, tp=4, tp_groups=1)),

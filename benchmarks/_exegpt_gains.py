@@ -44,8 +44,6 @@ def _mean(some: Sequence[float]) -> float:
 
 
 # Figures 6 and 8: every model and task under four bounds
-
-
 def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and task, and the mean gains over the paper's sets of them."""
     wanted = [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING
@@ -92,8 +90,6 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
 
 
 # Gains under bounds that are tighter than the paper's
-
-
 def reasons(_: Path, quick: bool) -> dict[str, Any]:
     """Return gains of large models with the latency of small batches as the bound."""
     rows: dict[str, Any] = {}
@@ -111,7 +107,6 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Table 6: the choices for OPT-13B and task S under the paper's bounds
-
 TABLE6 = (  # bound, strategy, B_E, N_D, degree, latency, requests per second; the number of groups is not stated
     (3.1, "waa", 4, 1, 2, 3.01, 22.41),
     (5.9, "waa", 10, 1, 2, 4.11, 23.76),
@@ -150,7 +145,6 @@ def table6(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Figure 10: recorded lengths; planned on a tenth of each trace, evaluated on the other nine tenths
-
 PLANNED_SHARE, SPLITS, MARGIN = 0.1, 3, 0.1
 TRACES = {  # name: file, longest output
     "alpaca": ("text/llamafactory_demo/alpaca_en_demo.jsonl.gz", 1024),
@@ -241,8 +235,6 @@ def _read(path: Path) -> Lengths:
 
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
-
-
 def drifts(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
     of = ex.estimator(ex.OPT, "t")
@@ -295,12 +287,10 @@ def _fixed_length(of, row: ScheduleRow, what: str, change: float, bound_s: float
 
 
 # Figure 7 and today's engines: every other system in its best configuration under the same bounds
-
 RESULTS = Path(__file__).parent / "results" / "exegpt.json"
 SCENARIOS = {ex.OPT: ex.TASKS, ex.T5: ("s", "t", "c1"), ex.GPT39: ("s", "t", "c1"), ex.GPT101: ("s", "t", "c1")}
 SCENARIOS[ex.GPT175_A100] = ("g", "c1", "c2")
-MEASURED: dict[str, list[dict[str, Any]]] = {}
-"""Cells of this run, for ``gain_over``."""
+MEASURED: dict[str, list[dict[str, Any]]] = {}  # cells of this run, for ``gain_over``
 
 
 def sections(quick: bool) -> Mapping[str, Callable[[], dict[str, Any]]]:

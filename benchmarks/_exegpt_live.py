@@ -40,14 +40,12 @@ from lengthwise.schema.deployment import Scheduler
 
 Floats = npt.NDArray[np.float64]
 SETTING = Setting("rra", 64, 4096)
-SPARE_SEQS = 1.3
-"""Maximum sequences over the mean decode batch, so that none has to wait for a slot."""
+SPARE_SEQS = 1.3  # maximum sequences over the mean decode batch, so that none has to wait for a slot
 BOUNDS = {"fast": 1.4, "middle": 2.2, "most": math.inf}
 """Latency of the longest output over the shortest that any schedule has."""
 LENGTHS = Lengths(prompt=(64, 0.7, 8, 400), output=(32, 0.5, 8, 96))
 LONGEST = LENGTHS.output[3]
-GRAIN = 8
-"""Outputs are multiples of it, so that the 99th percentile, LONGEST, is a length that many requests have."""
+GRAIN = 8  # outputs are multiples of it, so that the 99th percentile, LONGEST, is a length that many requests have
 BLOCK = 50
 
 

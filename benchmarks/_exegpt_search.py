@@ -51,14 +51,12 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Regret: choices against every schedule there is, at many bounds
-
 QUESTIONS = (
     *((ex.OPT, task, ALL) for task in ("s", "t", "g", "c1")),
     (ex.T5, "s", ALL),
     *((ex.GPT39, "t", ex.WAA), (ex.GPT101, "t", ex.WAA), (ex.GPT101, "c1", ex.WAA)),
 )
-SIXTEEN_GPUS = (ex.GPT39, "s", ALL)
-"""All strategies and degrees, which takes minutes: a row of its own."""
+SIXTEEN_GPUS = (ex.GPT39, "s", ALL)  # all strategies and degrees, which takes minutes: a row of its own
 BETWEEN = 12
 """Bounds from the least latency to that of the highest throughput, in addition to FasterTransformer's and none."""
 
@@ -106,7 +104,6 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
 
 
 # Bayesian search, and random instances
-
 SEEDS, INSTANCES = 4, 8000
 
 
@@ -175,12 +172,10 @@ def _random_instances(count: int) -> dict[str, Any]:
 
 
 # Table 5: the share of points that break monotonicity, one control variable at a time
-
 TOLERANCES, HEADLINE = (0.02, 0.05, 0.10), 0.05
 MAX_VALUES = 40
 ONE_SPLIT = "B_E, one split"
-ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")
-"""Variables that the search assumes to be monotone."""
+ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")  # variables that the search assumes to be monotone
 PAPER_COLUMNS = ("rra B_E", "rra N_D", "waa B_E", "waa TP", "waa B_m")
 PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and by throughput
     ("s", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),

@@ -31,8 +31,6 @@ FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 
 
 # A client of little cost: raw connections, requests prepared as bytes, responses only delimited
-
-
 def chat(*, stream: bool = False, tokens: int = TOKENS, gap_ms: int = 0) -> bytes:
     """Return the body of a chat of about 700 bytes."""
     content = (f"<gap:{gap_ms}> " if gap_ms else "") + TEXT
@@ -121,8 +119,6 @@ def closed_loop(process: Process, body: bytes, count: int, connections: int) -> 
 
 
 # Overhead of the gateway and its peers
-
-
 def overhead(target: Target, quick: bool) -> dict[str, Any]:
     """Return added latency, rate, CPU and memory of one target, with the machine's pace before and after."""
     try:
@@ -234,8 +230,6 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
 
 
 # Reordering
-
-
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
     """Return CPU milliseconds to reorder 10,000 waiting requests."""
     from lengthwise.gateway.config import Admission, Dispatch, Order
@@ -263,10 +257,8 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Scale: the peak rate by the number of engines behind one gateway, emulated in real time
-
 STEP_S, MAX_NUM_SEQS, SHORTEST, LONGEST = 0.05, 4, 10, 30
-ENGINE_RPS = MAX_NUM_SEQS / ((SHORTEST + LONGEST) / 2 * STEP_S)
-"""Rate of an engine whose slots are all busy."""
+ENGINE_RPS = MAX_NUM_SEQS / ((SHORTEST + LONGEST) / 2 * STEP_S)  # rate of an engine whose slots are all busy
 MAX_DELAY_S = 0.5
 PER_PROCESS = 25
 

@@ -48,8 +48,7 @@ Runs = Mapping[str, Sequence[Floats]]
 ENGINES = 2
 MODEL, OUTPUTS = "tiny", "vicuna-13b-v1.3"
 SHRINK, MAX_TOKENS = 10, 512
-WINDOW = 50 // SHRINK
-"""ELIS's 50 tokens, divided as the lengths are."""
+WINDOW = 50 // SHRINK  # ELIS's 50 tokens, divided as the lengths are
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: two processes wait for each other in busy loops, too much for two cores."""
 FCFS, ISRTF, ORACLE = "fcfs", "isrtf", "oracle"
@@ -138,8 +137,6 @@ def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
 
 
 # Traffic
-
-
 class Shrunk:
     """Predicts SHRINK times shorter lengths than the default predictor, once per request."""
 
@@ -202,8 +199,6 @@ async def _send(port: int, made: Workload) -> Floats:
 
 
 # Engines
-
-
 @contextlib.contextmanager
 def _real_engines(batch: int) -> Iterator[list[str]]:
     """Start vLLMs on one thread each, in parallel; raise FileNotFoundError where none is installed."""
@@ -251,8 +246,6 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
 
 
 # Measurement
-
-
 async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> tuple[list[Cell], Service]:
     """Measure and simulate all loads at one batch size."""
     first, start_s = shuffle(shared, 999, plan.count(batch)), time.monotonic()
@@ -312,8 +305,6 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
 
 
 # Simulation
-
-
 def _fit(traces: Sequence[Trace], batch: int) -> Service:
     """Fit engines to times at an engine under FCFS: least squares of relative errors, with the total time preserved.
 
@@ -378,8 +369,6 @@ def _share_with_a_queue(arrival_s: Floats, finished_s: Floats, max_num_seqs: int
 
 
 # Evaluation
-
-
 def _evaluate(measured: Sequence[Runs], simulated: Sequence[Runs], name: str) -> dict[str, Any]:
     """Return each metric of a policy over all cells, its interval, the simulated value, and how well both agree."""
 

@@ -185,8 +185,7 @@ def _litellm(backends: list[str], port: int, _: int) -> list[str]:
     return ["bash", "-c", write, LITELLM.format(backend=backends[0]), _program("litellm"), *where]
 
 
-OWN = Target("gateway", _gateway, key=KEY)
-"""The gateway with queue, default prediction and keys."""
+OWN = Target("gateway", _gateway, key=KEY)  # the gateway with queue, default prediction and keys
 TARGETS = (
     OWN,
     Target("peer.vllm_router", _rust("vllm-router")),

@@ -29,8 +29,7 @@ UNITS = {
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
-VERSION = 1
-"""Version of the rows in results; within a version keys are only added."""
+VERSION = 1  # version of the rows in results; within a version keys are only added
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,6 @@ def roofline_build(repeats: int) -> Row:
 
 
 # Tables from a profile as Vidur has for Llama-2-70B: 1,044 rows of operators, 29,000 of attention, 4,500 of collectives
-
 TOKENS = np.concatenate([[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)])
 OPERATORS = {  # milliseconds at 4,096 tokens on one GPU
     "emb": 0.2, "input_layernorm": 0.1, "attn_pre_proj": 3.2, "attn_rope": 0.08, "attn_kv_cache_save": 0.02,
