@@ -23,8 +23,7 @@ from lengthwise.statistics import mean_estimate
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
 SAVED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
-ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24
-"""Questions that are run, and others for the profile of lengths."""
+ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24  # questions that are run, and others for the profile of lengths
 MODELS = {"alder": 4, "birch": 8, "cedar": 8}
 """Models of 5, 27 and 84 million parameters by ``max_num_seqs``; with 8 the client would limit the smallest one."""
 REPEATS, PROFILE_TRIES = 5, 3
@@ -139,16 +138,16 @@ class Measurement:
             runs.append(json.loads((out / "manifest.json").read_text()) | {"load": load})
         pairs = [(run["seconds"], estimate_s / run["seconds"] - 1) for run in runs]
         quiet = [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] <= BUSY_LOAD]
+        stages = [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]]
         return {
             "cores": cores,
+            "plan": stages,
             "estimate_s": estimate_s,
             "estimate_half_width_s": plan["makespan"]["half_width"],
             "measured_s": [seconds for seconds, _ in quiet],
             "errors": [error for _, error in quiet],
-            "busy": [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] > BUSY_LOAD],
+            "busy": [pair for pair in pairs if pair not in quiet],
             "loads": [run["load"] for run in runs],
-            "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],
-            "events": [run["events"] for run in runs],
         }
 
 

@@ -10,19 +10,10 @@ from typing import Any
 from _apps_studies import cluster, ensembling
 from _harness import fresh_process, summary
 
+from lengthwise.apps import run
 from lengthwise.apps.launch import Ask, Draft, Engine, Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan import PlanOptions, Space, plan
-from lengthwise.apps.run import (
-    ClusterPlacer,
-    Drawn,
-    Planned,
-    RunTasks,
-    expected_tokens,
-    job_of,
-    run_plan_of,
-    run_simulated,
-)
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import InternalError
 
@@ -64,24 +55,18 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
     seconds = (lambda _plan, _how: 0.0) if instant else space.seconds
     kind = InstantLauncher if instant else SimulatedLauncher
     launcher = kind(world.tasks.models, space.deployment, Lengths.of(world.tasks, draw), seconds)
-    work = RunTasks(world.tasks, Drawn(world.tasks, draw), expected_tokens([draw]), "benchmark")
-    job = job_of(work, Planned(run_plan_of(made), ClusterPlacer(space.cluster, seconds)))
+    work = run.RunTasks(world.tasks, run.Drawn(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
+    job = run.job_of(work, run.Planned(run.run_plan_of(made), run.ClusterPlacer(space.cluster, seconds)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         with open_ledger(path) as ledger:
-            ended = run_simulated(job, ledger, launcher)
+            result = run.run_simulated(job, ledger, launcher)
         times.append(time.perf_counter())
         ledger_mib = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()) / 2**20
-    if ended.of(State.DONE) != len(world.tasks):
-        raise InternalError(f"{ended.of(State.DONE)} of {len(world.tasks)} tasks are done")
-    return {
-        "tasks": len(world.tasks),
-        "planned_s": times[1] - times[0],
-        "run_s": times[2] - times[1],
-        "virtual_s": float(ended.seconds),
-        "virtual_planned_s": made.makespan.value,
-        "ledger_mib": ledger_mib,
-    }
+    if result.of(State.DONE) != len(world.tasks):
+        raise InternalError(f"{result.of(State.DONE)} of {len(world.tasks)} tasks are done")
+    seconds_of = {"planned_s": times[1] - times[0], "run_s": times[2] - times[1], "virtual_s": float(result.seconds)}
+    return {"tasks": len(world.tasks), "ledger_mib": ledger_mib} | seconds_of
 
 
 FRESH = """
@@ -104,7 +89,7 @@ def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
 def overhead(_: Path, quick: bool) -> dict[str, Any]:
     """Return milliseconds of the runner's own code per task."""
     runs = [_measured(10_000, instant=True) for _ in range(1 if quick else 3)]
-    each = summary([1000 * run["run_s"] / run["tasks"] for run in runs])
+    each = summary([1000 * one["run_s"] / one["tasks"] for one in runs])
     return {"apps.runner_overhead_ms": each | {"details": {"runs": runs}}}
 
 

@@ -6,24 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import _exegpt_scenarios as ex
 import numpy as np
-from _exegpt_scenarios import (
-    BOUNDS,
-    EVERYTHING,
-    GPT39,
-    GPT101,
-    OPT,
-    T5,
-    WAA,
-    chosen,
-    estimator,
-    faster_transformer,
-    planner,
-)
 
 from lengthwise.engine import simulate
 from lengthwise.engine.step_time import CostReader
-from lengthwise.schedule import Assumptions, Controls, Estimates, Estimator, Strategy
+from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy
 from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
@@ -70,49 +58,32 @@ def _prefill_stages_s(requests: RequestRecords, cost: CostTables) -> tuple[np.nd
     return np.array([one[0] for one in stages]), np.array([max(one) for one in stages])
 
 
-def _quantiles(values: np.ndarray) -> tuple[float, float]:
+def _interval(values: np.ndarray) -> tuple[float, float]:
     return tuple(float(end) for end in np.quantile(values, [0.025, 0.975]))
 
 
-# Errors of the estimates, of random schedules and of choices
-
-AT_RANDOM = (
-    *((OPT, task) for task in ("s", "t", "g", "c1", "c2")),
-    (T5, "s"),
-    (GPT39, "s"),
-    (GPT39, "t"),
-    (GPT101, "c1"),
-)
+# Errors of the estimates of random schedules
+AT_RANDOM = tuple((ex.OPT, task) for task in ex.TASKS)
+AT_RANDOM += ((ex.T5, "s"), (ex.GPT39, "s"), (ex.GPT39, "t"), (ex.GPT101, "c1"))
 PER_STRATEGY = 12
 REQUESTS = 60_000
-NEVER_EMPTY = 4
-"""A micro-batch of so many sequences on average is hardly ever empty."""
 
 
 def errors(_: Path, quick: bool) -> dict[str, Any]:
-    """Return P95 of the relative errors of throughput and of latency, of random schedules and of choices."""
-    drawn, taken = [], []
-    for seed, strategies in ((7, (Strategy.RRA,)), (8, WAA)):
+    """Return P95 of the relative errors of throughput and of latency, of random schedules."""
+    drawn = []
+    for seed, strategies in ((7, (Strategy.RRA,)), (8, ex.WAA)):
         rng = np.random.default_rng(seed)
         for served, task in AT_RANDOM[:1] if quick else AT_RANDOM:
-            if strategies != WAA or served != T5:  # the engine does not simulate WAA of an encoder-decoder
+            if strategies != ex.WAA or served != ex.T5:  # the engine does not simulate WAA of an encoder-decoder
                 drawn += _random_schedules(served, task, strategies, rng, 2 if quick else PER_STRATEGY)
-    for served, task in () if quick else EVERYTHING:
-        of = estimator(served, task)
-        bounds_s = faster_transformer(of).bounds_s()
-        for strategy in (Strategy.RRA, *(WAA if served != T5 else ())):
-            plan = planner(of, [strategy])
-            choices = [chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)]
-            distinct = dict.fromkeys(choice.controls for choice in choices if choice)
-            taken += [_compared(of, controls, 1, f"{served.name}, {task}") for controls in distinct]
-    rows = {"exegpt.estimator_error_p95": drawn, "exegpt.estimator_error_p95_of_choices": taken}
-    return {name: _error_row(found) for name, found in rows.items() if found}
+    return {"exegpt.estimator_error_p95": _error_row(drawn)}
 
 
 def _random_schedules(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
     """Draw schedules that fit in memory: batch and phase or split on a logarithmic scale, any degree and groups."""
-    of, found = estimator(served, task), []
-    spaces = [space for space in planner(of, strategies).spaces if space.size]
+    of, found = ex.estimator(served, task), []
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
     while spaces and len(found) < count:
         space = spaces[rng.integers(len(spaces))]
         *logarithmic, last = (np.array(one.values) for one in space.variables)
@@ -129,21 +100,19 @@ def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[s
     started_s = _prefill_starts_s(records.requests, deployment)
     from_s, to_s = _window(started_s)
     inside = (started_s >= from_s) & (started_s < to_s)
-    quantile = setting.task.output_quantile(setting.assumptions.level)
-    off = np.abs(output - quantile)
-    if controls.strategy is Strategy.RRA:  # only outputs that need as many phases
+    quantile, rra = setting.task.output_quantile(setting.assumptions.level), controls.strategy is Strategy.RRA
+    long = inside & (np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2))
+    if rra:  # only outputs that need as many phases
         phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
-        long = (off <= 0.01 * quantile) & (phases == -(-setting.iterations // controls.decode_steps))
-    else:
-        long = off <= max(0.01 * quantile, 2)
-    assert (inside & long).sum() > 5
-    latency_s = float((records.requests.finished_s - started_s)[inside & long].mean())
+        long &= phases == -(-setting.iterations // controls.decode_steps)
+    assert long.sum() > 5
+    latency_s = float((records.requests.finished_s - started_s)[long].mean())
     return {
         "of": name,
         "controls": _words(controls),
         "rps_error": float(expected.throughput_rps[0] / (inside.sum() / (to_s - from_s))) - 1,
         "latency_error": float(expected.latency_s[0]) / latency_s - 1,
-        "kind": _kind(of, controls, expected),
+        "micro_batches": int(expected.micro_batches[0]),
     }
 
 
@@ -153,48 +122,19 @@ def _words(controls: Controls) -> str:
     return f"{name}, B_E = {controls.encode_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
 
 
-def _kind(of: Estimator, controls: Controls, expected: Estimates) -> str:
-    """Classify a schedule by what the estimate neglects: empty micro-batches of RRA, waits of WAA."""
-    if controls.strategy is not Strategy.RRA:
-        decoding_binds = expected.decode_s[0] >= expected.cycle_s[0]
-        return f"WAA, {'decoding' if decoding_binds else 'encoding'} binds"
-    micro_batches = int(expected.micro_batches[0])
-    if controls.encode_batch < micro_batches:
-        return "RRA, fewer new than micro-batches"
-    last = of.setting.phase(controls.decode_steps).seqs[-1]
-    empty = last * controls.encode_batch / micro_batches < NEVER_EMPTY
-    return "RRA, a micro-batch may run empty" if empty else "RRA, all others"
-
-
 def _error_row(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return P95 over both errors of every schedule; the interval is from resampled schedules."""
     both = np.abs([[one["rps_error"], one["latency_error"]] for one in found])
-    kinds = np.array([one["kind"] for one in found])
     rng = np.random.default_rng(0)
     again = [np.quantile(both[rng.integers(len(both), size=len(both))], 0.95) for _ in range(2000)]
-
-    def spread(some: np.ndarray) -> dict[str, Any]:
-        return {
-            "schedules": len(some),
-            "throughput_p95": float(np.quantile(some[:, 0], 0.95)),
-            "latency_p95": float(np.quantile(some[:, 1], 0.95)),
-            "beyond_5_percent": int((some.max(axis=1) > 0.05).sum()),
-        }
-
-    return {
-        "value": float(np.quantile(both, 0.95)),
-        "unit": "relative",
-        "better": "lower",
-        "target": 0.05,
-        "ci": _quantiles(again),
-        **spread(both),
-        "by_kind": {str(kind): spread(both[kinds == kind]) for kind in np.unique(kinds)},
-        "worst": [found[i] for i in np.argsort(-both.max(axis=1))[:5]],
-    }
+    throughput_p95, latency_p95 = np.quantile(both, 0.95, axis=0).tolist()
+    value = {"value": float(np.quantile(both, 0.95)), "unit": "relative", "better": "lower", "target": 0.05}
+    details = {"schedules": len(both), "throughput_p95": throughput_p95, "latency_p95": latency_p95}
+    worst = [found[i] for i in np.argsort(-both.max(axis=1))[:20]]
+    return value | {"ci": _interval(again), "worst": worst} | details
 
 
 # Bounds: whether choices meet them, with and without dynamic adjustment
-
 BOUND_REQUESTS, LATE, UNLIKELY = 40_000, 0.01, 0.001
 """A bound limits the latency at which the work's range is 99 %, so that 1 % may be late."""
 
@@ -203,33 +143,25 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
     """Return the share of outputs near the quantile that took longer than the bound, over all choices."""
     from scipy.stats import binom
 
-    found = [one for pair in ([(OPT, "s")] if quick else EVERYTHING) for one in _bounds_of(*pair)]
+    found = [one for pair in ([(ex.OPT, "s")] if quick else ex.EVERYTHING) for one in _bounds_of(*pair)]
     late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
     drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
     odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
-    return {
-        "exegpt.bound_broken_share": {
-            "value": float(late.sum() / count.sum()),
-            "unit": "share of outputs of the quantile",
-            "better": "lower",
-            "target": LATE,
-            "ci": _quantiles(late[drawn].sum(axis=1) / count[drawn].sum(axis=1)),
-            "choices": len(found),
-            "outputs": int(count.sum()),
-            "broke_more_than_chance_explains": odd,
-        }
-    }
+    unit, ci = "share of outputs of the quantile", _interval(late[drawn].sum(axis=1) / count[drawn].sum(axis=1))
+    value = {"value": float(late.sum() / count.sum()), "unit": unit, "better": "lower", "target": LATE, "ci": ci}
+    details = {"choices": len(found), "outputs": int(count.sum()), "broke_more_than_chance_explains": odd}
+    return {"exegpt.bound_broken_share": value | details}
 
 
 def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
     """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
-    bounds_s = faster_transformer(estimator(served, task)).bounds_s()[:-1]
+    bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()[:-1]
     for threshold in (None, 0.05):
-        of = estimator(served, task, assumptions=Assumptions(threshold=threshold))
-        for strategies in ((Strategy.RRA,), *((WAA,) if served != T5 else ())):
-            plan = planner(of, strategies)
-            for bound, bound_s in zip(BOUNDS, bounds_s, strict=False):
-                choice = chosen(plan, bound_s)
+        of = ex.estimator(served, task, assumptions=Assumptions(threshold=threshold))
+        for strategies in ((Strategy.RRA,), *((ex.WAA,) if served != ex.T5 else ())):
+            plan = ex.planner(of, strategies)
+            for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
+                choice = ex.chosen(plan, bound_s)
                 if choice is None:
                     continue
                 deployment, output, records = _run(of, choice.controls, BOUND_REQUESTS, 3, threshold=threshold)
@@ -237,17 +169,11 @@ def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
                 from_s, to_s = _window(started_s)
                 long = (started_s >= from_s) & (started_s < to_s) & (output <= quantile) & (output >= 0.995 * quantile)
                 duration_s = (records.requests.finished_s - started_s)[long]
-                yield {
-                    "of": f"{served.name}, {task}, bound {bound}",
-                    "threshold": threshold,
-                    "schedule": choice.row.words,
-                    "requests": int(long.sum()),
-                    "late": int((duration_s > bound_s).sum()),
-                }
+                about = {"of": f"{served.name}, {task}, bound {bound}, {choice.row.words}", "threshold": threshold}
+                yield about | {"requests": int(long.sum()), "late": int((duration_s > bound_s).sum())}
 
 
 # Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
-
 STAGE_REQUESTS, LEVEL = 40_000, 0.99
 SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step is a stage's time
     "paper_11.5s": ("the paper's at 11.5 s", Controls(Strategy.RRA, 52, 13, tp=4, tp_groups=1)),
@@ -259,12 +185,12 @@ SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step
 
 def variance(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
-    of, schedules = estimator(OPT, "s"), dict(SCHEDULES)
+    of, schedules = ex.estimator(ex.OPT, "s"), dict(SCHEDULES)
     if not quick:
-        sides = chosen(planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
-        row = next(side.best for side in sides if side.tp == OPT.gpus)
+        sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
+        row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
         rra = Controls(Strategy.RRA, row.encode_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
-        waa = chosen(planner(of, WAA), faster_transformer(of).bounds_s()[0]).controls
+        waa = ex.chosen(ex.planner(of, ex.WAA), ex.faster_transformer(of).bounds_s()[0]).controls
         schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
     rows = {}
     for name, (title, controls) in schedules.items():
@@ -293,17 +219,12 @@ def _stage_times(of: Estimator, controls: Controls, threshold: float | None, cou
         formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
         encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
         decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
-    return {
-        "value": encode["range"],
-        "unit": "relative",
-        "better": "lower",
-        "ci": encode["ci"],
-        "threshold": threshold,
-        "encode": encode,
-        "decode": decode,
-        "rps": float(served.sum() / (to_s - from_s)),
-        "latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99)),
-    }
+    value = {"value": encode["range"], "unit": "relative", "better": "lower", "ci": encode["ci"]}
+    rps = float(served.sum() / (to_s - from_s))
+    latency_s = float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))
+    return value | {
+        "threshold": threshold, "encode": encode, "decode": decode, "rps": rps, "latency_p99_s": latency_s
+    }  # fmt: skip
 
 
 def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
@@ -319,7 +240,7 @@ def _spread(seconds: np.ndarray) -> dict[str, Any]:
     """Return mean, range, and the range's interval from resampled blocks of consecutive values."""
     rng, blocks = np.random.default_rng(0), np.array_split(seconds, 40)
     again = [_range(np.concatenate([blocks[i] for i in rng.integers(40, size=40)])) for _ in range(400)]
-    return {"mean_s": float(seconds.mean()), "range": _range(seconds), "ci": _quantiles(again)}
+    return {"mean_s": float(seconds.mean()), "range": _range(seconds), "ci": _interval(again)}
 
 
 def _range(seconds: np.ndarray) -> float:

@@ -1,7 +1,5 @@
 """RRA on a real engine: expected schedules and those that a CPU vLLM with our scheduler class executed.
 
-    python benchmarks/_exegpt_live.py --out FOLDER [--quick]
-
 A vLLM of a small random-weight model on one thread is profiled and calibrated (as in ``_live``). From these tables
 the estimator chooses schedules for a task of known lengths. The same requests go to engines with these schedules, to a
 gateway in front of the stock scheduler, and to the stock scheduler at the same concurrency; some requests always wait.
@@ -10,7 +8,6 @@ Repeats take turns; ranges are over repeats.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -31,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 from _circle import Lengths, Setting
 from _gateway_gain import ONE_PROCESS
-from _harness import strict_json
 from _turns import Turn, in_turns
 
 from lengthwise import Deployment, Workload, simulate
@@ -44,14 +40,12 @@ from lengthwise.schema.deployment import Scheduler
 
 Floats = npt.NDArray[np.float64]
 SETTING = Setting("rra", 64, 4096)
-SPARE_SEQS = 1.3
-"""Maximum sequences over the mean decode batch, so that none has to wait for a slot."""
+SPARE_SEQS = 1.3  # maximum sequences over the mean decode batch, so that none has to wait for a slot
 BOUNDS = {"fast": 1.4, "middle": 2.2, "most": math.inf}
 """Latency of the longest output over the shortest that any schedule has."""
 LENGTHS = Lengths(prompt=(64, 0.7, 8, 400), output=(32, 0.5, 8, 96))
 LONGEST = LENGTHS.output[3]
-GRAIN = 8
-"""Outputs are multiples of it, so that the 99th percentile, LONGEST, is a length that many requests have."""
+GRAIN = 8  # outputs are multiples of it, so that the 99th percentile, LONGEST, is a length that many requests have
 BLOCK = 50
 
 
@@ -101,28 +95,25 @@ class Expected:
         return min(4000, batch * (2 * self.ramp + phases + 4))
 
 
-def figures(shared: Path, quick: bool, out: Path | None = None) -> dict[str, Any]:  # noqa: ARG001 - nothing recorded
+def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Calibrate on the stock engine, then run the chosen schedules; raise FileNotFoundError without an engine."""
     _vllm.require()
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        place = Path(out) if out else Path(folder) / "out"
-        place.mkdir(parents=True, exist_ok=True)
-        circle = _live.Circle(place.resolve(), Path(folder), plan.live)
+        out = Path(folder) / "out"
+        out.mkdir()
+        circle = _live.Circle(out, Path(folder), plan.live)
         d = circle.deployment(SETTING)
         stock, group = stack.enter_context(_engine(circle, d, "stock"))
         tables, notes = _calibrated(circle, d, stock, group)
         chosen = [one for one in choose(d, tables) if one.name in plan.names]
         engines = {one.name: stack.enter_context(_engine(circle, d, one.name, one.controls))[0] for one in chosen}
-        circle.say(f"{len(engines)} engines have schedules")
         runs: dict[str, dict[str, list[dict[str, float]]]] = {}
         for repeat, one in itertools.product(range(plan.repeats), chosen):
             for kind, measured in _run_once(circle, plan, one, engines[one.name], stock, repeat).items():
                 runs.setdefault(one.name, {}).setdefault(kind, []).append(measured)
         simulated = {one.name: _simulated(d, tables, one, one.requests(plan)) for one in chosen}
-        rows = _rows(chosen, runs, simulated, notes | {"machine": circle.machine})
-        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in rows.items()))
-        return rows
+    return _rows(chosen, runs, simulated, notes | {"machine": circle.machine})
 
 
 def workload(n: int, seed: int) -> Workload:
@@ -202,9 +193,7 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     circle.say(f"calibrated on {len(fitted)} runs: {'; '.join(found.notes)}")
     return found.tables, {
         "held_out_errors": _circle.errors(d, found.tables, left_out),
-        "held_out_errors_of_profile": _circle.errors(d, profile, left_out),
         "calibration": [asdict(one) for one in found.parameters],
-        "calibration_notes": list(found.notes),
         "runs": notes,
     }
 
@@ -217,34 +206,35 @@ def _run_once(
     waiting = 2 * one.concurrency + 4 * one.controls.encode_batch  # a prefill's worth of requests always waits
     record = circle.work / f"{one.name}.phases.jsonl"
     before = len(record.read_text().splitlines()) if record.exists() else 0
-    load = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
+    longest = made.output_tokens == LONGEST
+    sent_s, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
     phases = [json.loads(line) for line in record.read_text().splitlines()[before:]]
-    found = {
-        "rra": _of_engine(phases, load, made, one),
-        "gateway": asyncio.run(_through_gateway(stock, model, made, f"g{repeat}x", one, waiting)),
-        "stock": _of_stock(asyncio.run(_send(stock, model, made, f"s{repeat}x", one.concurrency)), made),
-    }
+    served = []
+    for phase in phases:
+        for name in phase["requests"]:
+            k = int(name.removeprefix("cmpl-").split("-")[0].removeprefix(f"r{repeat}x"))
+            served += [(phase["started_s"], finished_s[k])] if longest[k] else []
+    found = {"rra": _of_phases(phases, one, served)}
+    found["gateway"] = _of_phases(*asyncio.run(_through_gateway(stock, model, made, f"g{repeat}x", one, waiting)))
+    # The stock scheduler runs all requests as soon as they are sent; its window is the middle of the finished ones.
+    sent_s, finished_s = asyncio.run(_send(stock, model, made, f"s{repeat}x", one.concurrency))
+    from_s, to_s = np.sort(finished_s)[[len(made) // 5, 4 * len(made) // 5]]
+    inside = (finished_s > from_s) & (finished_s <= to_s)
+    latency_s = float((finished_s - sent_s)[inside & longest].mean())
+    found["stock"] = {"throughput_rps": float(inside.sum() / (to_s - from_s)), "latency_s": latency_s}
     shown = {kind: f"{of['throughput_rps']:.2f}/s {of['latency_s']:.3f} s" for kind, of in found.items()}
     circle.say(f"{one.name} {repeat}: expected {one.throughput_rps:.2f}/s {one.latency_s:.3f} s; {shown}")
     return found
 
 
-@dataclass(frozen=True)
-class Load:
-    """[n] when requests were sent and finished, on the machine's monotonic clock; their names at the engine."""
-
-    sent_s: Floats
-    finished_s: Floats
-    names: tuple[str, ...]
-
-
-async def _send(url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False) -> Load:
-    """Send requests in a closed loop; raise AssertionError where an answer does not have its length."""
+async def _send(
+    url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False
+) -> tuple[Floats, Floats]:
+    """Send requests in a closed loop; return [n] monotonic times of sending and finishing, and check the lengths."""
     import aiohttp
 
     rng = np.random.default_rng([len(made), sum(tag.encode())])
     slots = asyncio.Semaphore(concurrency)
-    names = tuple(f"{tag}{k}" for k in range(len(made)))
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
 
@@ -258,66 +248,53 @@ async def _send(url: str, model: str, made: Workload, tag: str, concurrency: int
                     content = await response.read()
                 finished_s = time.monotonic()
             assert response.status == 200, content[:500]
-            assert f'"completion_tokens":{tokens}' in content.decode(), (tokens, content[-500:])
+            assert f'"completion_tokens":{tokens}' in content.decode().replace(" ", ""), (tokens, content[-500:])
             return sent_s, finished_s
 
         prompts = [rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist()]
+        names = (f"{tag}{k}" for k in range(len(made)))
         rows = zip(names, prompts, made.output_tokens.tolist(), strict=True)
-        times = np.array(await asyncio.gather(*(request(*row) for row in rows)))
-    return Load(times[:, 0], times[:, 1], names)
+        sent_s, finished_s = np.array(await asyncio.gather(*(request(*row) for row in rows))).T
+    return sent_s, finished_s
 
 
-def _window(batches: Sequence[int], one: Expected) -> slice:
-    """Return the phases with a full decode batch and waiting requests; the first ones may be smaller."""
-    full = [k for k, batch in enumerate(batches) if batch == one.controls.encode_batch]
-    window = slice(full[0] + one.ramp, full[-1])
-    assert window.stop - window.start > 5 + one.ramp, f"only {window} of {len(batches)} phases are full"
-    return window
+def _of_phases(
+    phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """Return what phases with a full decode batch and waiting requests did.
 
-
-def _of_engine(phases: Sequence[dict[str, Any]], load: Load, made: Workload, one: Expected) -> dict[str, float]:
-    """Return what an engine with a schedule did, from its log of phases."""
-    controls = one.controls
-    window = phases[_window([phase["admitted"] for phase in phases], one)]
-    started_s = np.array([phase["started_s"] for phase in window])
+    Args:
+        phases: Admitted requests, start, decode steps and decode batch of each; the first ones may be smaller.
+        one: The schedule.
+        longest: Admission and end of the requests with the longest output.
+    """
+    batch, steps = one.controls.encode_batch, one.controls.decode_steps
+    full = [k for k, phase in enumerate(phases) if phase["admitted"] == batch]
+    window = phases[full[0] + one.ramp : full[-1]]
+    assert len(window) > 5 + one.ramp, f"only {len(window)} of {len(phases)} phases are full"
+    started_s = [phase["started_s"] for phase in window]
+    # Requests of the last phases finish after the window.
+    latencies_s = [to_s - from_s for from_s, to_s in longest if started_s[0] <= from_s < started_s[-one.ramp]]
+    assert latencies_s, "no request of the longest output is in the window"
 
     def exact(phase: dict[str, Any], following: dict[str, Any]) -> bool:
         """Check B_E and N_D; a phase may be shorter if no request is left, so that the next has new ones alone."""
         none_left = following["decode_batch"] <= following["admitted"]
-        steps, wanted = phase["decode_steps"], controls.decode_steps
-        return phase["admitted"] == controls.encode_batch and (steps == wanted or (steps < wanted and none_left))
+        shorter = phase["decode_steps"] < steps and none_left
+        return phase["admitted"] == batch and (phase["decode_steps"] == steps or shorter)
 
-    number = {name: k for k, name in enumerate(load.names)}
-    latencies_s = []
-    for phase in window[: -one.ramp]:  # requests of later phases finish after the window
-        for name in phase["requests"]:
-            k = number[name.removeprefix("cmpl-").split("-")[0]]
-            if made.output_tokens[k] == LONGEST:
-                latencies_s.append(load.finished_s[k] - phase["started_s"])
-    assert latencies_s, "no request of the longest output is in the window"
-    return {
-        "throughput_rps": sum(phase["admitted"] for phase in window[:-1]) / float(started_s[-1] - started_s[0]),
+    found = {
+        "throughput_rps": sum(phase["admitted"] for phase in window[:-1]) / (started_s[-1] - started_s[0]),
         "latency_s": fmean(latencies_s),
         "decode_batch": fmean(phase["decode_batch"] for phase in window),
-        "cycle_s": float(np.diff(started_s).mean()),
-        "encode_s": fmean(phase["encode_s"] for phase in window),
-        "decode_s": fmean(phase["decode_s"] / phase["decode_steps"] for phase in window),
-        "exact_phases": fmean(itertools.starmap(exact, itertools.pairwise(window))),
+        "cycle_s": (started_s[-1] - started_s[0]) / (len(window) - 1),
         "phases": len(window),
     }
-
-
-def _of_stock(load: Load, made: Workload) -> dict[str, float]:
-    """Return throughput and latency of the stock scheduler, which runs all requests as soon as they are sent."""
-    finished_s = np.sort(load.finished_s)
-    low, high = len(finished_s) // 5, (4 * len(finished_s)) // 5
-    middle = (load.finished_s > finished_s[low]) & (load.finished_s <= finished_s[high])
-    long = middle & (made.output_tokens == LONGEST)
-    assert long.any(), "no request of the longest output is in the window"
-    return {
-        "throughput_rps": float((high - low) / (finished_s[high] - finished_s[low])),
-        "latency_s": float((load.finished_s - load.sent_s)[long].mean()),
-    }
+    if "encode_s" in window[0]:  # only the engine's own log has times and its rhythm
+        found["exact_phases"] = fmean(itertools.starmap(exact, itertools.pairwise(window)))
+        found["encode_s"] = fmean(phase["encode_s"] for phase in window)
+        found["decode_s"] = fmean(phase["decode_s"] / phase["decode_steps"] for phase in window)
+    return found
 
 
 class Monitor(Listener):
@@ -340,8 +317,8 @@ class Monitor(Listener):
 
 async def _through_gateway(
     url: str, model: str, made: Workload, tag: str, one: Expected, concurrency: int
-) -> dict[str, float]:
-    """Send the requests through a gateway in mode rra; return what ``_of_engine`` does, as the gateway saw it."""
+) -> tuple[list[dict[str, Any]], Expected, list[tuple[float, float]]]:
+    """Send the requests through a gateway in mode rra; return the arguments of ``_of_phases``."""
     from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
     from lengthwise.gateway.serve import Gateway
 
@@ -358,22 +335,9 @@ async def _through_gateway(
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
-    window = monitor.phases[_window([phase.encode_batch for phase in monitor.phases], one)]
-    started_s, last_s = [phase.started_s for phase in window], window[-one.ramp].started_s
-    latencies_s = [
-        to_s - from_s
-        for from_s, to_s, tokens in monitor.at_engine
-        if started_s[0] <= from_s < last_s and tokens == LONGEST
-    ]
-    assert latencies_s, "no request of the longest output is in the window"
-    return {
-        "throughput_rps": sum(phase.encode_batch for phase in window[:-1]) / (started_s[-1] - started_s[0]),
-        "latency_s": fmean(latencies_s),
-        "decode_batch": fmean(phase.decode_batch for phase in window),
-        "cycle_s": float(np.diff(started_s).mean()),
-        "decode_steps": fmean(phase.decode_steps for phase in window),
-        "phases": len(window),
-    }
+    names = {"admitted": "encode_batch"} | {name: name for name in ("started_s", "decode_steps", "decode_batch")}
+    phases = [{name: getattr(phase, of) for name, of in names.items()} for phase in monitor.phases]
+    return phases, one, [(from_s, to_s) for from_s, to_s, tokens in monitor.at_engine if tokens == LONGEST]
 
 
 def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict[str, float]:
@@ -402,52 +366,26 @@ def _rows(
         columns = {name: [run[name] for run in some] for name in some[0]}
         return {name: {"mean": fmean(each), "range": [min(each), max(each)]} for name, each in columns.items()}
 
+    kinds = {"measured": "rra", "measured_by_gateway": "gateway", "stock_at_equal_concurrency": "stock"}
     by_name = {
-        one.name: {
-            "expected": asdict(one),
-            "measured": spread(runs[one.name]["rra"]),
-            "measured_by_gateway": spread(runs[one.name]["gateway"]),
-            "stock_at_equal_concurrency": spread(runs[one.name]["stock"]),
-            "simulated": simulated[one.name],
-        }
+        one.name: {"expected": asdict(one), "simulated": simulated[one.name]}
+        | {key: spread(runs[one.name][kind]) for key, kind in kinds.items()}
         for one in chosen
     }
     found: dict[str, Any] = {}
     for column, target in {"throughput_rps": 0.05, "latency_s": 0.1, "decode_batch": 0.05}.items():
         signed = {one.name: getattr(one, column) / by_name[one.name]["measured"][column]["mean"] - 1 for one in chosen}
-        found[f"exegpt.live.{column.removesuffix('_rps').removesuffix('_s')}_error"] = {
-            "value": max(map(abs, signed.values())),
-            "unit": "relative",
-            "target": target,
-            "better": "lower",
-            "details": {"signed": signed},
-        }
+        row = {"value": max(map(abs, signed.values())), "unit": "relative", "target": target, "better": "lower"}
+        found[f"exegpt.live.{column.removesuffix('_rps').removesuffix('_s')}_error"] = row | {"signed": signed}
     exact = min(by_name[one.name]["measured"]["exact_phases"]["range"][0] for one in chosen)
     gains = {
         name: fmean(a["throughput_rps"] / b["throughput_rps"] for a, b in zip(of["rra"], of["stock"], strict=True))
         for name, of in runs.items()
     }
     repeats = len(runs[chosen[0].name]["rra"])
+    schedules = {"value": len(chosen), "unit": "schedules", "by_name": by_name, "repeats": repeats}
     return found | {
         "exegpt.live.exact_phases": {"value": exact, "unit": "share", "target": 1.0, "better": "higher"},
-        "exegpt.live.over_stock": {"value": max(gains.values()), "unit": "times", "details": gains},
-        "exegpt.live.schedules": {
-            "value": len(chosen),
-            "unit": "schedules",
-            "details": {"by_name": by_name, "repeats": repeats} | notes,
-        },
+        "exegpt.live.over_stock": {"value": max(gains.values()), "unit": "times", "gains": gains},
+        "exegpt.live.schedules": schedules | notes,
     }
-
-
-def main() -> None:
-    """Measure this section alone."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
-    args = parser.parse_args()
-    for name, row in figures(args.out, args.quick, args.out).items():
-        print(f"{name:34} {row['value']:10.4g} {row['unit']}")
-
-
-if __name__ == "__main__":
-    main()

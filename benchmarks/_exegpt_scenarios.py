@@ -10,21 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise import catalog
-from lengthwise.schedule import (
-    Choice,
-    Cluster,
-    Controls,
-    Estimates,
-    Estimator,
-    Planner,
-    StaticBatches,
-    Strategy,
-    TaskLengths,
-    cluster_tables,
-    static_batches,
-    tensor_degrees,
-)
+from lengthwise import catalog, schedule
+from lengthwise.schedule import Estimator, Strategy
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
 
@@ -63,28 +50,23 @@ EVERYTHING = tuple((served, task) for served in SERVED for task in TASKS if (ser
 @lru_cache(maxsize=1)
 def _tables(served: Served) -> tuple:
     gpu, node = NODES[served.cluster]
-    cluster = Cluster(catalog.gpu(gpu), catalog.node(node), served.gpus)
+    cluster = schedule.Cluster(catalog.gpu(gpu), catalog.node(node), served.gpus)
     model = catalog.model(served.model)
-    return cluster, model, cluster_tables(model, cluster, tensor_degrees(model, cluster))
+    return cluster, model, schedule.cluster_tables(model, cluster, schedule.tensor_degrees(model, cluster))
 
 
-@lru_cache(maxsize=8)
-def _lengths(task: str) -> TaskLengths:
-    return TaskLengths.from_preset(f"exegpt-{task}")
-
-
-def estimator(served: Served, task: str | TaskLengths, **options: Any) -> Estimator:
+def estimator(served: Served, task: str | schedule.TaskLengths, **options: Any) -> Estimator:
     """Return the estimator of a task, by its letter or as lengths; ``options`` as Estimator takes them."""
-    cluster, model, tables = _tables(served)
-    return Estimator(_lengths(task) if isinstance(task, str) else task, cluster, model, tables, **options)
+    lengths = schedule.TaskLengths.from_preset(f"exegpt-{task}") if isinstance(task, str) else task
+    return Estimator(lengths, *_tables(served), **options)
 
 
-def planner(of: Estimator, strategies: Sequence[Strategy] = tuple(Strategy)) -> Planner:
+def planner(of: Estimator, strategies: Sequence[Strategy] = tuple(Strategy)) -> schedule.Planner:
     """Return the planner over all schedules of the strategies at all degrees."""
-    return Planner(of, tuple(of.setting.tables), strategies)
+    return schedule.Planner(of, tuple(of.setting.tables), strategies)
 
 
-def chosen(plan: Planner, bound_s: float, **options: bool) -> Choice | None:
+def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.Choice | None:
     """Return the choice under a bound; None: no schedule meets it."""
     try:
         choice = plan.best(bound_s, **options)
@@ -94,7 +76,7 @@ def chosen(plan: Planner, bound_s: float, **options: bool) -> Choice | None:
     return choice
 
 
-def best_by_strategy(choice: Choice | None) -> dict[str, ScheduleRow | None]:
+def best_by_strategy(choice: schedule.Choice | None) -> dict[str, ScheduleRow | None]:
     """Return the best schedule of each strategy over all degrees, of a choice that was searched separately."""
     best: dict[str, ScheduleRow | None] = {strategy.value: None for strategy in Strategy}
     for side in choice.sides if choice else ():
@@ -108,7 +90,7 @@ def best_by_strategy(choice: Choice | None) -> dict[str, ScheduleRow | None]:
 class FasterTransformer:
     """Static batches: a bound limits the task's longest output, a batch ends with its own longest one."""
 
-    static: StaticBatches
+    static: schedule.StaticBatches
     rps: np.ndarray
 
     def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
@@ -130,19 +112,19 @@ def faster_transformer(of: Estimator) -> FasterTransformer:
 
     Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
     """
-    static, setting = static_batches(of), of.setting
+    static, setting = schedule.static_batches(of), of.setting
     log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
     longest = np.array([(1 - np.exp(batch * log_cdf)).sum() for batch in static.batch])  # mean maximum of a batch
     steps = longest - setting.assumptions.encode_output_tokens
     return FasterTransformer(static, static.batch / (static.encode_s + static.decode_s * steps))
 
 
-def as_deployed(of: Estimator, row: ScheduleRow) -> Estimates:
+def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
     """Estimate a schedule with the GPU split that was planned, for other lengths."""
     strategy = Strategy(row.strategy)
     steps = min(row.decode_steps, of.setting.task.max_output_tokens)
     parts = None if strategy is Strategy.RRA else row.micro_batches
-    controls = Controls(strategy, row.encode_batch, steps, parts, row.tp, row.tp_groups)
+    controls = schedule.Controls(strategy, row.encode_batch, steps, parts, row.tp, row.tp_groups)
     return of.estimate([controls], np.array([row.encode_gpus]))
 
 

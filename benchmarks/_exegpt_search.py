@@ -8,32 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import _exegpt_scenarios as ex
 import numpy as np
-from _exegpt_scenarios import (
-    BOUNDS,
-    EVERYTHING,
-    GPT39,
-    GPT101,
-    OPT,
-    T5,
-    WAA,
-    chosen,
-    estimator,
-    faster_transformer,
-    planner,
-)
 from _harness import machine
 
-from lengthwise.schedule import (
-    ControlColumns,
-    Perf,
-    Strategy,
-    Tolerances,
-    Variable,
-    branch_and_bound,
-    exhaustive,
-    non_monotone,
-)
+from lengthwise import schedule
+from lengthwise.schedule import Perf, Strategy, Variable, branch_and_bound, exhaustive
 from lengthwise.schedule.controls import CODES
 from lengthwise.schedule.optimizer import evaluate_grid
 
@@ -42,25 +22,18 @@ ALL = tuple(Strategy)
 
 def search(_: Path, quick: bool) -> dict[str, Any]:
     """Return the slowest search and the largest share of schedules estimated; every bound has a new planner."""
-    first = estimator(OPT, "s")
-    chosen(planner(first), faster_transformer(first).bounds_s()[0])  # loads the compiled code
+    first = ex.estimator(ex.OPT, "s")
+    ex.chosen(ex.planner(first), ex.faster_transformer(first).bounds_s()[0])  # loads the compiled code
     choices = []
-    for served, task in [(OPT, "s"), (OPT, "t")] if quick else EVERYTHING:
-        bounds_s = faster_transformer(estimator(served, task)).bounds_s()
-        for bound, bound_s in zip(BOUNDS, bounds_s, strict=False):
+    for served, task in [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING:
+        bounds_s = ex.faster_transformer(ex.estimator(served, task)).bounds_s()
+        for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
             start = time.process_time()
-            plan = planner(estimator(served, task))
-            choice = chosen(plan, bound_s)
+            plan = ex.planner(ex.estimator(served, task))
+            choice = ex.chosen(plan, bound_s)
             duration_s = time.process_time() - start
             assert choice is None or choice.evaluated <= choice.points
-            strategies = {
-                strategy.value: {
-                    "points": sum(space.size for space in plan.spaces if space.strategy is strategy),
-                    "evaluated": sum(space.evaluated for space in plan.spaces if space.strategy is strategy),
-                }
-                for strategy in ALL
-            }
-            points, evaluated = (sum(one[key] for one in strategies.values()) for key in ("points", "evaluated"))
+            points, evaluated = (sum(getattr(one, key) for one in plan.spaces) for key in ("size", "evaluated"))
             choices.append({
                 "model": served.name,
                 "task": task,
@@ -68,25 +41,22 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
                 "search_s": duration_s,
                 "points": points,
                 "points_share": evaluated / points,
-                "by_strategy": strategies,
+                "estimated_of_waa": sum(one.evaluated for one in plan.spaces if one.strategy in ex.WAA),
             })  # fmt: skip
-    rows = {}
-    for name, details in {"search_s": {"choices": choices, "machine": machine()}, "points_share": {}}.items():
-        worst = max(choices, key=lambda choice: choice[name])
-        of = f"{worst['model']}, {worst['task']}, bound {worst['bound']}"
-        rows[f"exegpt.{name}_max"] = {"value": worst[name], "of": of} | details
-    return rows
+    slowest, largest = (max(choice[name] for choice in choices) for name in ("search_s", "points_share"))
+    return {
+        "exegpt.search_s_max": {"value": slowest, "choices": choices, "machine": machine()},
+        "exegpt.points_share_max": largest,
+    }
 
 
 # Regret: choices against every schedule there is, at many bounds
-
 QUESTIONS = (
-    *((OPT, task, ALL) for task in ("s", "t", "g", "c1")),
-    (T5, "s", ALL),
-    *((GPT39, "t", WAA), (GPT101, "t", WAA), (GPT101, "c1", WAA)),
+    *((ex.OPT, task, ALL) for task in ("s", "t", "g", "c1")),
+    (ex.T5, "s", ALL),
+    *((ex.GPT39, "t", ex.WAA), (ex.GPT101, "t", ex.WAA), (ex.GPT101, "c1", ex.WAA)),
 )
-SIXTEEN_GPUS = (GPT39, "s", ALL)
-"""All strategies and degrees, which takes minutes: a row of its own."""
+SIXTEEN_GPUS = (ex.GPT39, "s", ALL)  # all strategies and degrees, which takes minutes: a row of its own
 BETWEEN = 12
 """Bounds from the least latency to that of the highest throughput, in addition to FasterTransformer's and none."""
 
@@ -99,18 +69,14 @@ def regret(_: Path, quick: bool) -> dict[str, Any]:
 
 def _regret_row(questions) -> dict[str, Any]:
     found = {f"{served.name}, {task}": _regrets(served, task, some) for served, task, some in questions}
-    return {
-        "value": max(question["regret_max"] for question in found.values()),
-        "unit": "share",
-        "better": "lower",
-        "questions": found,
-    }
+    value = max(question["regret_max"] for question in found.values())
+    return {"value": value, "unit": "share", "better": "lower", "questions": found}
 
 
 def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, Any]:
     """Return the largest share of the best throughput that choices fall short of, over all bounds."""
-    of, start = estimator(served, task), time.process_time()
-    spaces = [space for space in planner(of, strategies).spaces if space.size]
+    of, start = ex.estimator(served, task), time.process_time()
+    spaces = [space for space in ex.planner(of, strategies).spaces if space.size]
     grids = [evaluate_grid(space.perf_uncached, space.variables) for space in spaces]
     latency_s = np.concatenate([grid.latency_s.ravel() for grid in grids])
     rps = np.concatenate([grid.throughput_rps.ravel() for grid in grids])
@@ -118,11 +84,11 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
     latency_s, rps = latency_s[np.isfinite(latency_s)], rps[np.isfinite(latency_s)]
     between = np.geomspace(1.001 * latency_s.min(), latency_s[np.argmax(rps)], BETWEEN)
     regrets, won = [], []
-    for bound_s in (*between, *faster_transformer(of).bounds_s()):
+    for bound_s in (*between, *ex.faster_transformer(of).bounds_s()):
         best_rps = float(rps[latency_s <= bound_s].max(initial=0.0))
         if not best_rps:
             continue
-        choice = chosen(planner(of, strategies), bound_s)
+        choice = ex.chosen(ex.planner(of, strategies), bound_s)
         own_rps = choice.row.throughput_rps if choice else 0.0
         assert own_rps <= best_rps * (1 + 1e-9), "no schedule is better than the best of all"
         regrets.append(max(1 - own_rps / best_rps, 0.0))
@@ -138,7 +104,6 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
 
 
 # Bayesian search, and random instances
-
 SEEDS, INSTANCES = 4, 8000
 
 
@@ -154,9 +119,9 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
     """Compare with as many estimates as branch and bound used, and with twice as many."""
     from lengthwise.search import Bayesian
 
-    of = estimator(OPT, "s")
-    space = next(one for one in planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
-    bound_s = faster_transformer(of).bounds_s()[1]
+    of = ex.estimator(ex.OPT, "s")
+    space = next(one for one in ex.planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
+    bound_s = ex.faster_transformer(of).bounds_s()[1]
     best_rps = exhaustive(space.perf_uncached, space.variables, bound_s).best.throughput_rps
     own = branch_and_bound(space.perf_uncached, space.variables, bound_s)
 
@@ -173,17 +138,10 @@ def _bayesian_regret(seeds: int) -> dict[str, Any]:
         return max(1 - found_rps / best_rps, 0.0)
 
     equal, double = ([regret(times * own.evaluated, seed) for seed in range(seeds)] for times in (1, 2))
-    return {
-        "value": fmean(equal),
-        "unit": "share",
-        "better": "lower",
-        "ci": (min(equal), max(equal)),
-        "twice_as_many": fmean(double),
-        "evaluated": own.evaluated,
-        "points": space.size,
-        "branch_and_bound": max(1 - own.best.throughput_rps / best_rps, 0.0),
-        "of": "opt-13b-a40, s, RRA at TP 4, bound 30 %",
-    }
+    value = {"value": fmean(equal), "unit": "share", "better": "lower", "ci": (min(equal), max(equal))}
+    own_regret = max(1 - own.best.throughput_rps / best_rps, 0.0)
+    details = {"twice_as_many": fmean(double), "evaluated": own.evaluated, "branch_and_bound": own_regret}
+    return value | details | {"points": space.size, "of": "opt-13b-a40, s, RRA at TP 4, bound 30 %"}
 
 
 def _random_instances(count: int) -> dict[str, Any]:
@@ -199,7 +157,7 @@ def _random_instances(count: int) -> dict[str, Any]:
         shares = rng.uniform(0, 0.1, 2) * (seed % 2)
         grid = Grid(*(shaken(rng, monotone(rng, shape, str(kind)), by) for kind, by in zip(kinds, shares, strict=True)))
         bound_s = float(np.quantile(grid.latency_s, rng.random()))
-        tolerances = Tolerances(float(shares[1]), float(shares[0]))
+        tolerances = schedule.Tolerances(float(shares[1]), float(shares[0]))
         found = branch_and_bound(grid.perf, grid.variables, bound_s, tolerances)
         oracle = exhaustive(grid.perf, grid.variables, bound_s)
         assert (found.best is None) == (oracle.best is None)
@@ -209,23 +167,15 @@ def _random_instances(count: int) -> dict[str, Any]:
         assert lost <= tolerances.accepted + 1e-12
         exact += lost <= 1e-12
         worst = max(worst, lost / tolerances.accepted if tolerances.accepted else 0.0)
-    return {
-        "value": worst,
-        "unit": "of the promised gap",
-        "better": "lower",
-        "target": 1.0,
-        "instances": count,
-        "exactly_the_best": exact,
-    }
+    value = {"value": worst, "unit": "of the promised gap", "better": "lower", "target": 1.0}
+    return value | {"instances": count, "exactly_the_best": exact}
 
 
 # Table 5: the share of points that break monotonicity, one control variable at a time
-
 TOLERANCES, HEADLINE = (0.02, 0.05, 0.10), 0.05
 MAX_VALUES = 40
 ONE_SPLIT = "B_E, one split"
-ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")
-"""Variables that the search assumes to be monotone."""
+ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")  # variables that the search assumes to be monotone
 PAPER_COLUMNS = ("rra B_E", "rra N_D", "waa B_E", "waa TP", "waa B_m")
 PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and by throughput
     ("s", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
@@ -239,7 +189,7 @@ PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and
 
 def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
     """Return the share at 5 % over Table 5's variables, the larger of latency's and throughput's, and the table."""
-    rows = [row for task in ("s", "t") for row in _monotonicity_of(OPT if quick else GPT39, task)]
+    rows = [row for task in ("s", "t") for row in _monotonicity_of(ex.OPT if quick else ex.GPT39, task)]
 
     def shares(columns: tuple[str, ...]) -> dict[str, float]:
         some = [
@@ -262,9 +212,9 @@ def monotonicity(_: Path, quick: bool) -> dict[str, Any]:
 
 def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
     """Return a row per strategy, degree, variable and tolerance; latency is the worst case, which the search limits."""
-    of = estimator(served, task)
-    bound_s, plan = faster_transformer(of).bounds_s()[2], planner(of)
-    scale_rps = chosen(plan, bound_s).row.throughput_rps
+    of = ex.estimator(served, task)
+    bound_s, plan = ex.faster_transformer(of).bounds_s()[2], ex.planner(of)
+    scale_rps = ex.chosen(plan, bound_s).row.throughput_rps
     rows = []
     for space in (space for space in plan.spaces if space.size):
         boxes = [_box(of, space)]
@@ -272,7 +222,9 @@ def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
             batches = Variable(ONE_SPLIT, _thinned(space.variables[0].values))
             boxes.append(((batches, space.variables[1]), space.perf_uncached))
         for variables, perf in boxes:
-            found = non_monotone(perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps)
+            found = schedule.non_monotone(
+                perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps
+            )
             rows += [{"task": task, "strategy": space.strategy.value, "tp": space.tp} | vars(one) for one in found]
     return rows
 
@@ -295,7 +247,7 @@ def _box(of, space):
         batch, other, groups = points.T
         steps, micro_batches = (other, 0 * ones) if rra else (ones, other)
         code = CODES.index(space.strategy) * ones
-        got = of.estimate(ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
+        got = of.estimate(schedule.ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
         return Perf(got.constrained_latency_s(worst_case=True), got.throughput_rps)
 
     return variables, perf

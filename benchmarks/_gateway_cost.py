@@ -1,4 +1,4 @@
-"""What the gateway and its peers cost in front of a backend that answers at once, and the time of a complete reorder."""
+"""Cost of the gateway and its peers with a backend that answers at once, time of a complete reorder, and scaling."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _gateway_processes import MEASURED_CORE, OTHER_CORE, Process, Target, first_json, on_cores, running
-from _harness import LOOP_ROUNDS, machine, python_loop, summary
+from _gateway_processes import MEASURED_CORE, OTHER_CORE, OWN, Process, Target, first_json, on_cores, running
+from _harness import machine, python_loop, summary
 
 BLOCKS, TOKENS, CONNECTIONS, PACED_CONNECTIONS, GAP_MS = 8, 32, 16, 64, 5
 IO_ROUNDS, IO_BYTES = 5_000, 256
@@ -25,23 +26,11 @@ TEXT = "Tell me in a few words how a request goes through a gateway, and what it
 WAITING = 10_000
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Requests of each part."""
-
-    single: int
-    many: int
-    streams: int
-    paced: int
-    memory: int
-
-
-FULL, QUICK = Counts(2000, 6000, 1500, 1000, 100_000), Counts(400, 1500, 300, 256, 5_000)
+FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
+"""Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
 
 
 # A client of little cost: raw connections, requests prepared as bytes, responses only delimited
-
-
 def chat(*, stream: bool = False, tokens: int = TOKENS, gap_ms: int = 0) -> bytes:
     """Return the body of a chat of about 700 bytes."""
     content = (f"<gap:{gap_ms}> " if gap_ms else "") + TEXT
@@ -130,11 +119,8 @@ def closed_loop(process: Process, body: bytes, count: int, connections: int) -> 
 
 
 # Overhead of the gateway and its peers
-
-
 def overhead(target: Target, quick: bool) -> dict[str, Any]:
     """Return added latency, rate, CPU and memory of one target, with the machine's pace before and after."""
-    counts = QUICK if quick else FULL
     try:
         with on_cores(OTHER_CORE):
             before = _pace()
@@ -142,7 +128,7 @@ def overhead(target: Target, quick: bool) -> dict[str, Any]:
             with running(backend_command, OTHER_CORE) as (server, log):
                 backend = Process(server.pid, first_json(server, log)["url"])
                 with target.started([backend.url], chat()) as process:
-                    rows = _measured(target, process, backend, counts)
+                    rows = _measured(target, process, backend, QUICK if quick else FULL)
             after = _pace()
     except LookupError as error:
         return {f"{target.name}.skipped": {"skipped": str(error)}}
@@ -150,12 +136,10 @@ def overhead(target: Target, quick: bool) -> dict[str, Any]:
         if target.name == "gateway":
             raise
         return {f"{target.name}.skipped": {"skipped": f"the program does not work: {error!r}"}}
-    for name, rounds in {"machine_pace": LOOP_ROUNDS, "machine_pace_io": IO_ROUNDS}.items():
-        every = [*before[name], *after[name]]
-        rows[name] = summary(every) | {"unit": "us", "rounds": rounds}
-        rows[name] |= {"before_us": statistics.median(before[name]), "after_us": statistics.median(after[name])}
-    better = {name: "higher" if name == "rps" else "lower" for name in rows}
-    return {f"{target.name}.{name}": {"better": better[name]} | row for name, row in rows.items()}
+    for name, times_us in before.items():
+        rows[name] = summary([*times_us, *after[name]]) | {"unit": "us"}
+        rows[name] |= {"before_us": statistics.median(times_us), "after_us": statistics.median(after[name])}
+    return {f"{target.name}.{n}": {"better": "higher" if n == "rps" else "lower"} | row for n, row in rows.items()}
 
 
 def _pace() -> dict[str, list[float]]:
@@ -182,10 +166,8 @@ def _pace() -> dict[str, list[float]]:
         return {"machine_pace": timed(python_loop), "machine_pace_io": timed(socket_io)}
 
 
-def _measured(target: Target, process: Process, backend: Process, full: Counts) -> dict[str, Any]:
-    single, many, streams, paced = (
-        max(BLOCKS, int(target.light * n)) for n in (full.single, full.many, full.streams, full.paced)
-    )
+def _measured(target: Target, process: Process, backend: Process, counts: tuple[int, ...]) -> dict[str, Any]:
+    single, many, streams, paced, memory = (max(BLOCKS, int(target.light * n)) for n in counts)
     _check(process, backend)
     closed_loop(process, chat(), max(BLOCKS, many // 10), 4)  # warms up
     rows = _added_latency(process, backend, max(1, single // BLOCKS))
@@ -202,7 +184,7 @@ def _measured(target: Target, process: Process, backend: Process, full: Counts) 
         closed_loop(process, chat(stream=True, gap_ms=gap_ms), count, min(connections, count))
         rows[name] = {"value": (process.cpu_s() - before) / (count * TOKENS) * 1e6, "unit": "us"}
     if target.name == "gateway":
-        rows["rss_growth_mib"] = _memory_growth(process, full.memory)
+        rows["rss_growth_mib"] = _memory_growth(process, memory)
     return rows
 
 
@@ -248,10 +230,8 @@ def _memory_growth(process: Process, count: int) -> dict[str, Any]:
 
 
 # Reordering
-
-
 def rerank(_: Path, quick: bool) -> dict[str, Any]:
-    """Return milliseconds to reorder 10,000 waiting requests, and to update the prediction of one of them."""
+    """Return CPU milliseconds to reorder 10,000 waiting requests."""
     from lengthwise.gateway.config import Admission, Dispatch, Order
     from lengthwise.gateway.core import Scheduler
     from lengthwise.gateway.request import LengthPrediction, Request
@@ -268,21 +248,87 @@ def rerank(_: Path, quick: bool) -> dict[str, Any]:
     assert len(scheduler.schedule(15.0).assign) == 1
     waiting = [i for i in range(WAITING + 1) if scheduler.position(i) is not None]
 
-    def timed_ms(run: Callable[[], Any]) -> float:
-        start = time.thread_time()
-        run()
-        return (time.thread_time() - start) * 1e3
-
-    def update(now_s: float, number: int) -> None:
-        scheduler.reforecast(now_s, number, LengthPrediction(float(number % 1000) + 1.5))
-        scheduler.schedule(now_s)
-
-    repeats = 20 if quick else 200
-    all_ms = [timed_ms(lambda s=20.0 + k: scheduler.rerank(s)) for k in range(repeats)]
+    times_s = [time.thread_time()]
+    for k in range(20 if quick else 200):
+        scheduler.rerank(20.0 + k)
+        times_s.append(time.thread_time())
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
-    chosen = rng.choice(waiting, repeats, replace=False).tolist()
-    one_ms = [timed_ms(lambda k=k, i=i: update(300.0 + k, i)) for k, i in enumerate(chosen)]
-    return {
-        "gateway.rerank_10k_ms": summary(all_ms) | {"machine": machine()},
-        "gateway.reforecast_in_10k_ms": {"value": statistics.median(one_ms), "unit": "ms", "better": "lower"},
-    }
+    return {"gateway.rerank_10k_ms": summary((1e3 * np.diff(times_s)).tolist()) | {"machine": machine()}}
+
+
+# Scale: the peak rate by the number of engines behind one gateway, emulated in real time
+STEP_S, MAX_NUM_SEQS, SHORTEST, LONGEST = 0.05, 4, 10, 30
+ENGINE_RPS = MAX_NUM_SEQS / ((SHORTEST + LONGEST) / 2 * STEP_S)  # rate of an engine whose slots are all busy
+MAX_DELAY_S = 0.5
+PER_PROCESS = 25
+
+
+def scale(_: Path, quick: bool) -> dict[str, Any]:
+    """Return peak rates at a mean delay of at most MAX_DELAY_S with 10 and 50 engines, and their ratio."""
+    with on_cores(OTHER_CORE):
+        peaks = {engines: _peak(engines, quick=quick) for engines in (10, 50)}
+    probes = {str(engines): probes for engines, (_, probes) in peaks.items()}
+    rows = {f"gateway.peak_rps_{n}": {"value": rate, "unit": "requests/s"} for n, (rate, _) in peaks.items()}
+    ratio = {"value": peaks[50][0] / peaks[10][0]} | probes | {"machine": machine()}
+    return rows | {"gateway.scale_50_over_10": ratio}
+
+
+def _peak(engines: int, *, quick: bool) -> tuple[float, list[dict[str, float]]]:
+    """Return the largest rate with an acceptable delay, by bisection, and all probes."""
+    span_s, halvings = (10.0, 3) if quick else (40.0, 5)
+    low, high, probes = 0.5, 1.0, []
+    with ExitStack() as stack:
+        urls: list[str] = []
+        for first in range(0, engines, PER_PROCESS):
+            command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
+            command += ["--count", str(min(PER_PROCESS, engines - first)), "--max-num-seqs", str(MAX_NUM_SEQS)]
+            command += ["--fixed-s", str(STEP_S), "--decode-s", "0", "--prompt-token-s", "0"]
+            urls += first_json(*stack.enter_context(running(command, OTHER_CORE)))["urls"]
+        gateway = stack.enter_context(OWN.started(urls, chat(), within_s=120.0))
+        _probe(gateway, 0.5 * engines * ENGINE_RPS, 3.0 if quick else 8.0, seed=0)  # concurrency limits adapt
+        for number in range(halvings + 1):
+            share = low if number == 0 else (low + high) / 2
+            probe = _probe(gateway, share * engines * ENGINE_RPS, span_s, seed=1)
+            probes.append({"share": share} | probe)
+            if probe["delay_s"] <= MAX_DELAY_S:
+                low = share
+            elif number == 0:
+                raise AssertionError(f"the gateway does not sustain half of the load: {probe}")
+            else:
+                high = share
+    return low * engines * ENGINE_RPS, probes
+
+
+def _probe(gateway: Process, rate_rps: float, span_s: float, seed: int) -> dict[str, float]:
+    """Send requests in an open loop; return seconds above the steps that a request needs, and the CPU share."""
+    import aiohttp
+    import uvloop
+
+    rng = np.random.default_rng(seed)
+    due_s = np.cumsum(rng.exponential(1 / rate_rps, int(rate_rps * span_s))).tolist()
+    lengths = rng.integers(SHORTEST, LONGEST + 1, len(due_s)).tolist()
+
+    async def open_loop() -> list[float]:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time() + 0.1
+        headers = {"Authorization": f"Bearer {gateway.key}"}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
+
+            async def request(due_s: float, tokens: int) -> float:
+                await asyncio.sleep(started_s + due_s - loop.time())
+                sent_s = loop.time()
+                body = {"model": "toy", "prompt": "a fixed length", "max_tokens": tokens, "ignore_eos": True}
+                async with session.post(f"{gateway.url}/v1/completions", json=body) as response:
+                    content = await response.json()
+                    assert response.status == 200, content
+                assert content["usage"]["completion_tokens"] == tokens
+                return loop.time() - sent_s - tokens * STEP_S
+
+            return await asyncio.gather(*map(request, due_s, lengths))
+
+    before, start = gateway.cpu_s(), time.perf_counter()
+    delays_s = uvloop.run(open_loop())
+    wall_s = time.perf_counter() - start
+    assert min(delays_s) > -STEP_S, f"faster than its own steps: {min(delays_s)}"
+    cpu_share = (gateway.cpu_s() - before) / wall_s
+    return {"rate_rps": rate_rps, "delay_s": statistics.fmean(delays_s), "gateway_cpu_share": cpu_share}

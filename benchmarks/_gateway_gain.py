@@ -5,10 +5,8 @@ full batches serve, as fitted to runs under FCFS; 3x and 5x are that many times 
 one after the other, so that other load on the machine affects them alike. Intervals are Student's t over shuffles.
 
 Prompts are AlpacaEval's (non-commercial: for evaluation only, never for training), lengths those of Vicuna 13B's
-recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. The predictor is the default one;
-it has seen none of these prompts, nor this model. Engines receive each length in ``vllm_xargs.output_tokens``, which
-the emulated engine knows and the demo's middleware (``engine_side.forced_length``) passes to vLLM; the gateway sees
-only ``max_tokens``, which is equal for all.
+recorded outputs, divided by SHRINK so that a small engine serves a burst in seconds. Engines receive each length in
+``vllm_xargs.output_tokens``; the gateway sees only ``max_tokens``, which is equal for all.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +38,7 @@ from lengthwise.gateway.observe import replay
 from lengthwise.gateway.observe.replay import Service
 from lengthwise.gateway.observe.trace import Trace, of_journal
 from lengthwise.predict import LengthDistribution, Prompts
-from lengthwise.schema.deployment import Scheduler
-from lengthwise.schema.records import RequestRecords, Status
+from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
 
@@ -50,28 +47,22 @@ Runs = Mapping[str, Sequence[Floats]]
 """JCT by policy, [shuffles][n]."""
 ENGINES = 2
 MODEL, OUTPUTS = "tiny", "vicuna-13b-v1.3"
-SHAPE = 0.73
-"""Of the Gamma gaps (ELIS)."""
 SHRINK, MAX_TOKENS = 10, 512
-WINDOW = 50 // SHRINK
-"""ELIS's 50 tokens, divided as the lengths are."""
-STEP_S, SEQ_S, PROMPT_S = 0.010, 0.001, 0.0001
-"""Of emulated engines: about those of a tiny model on one core."""
+WINDOW = 50 // SHRINK  # ELIS's 50 tokens, divided as the lengths are
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: two processes wait for each other in busy loops, too much for two cores."""
-FCFS, OURS, ORACLE = "fcfs", "isrtf", "oracle"
-_ISRTF = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
+FCFS, ISRTF, ORACLE = "fcfs", "isrtf", "oracle"
+_ISRTF_ORDER = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
 POLICIES = {
     FCFS: Order("fcfs", max_wait_s=math.inf),
-    OURS: _ISRTF,
-    "isrtf, eager": replace(_ISRTF, takeover="worth(factor=1)"),
-    "windowed": replace(_ISRTF, mode="windowed"),
-    "tail-friendly": replace(_ISRTF, rank="hrrn"),
+    ISRTF: _ISRTF_ORDER,
+    "isrtf, eager": replace(_ISRTF_ORDER, takeover="worth(factor=1)"),
+    "windowed": replace(_ISRTF_ORDER, mode="windowed"),
+    "tail-friendly": replace(_ISRTF_ORDER, rank="hrrn"),
     ORACLE: Order("srtf", max_wait_s=math.inf),
 }
 """Without a limit of waiting, like the oracle. A preemption must gain a hundred times its cost (the default), or its
 cost (eager); tail-friendly orders by wait over predicted length."""
-METRICS = ("gap_closed", "p99_over_oracle", "mean_over_fcfs")
 CONCLUSIVE = {"gap_closed": 0.2, "p99_over_oracle": 0.1, "mean_over_fcfs": 0.1}
 """Largest half-width of the interval of a difference that still decides: of the gap, and relative for ratios."""
 NEGLIGIBLE = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.02}
@@ -80,17 +71,16 @@ NEGLIGIBLE = {"gap_closed": 0.05, "p99_over_oracle": 0.02, "mean_over_fcfs": 0.0
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes; a burst has ``requests[0]`` requests and ``requests[1]`` more per slot, so that slots change hands."""
+    """Sizes of the measurement."""
 
     loads: tuple[float, ...] = (1.0, 3.0, 5.0)
     batches: tuple[int, ...] = (1, 2, 4)
     shuffles: int = 12
-    requests: tuple[int, int] = (16, 16)
     simulated: int = 40
 
     def count(self, batch: int) -> int:
-        """Return the requests of a burst."""
-        return self.requests[0] + self.requests[1] * batch
+        """Return the requests of a burst: enough per slot for slots to change hands."""
+        return 16 + 16 * batch
 
 
 FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2)
@@ -108,19 +98,16 @@ class Cell:
     preemptions: Counter[str] = field(default_factory=Counter)
 
 
-def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
-    return _figures(shared, QUICK if quick else FULL, "live", f"{ENGINES} vLLMs on a CPU, one thread each")
-
-
 def emulated(shared: Path, quick: bool) -> dict[str, Any]:
     """Return the rows of emulated engines, which take no core from the gateway."""
-    return _figures(shared, QUICK if quick else FULL, "emulated", f"{ENGINES} emulated engines")
+    return figures(shared, quick, kind="emulated")
 
 
-def _figures(shared: Path, plan: Plan, kind: str, description: str) -> dict[str, Any]:
+def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
+    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
     import uvloop
 
+    plan = QUICK if quick else FULL
     shuffle(shared, 0, 1)  # fails early without data
     cells: list[Cell] = []
     services: dict[int, Service] = {}
@@ -132,68 +119,57 @@ def _figures(shared: Path, plan: Plan, kind: str, description: str) -> dict[str,
             cells += done
     measured, simulated = [cell.measured for cell in cells], [cell.simulated for cell in cells]
     policies = {name: _evaluate(measured, simulated, name) for name in POLICIES if name not in (FCFS, ORACLE)}
-    own, verdicts = policies[OURS], Counter(of[metric]["verdict"] for of in policies.values() for metric in METRICS)
-    results = {f"{name}, {metric}": of[metric] for name, of in policies.items() for metric in METRICS}
-    outside = [name for name, of in results.items() if not of["ci"][0] <= of["simulated"] <= of["ci"][1]]
+    own, results = policies[ISRTF], [result for of in policies.values() for result in of.values()]
+    verdicts = Counter(result["verdict"] for result in results)
+    inside = sum(result["ci"][0] <= result["simulated"] <= result["ci"][1] for result in results)
     return {
         f"gateway.{kind}.gap_closed": own["gap_closed"] | {
             "policies": policies,
             "cells": [_summary_of(cell) for cell in cells],
-            "engines": description,
             "plan": asdict(plan),
             "services": {batch: asdict(service) for batch, service in services.items()},
             "machine": machine(),
         },
         f"gateway.{kind}.p99_over_oracle": own["p99_over_oracle"],
         f"gateway.{kind}.simulated_within": {"value": verdicts["within"] / verdicts.total(), **verdicts},
-        f"gateway.{kind}.simulated_in_interval": {"value": 1 - len(outside) / len(results), "outside": outside},
+        f"gateway.{kind}.simulated_in_interval": inside / len(results),
     }  # fmt: skip
 
 
 # Traffic
-
-
 class Shrunk:
     """Predicts SHRINK times shorter lengths than the default predictor, once per request."""
 
     predicts_once = True
-
-    def __init__(self) -> None:
-        self._inner = predict.default()
+    default = cached_property(lambda _: predict.default())
 
     def fit(self, samples: Any) -> Any:
         raise NotImplementedError
 
     def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:  # noqa: ARG002
-        """Return distributions of total lengths."""
-        return LengthDistribution.of(np.maximum(1.0, self._inner.predict(prompts).tokens / SHRINK))
+        return LengthDistribution.of(np.maximum(1.0, self.default.predict(prompts).tokens / SHRINK))
 
 
-@lru_cache(maxsize=1)
-def _predictor() -> Shrunk:
-    return Shrunk()
+PREDICTOR = Shrunk()
 
 
-def shuffle(shared: Path, seed: int, count: int) -> Workload:
-    """Return ``count`` of the recorded prompts in random order, one per second on average, with predictions."""
+def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workload:
+    """Return ``count`` of the recorded prompts in random order at a rate, with predictions."""
     import _elis
 
     texts = _elis.texts(shared, OUTPUTS)
     rng = np.random.default_rng([seed, 0x6A1])
     order = [texts[i] for i in rng.permutation(len(texts))[:count]]
     tokens = np.array([max(1, round(one.output_tokens / SHRINK)) for one in order], np.int64)
-    made = Workload(
-        workload.Gamma(1.0, SHAPE**-0.5).sample(count, rng),
+    made = Workload(  # gaps as in ELIS
+        workload.Gamma(1.0, 0.73**-0.5).sample(count, rng),
         np.array([max(1, one.prompt_tokens) for one in order], np.int64),
         np.minimum(tokens, MAX_TOKENS),
         extra={"prompt": np.array([one.prompt for one in order], object), "model": np.array([MODEL] * count, object)},
         name="gain",
     )
-    return predict.attach(made, _predictor(), window_tokens=WINDOW)
-
-
-def _at_rate(made: Workload, rate_rps: float) -> Workload:
-    return replace(made, arrival_s=(made.arrival_s - made.arrival_s[0]) / rate_rps)
+    made = replace(made, arrival_s=(made.arrival_s - made.arrival_s[0]) / rate_rps)
+    return predict.attach(made, PREDICTOR, window_tokens=WINDOW)
 
 
 async def _send(port: int, made: Workload) -> Floats:
@@ -205,16 +181,9 @@ async def _send(port: int, made: Workload) -> Floats:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def request(due_s: float, prompt: str, tokens: int) -> float:
-            body = {
-                "model": MODEL,
-                "prompt": prompt,
-                "max_tokens": MAX_TOKENS,
-                "temperature": 0,
-                "stream": True,
-                "cache_salt": salt,
-                "stream_options": {"include_usage": True},
-                "vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS},
-            }
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "cache_salt": salt}
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body |= {"vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS}}
             await asyncio.sleep(started_s + due_s - loop.time())
             async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
                 content = await response.read()
@@ -230,8 +199,6 @@ async def _send(port: int, made: Workload) -> Floats:
 
 
 # Engines
-
-
 @contextlib.contextmanager
 def _real_engines(batch: int) -> Iterator[list[str]]:
     """Start vLLMs on one thread each, in parallel; raise FileNotFoundError where none is installed."""
@@ -249,25 +216,14 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
         def start(number: int) -> str:
             place, port = Path(folder) / f"engine-{number}", free_port()
             place.mkdir()
-            flags = {
-                "model": str(model),
-                "served-model-name": MODEL,
-                "host": "127.0.0.1",
-                "port": str(port),
-                "dtype": "float32",
-                "max-model-len": "1536",
-                "max-num-seqs": str(batch),
-                "max-num-batched-tokens": "2048",
-                "generation-config": "vllm",
-                "middleware": "forced_length.ForcedLength",
-                "distributed-executor-backend": ONE_PROCESS,
-            }
-            words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-            command = [python, "-m", "vllm.entrypoints.openai.api_server", *words]
-            command += ["--enforce-eager", "--disable-uvicorn-access-log"]
+            command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+            command += f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32".split()
+            command += f"--max-model-len 1536 --max-num-seqs {batch} --max-num-batched-tokens 2048".split()
+            command += f"--generation-config vllm --distributed-executor-backend {ONE_PROCESS}".split()
+            command += ["--middleware", "forced_length.ForcedLength", "--enforce-eager", "--disable-uvicorn-access-log"]
             paths = [str(Path(engine_side.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-            env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(place / "cache")}
-            env |= _vllm.QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
+            env = _vllm.QUIET | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(place / "cache")}
+            env["PYTHONPATH"] = os.pathsep.join(paths)
             one = local_engine(command, port=port, env=env, log_path=place / "log", ready_s=600.0)
             url = one.__enter__().url
             stack.push(one)
@@ -281,32 +237,31 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def _emulated_engines(batch: int) -> Iterator[list[str]]:
     """Start emulated engines in a process of their own."""
-    steps = {"fixed-s": STEP_S, "decode-s": SEQ_S, "prompt-token-s": PROMPT_S, "max-num-seqs": batch}
-    words = [word for name, value in steps.items() for word in (f"--{name}", f"{value:g}")]
-    command = [sys.executable, "-m", "lengthwise.testing.engine_server", "--count", str(ENGINES), "--model", MODEL]
-    with running([*command, *words], os.sched_getaffinity(0)) as (process, log):
+    command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
+    command += f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}".split()
+    # About a tiny model on one core.
+    command += ["--fixed-s", "0.01", "--decode-s", "0.001", "--prompt-token-s", "0.0001"]
+    with running(command, os.sched_getaffinity(0)) as (process, log):
         yield first_json(process, log)["urls"]
 
 
 # Measurement
-
-
 async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: int) -> tuple[list[Cell], Service]:
     """Measure and simulate all loads at one batch size."""
     first, start_s = shuffle(shared, 999, plan.count(batch)), time.monotonic()
-    await _run(urls, batch, FCFS, _at_rate(shuffle(shared, 998, 8), 1e6))  # warms up
-    _, trace, _ = await _run(urls, batch, FCFS, _at_rate(first, 1e6))
+    await _run(urls, batch, FCFS, shuffle(shared, 998, 8))  # warms up
+    _, trace, _ = await _run(urls, batch, FCFS, first)
     service = _fit([trace], batch)
     request_s = (service.step_s + service.seq_s * batch) / batch * first.output_tokens.mean()
     request_s += service.prompt_s * first.prompt_tokens.mean() + service.front_s / batch
     rate_rps = ENGINES / request_s
     cells = [Cell(load, batch) for load in plan.loads]
     for seed in range(plan.shuffles):
-        made = shuffle(shared, seed, plan.count(batch))
         for cell in cells:
+            made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
             turn = seed % len(POLICIES)  # another policy starts in each shuffle
             for name in (*list(POLICIES)[turn:], *list(POLICIES)[:turn]):
-                jct_s, trace, preemptions = await _run(urls, batch, name, _at_rate(made, cell.load * rate_rps))
+                jct_s, trace, preemptions = await _run(urls, batch, name, made)
                 cell.measured.setdefault(name, []).append(jct_s)
                 cell.preemptions[name] += preemptions
                 if name == FCFS:
@@ -315,7 +270,7 @@ async def _measure_batch(shared: Path, plan: Plan, urls: Sequence[str], batch: i
     service = _fit([trace for cell in cells for trace in cell.fcfs_traces], batch)
     for cell in cells:
         for seed in range(max(plan.simulated, plan.shuffles)):
-            made = _at_rate(shuffle(shared, seed, plan.count(batch)), cell.load * rate_rps)
+            made = shuffle(shared, seed, plan.count(batch), cell.load * rate_rps)
             for name in POLICIES:
                 cell.simulated.setdefault(name, []).append(_simulate(made, service, name))
     return cells, service
@@ -331,7 +286,7 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
     def forecaster(config: Forecasting, clock: Any, late: Any) -> Forecaster:
         if name == ORACLE:
             return Oracle(config, clock, length=lambda _, text: lengths[text or ""])
-        return Forecaster(config, clock, late, predictor=_predictor(), place="inline")
+        return Forecaster(config, clock, late, predictor=PREDICTOR, place="inline")
 
     with tempfile.TemporaryDirectory() as folder:
         journal = str(Path(folder) / "journal.jsonl")
@@ -350,8 +305,6 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
 
 
 # Simulation
-
-
 def _fit(traces: Sequence[Trace], batch: int) -> Service:
     """Fit engines to times at an engine under FCFS: least squares of relative errors, with the total time preserved.
 
@@ -387,28 +340,21 @@ def _simulate(made: Workload, service: Service, name: str) -> Floats:
     order = POLICIES[name]
     if name == ORACLE:
         made = replace(made, predicted_tokens=made.output_tokens.astype(float), predictions=None)
-    mode = order.mode if order.mode in (FCFS, OURS) else replay.ORACLE
+    mode = order.mode if order.mode in (FCFS, ISRTF) else replay.ORACLE
     scheduler = replay.scheduler(mode, order)
     if order.mode == "windowed":
         scheduler = replace(scheduler, batching="windowed", memory="paged", takeover="by_rank")
     elif order.rank:
         scheduler = replace(scheduler, rank=order.rank)
-
-    def requests(service: Service, scheduler: Scheduler) -> RequestRecords:
-        r = engine.simulate(made, replay.deployment_of(made, service, scheduler), keep_steps=0).requests
-        assert (r.status == Status.FINISHED).all()
-        return r
-
-    if order.mode != "windowed":
-        r = requests(service, scheduler)
-        return np.asarray(r.finished_s - r.arrival_s)
-    # A preempted request is sent again, prompt and half of its output on average. The gateway preempts at the end of a
-    # window only while requests wait: a fixed point, as more expensive windows make longer queues.
-    context = float(made.prompt_tokens.mean() + made.output_tokens.mean() / 2)
-    resend_s = (service.front_s + service.prompt_s * context) / order.window_tokens
+    # With windows, a preempted request is sent again, prompt and half of its output on average. The gateway preempts at
+    # the end of a window only while requests wait: a fixed point, as more expensive windows make longer queues.
+    context, windowed = made.prompt_tokens.mean() + made.output_tokens.mean() / 2, order.mode == "windowed"
+    resend_s = (service.front_s + service.prompt_s * float(context)) / order.window_tokens if windowed else 0.0
     share = 1.0
-    for _ in range(4):
-        r = requests(replace(service, step_s=service.step_s + share * resend_s), scheduler)
+    for _ in range(4 if windowed else 1):
+        slower = replace(service, step_s=service.step_s + share * resend_s)
+        r = engine.simulate(made, replay.deployment_of(made, slower, scheduler), keep_steps=0).requests
+        assert (r.status == Status.FINISHED).all()
         share = _share_with_a_queue(r.arrival_s, r.finished_s, (service.max_num_seqs or 1) * ENGINES)
     return np.asarray(r.finished_s - r.arrival_s)
 
@@ -423,44 +369,36 @@ def _share_with_a_queue(arrival_s: Floats, finished_s: Floats, max_num_seqs: int
 
 
 # Evaluation
-
-
 def _evaluate(measured: Sequence[Runs], simulated: Sequence[Runs], name: str) -> dict[str, Any]:
     """Return each metric of a policy over all cells, its interval, the simulated value, and how well both agree."""
 
-    def gap_closed(cells: Sequence[Runs], shuffle: int) -> tuple[float, float]:
-        """FCFS minus policy, and FCFS minus oracle, of mean JCT relative to FCFS, summed over cells."""
-        means = [{of: float(runs[of][shuffle].mean()) for of in (FCFS, name, ORACLE)} for runs in cells]
-        return sum(1 - of[name] / of[FCFS] for of in means), sum(1 - of[ORACLE] / of[FCFS] for of in means)
+    def metrics(cells: Sequence[Runs]) -> dict[str, tuple[Floats, Any]]:
+        """Return each metric as numerator and denominator by shuffle; ratios are geometric means over cells."""
+        names = (FCFS, name, ORACLE)
+        mean = {of: np.array([[jct_s.mean() for jct_s in runs[of]] for runs in cells]) for of in names}
+        p99 = {of: np.array([[np.quantile(jct_s, 0.99) for jct_s in runs[of]] for runs in cells]) for of in names}
+        saved, possible = (1 - mean[of] / mean[FCFS] for of in (name, ORACLE))
+        return {
+            "gap_closed": (saved.sum(axis=0), possible.sum(axis=0)),
+            "p99_over_oracle": (np.exp(np.log(p99[name] / p99[ORACLE]).mean(axis=0)), 1.0),
+            "mean_over_fcfs": (np.exp(np.log(mean[name] / mean[FCFS]).mean(axis=0)), 1.0),
+        }
 
-    def ratio(to: str, statistic: Callable[[Floats], Any]) -> Callable[[Sequence[Runs], int], tuple[float, float]]:
-        """Geometric mean over cells of a statistic of a policy over that of another."""
-        return lambda cells, shuffle: (
-            math.exp(np.mean([math.log(statistic(r[name][shuffle]) / statistic(r[to][shuffle])) for r in cells])),
-            1.0,
-        )
-
-    functions = {
-        "gap_closed": gap_closed,
-        "p99_over_oracle": ratio(ORACLE, lambda values: np.quantile(values, 0.99)),
-        "mean_over_fcfs": ratio(FCFS, np.mean),
-    }
     shuffles, drawn = len(measured[0][name]), len(simulated[0][name])
-    found = {}
-    for metric, of in functions.items():
-        real = MeanRatio([of(measured, shuffle) for shuffle in range(shuffles)])
-        same = MeanRatio([of(simulated, shuffle) for shuffle in range(shuffles)])
-        predicted = MeanRatio([of(simulated, shuffle) for shuffle in range(drawn)])
-        half = real.half_width
-        # The interval for the mean of another sample of as many shuffles.
-        predicted_half = predicted.half_width * math.sqrt(1 + drawn / shuffles)
-        off_by, off_half = real.value - same.value, _half_width(real.deviations - same.deviations)
-        scale = 1.0 if metric == "gap_closed" else same.value
+    found, of_simulated = {}, metrics(simulated)
+    for metric, ratio in metrics(measured).items():
+        value, deviations = _mean_ratio(*ratio)
+        expected, spread = _mean_ratio(*of_simulated[metric])
+        same, same_deviations = _mean_ratio(*(np.broadcast_to(part, drawn)[:shuffles] for part in of_simulated[metric]))
+        # The interval of the simulated value is for the mean of another sample of as many shuffles.
+        half, expected_half = _half_width(deviations), _half_width(spread) * math.sqrt(1 + drawn / shuffles)
+        off_by, off_half = value - same, _half_width(deviations - same_deviations)
+        scale = 1.0 if metric == "gap_closed" else same
         found[metric] = {
-            "value": real.value,
-            "ci": (real.value - half, real.value + half),
-            "simulated": predicted.value,
-            "simulated_ci": (predicted.value - predicted_half, predicted.value + predicted_half),
+            "value": value,
+            "ci": (value - half, value + half),
+            "simulated": expected,
+            "simulated_ci": (expected - expected_half, expected + expected_half),
             "off_by": off_by,
             "off_by_half_width": off_half,
             "verdict": _verdict(off_by, off_half, CONCLUSIVE[metric] * scale, NEGLIGIBLE[metric] * scale),
@@ -477,14 +415,10 @@ def _verdict(off_by: float, half_width: float, conclusive: float, negligible: fl
     return "within" if half_width <= conclusive else "too noisy to tell"
 
 
-class MeanRatio:
-    """A ratio of means over shuffles, from [n] (numerator, denominator), with its deviations by the delta method."""
-
-    def __init__(self, pairs: Sequence[tuple[float, float]]) -> None:
-        over, under = np.array(pairs).T
-        self.value = float(over.mean() / under.mean())
-        self.deviations = (over - self.value * under) / abs(float(under.mean()))
-        self.half_width = _half_width(self.deviations)
+def _mean_ratio(over: Floats, under: Any) -> tuple[float, Floats]:
+    """Return a ratio of means over shuffles, and its [n] deviations by the delta method."""
+    value = float(np.mean(over) / np.mean(under))
+    return value, (over - value * under) / abs(float(np.mean(under)))
 
 
 def _half_width(deviations: Floats) -> float:
@@ -493,15 +427,10 @@ def _half_width(deviations: Floats) -> float:
 
 def _summary_of(cell: Cell) -> dict[str, Any]:
     """Return means and tails of one cell in seconds."""
-    by_policy = {}
+    by_policy: dict[str, dict[str, float]] = {}
     for name, runs in cell.measured.items():
         jct_s, simulated_s = np.concatenate(runs), np.concatenate(cell.simulated[name][: len(runs)])
-        by_policy[name] = {
-            "mean_s": float(jct_s.mean()),
-            "p99_s": float(np.quantile(jct_s, 0.99)),
-            "simulated_mean_s": float(simulated_s.mean()),
-            "simulated_p99_s": float(np.quantile(simulated_s, 0.99)),
-            "preemptions": cell.preemptions[name],
-            "requests": len(jct_s),
-        }
+        by_policy[name] = {"preemptions": cell.preemptions[name], "requests": len(jct_s)}
+        by_policy[name] |= {"mean_s": jct_s.mean(), "p99_s": np.quantile(jct_s, 0.99)}
+        by_policy[name] |= {"simulated_mean_s": simulated_s.mean(), "simulated_p99_s": np.quantile(simulated_s, 0.99)}
     return {"load": cell.load, "batch": cell.batch, "policies": by_policy}

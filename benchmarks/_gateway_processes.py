@@ -123,13 +123,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Target:
-    """A program in front of a backend.
+    """A program in front of a backend, and the prefix of its figures.
 
-    Attributes:
-        name: Prefix of its figures: "gateway", or "peer.NAME".
-        command: From (backends, port, admin port) to its command; raises LookupError where it is not installed.
-        light: Share of the usual number of requests, for slow programs.
-        key: API key that clients send.
+    ``command`` maps (backends, port, admin port) to its command line and raises LookupError where it is not installed;
+    ``light`` is the share of the usual number of requests, for slow programs; ``key`` is what clients send.
     """
 
     name: str
@@ -188,8 +185,7 @@ def _litellm(backends: list[str], port: int, _: int) -> list[str]:
     return ["bash", "-c", write, LITELLM.format(backend=backends[0]), _program("litellm"), *where]
 
 
-OWN = Target("gateway", _gateway, key=KEY)
-"""The gateway with queue, default prediction and keys."""
+OWN = Target("gateway", _gateway, key=KEY)  # the gateway with queue, default prediction and keys
 TARGETS = (
     OWN,
     Target("peer.vllm_router", _rust("vllm-router")),

@@ -29,8 +29,7 @@ UNITS = {
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
-VERSION = 1
-"""Version of the rows in results; within a version keys are only added."""
+VERSION = 1  # version of the rows in results; within a version keys are only added
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,14 @@ class Sections:
 
     Attributes:
         name: Rows are saved in results/NAME.json.
-        description: First line of the help.
         modules: Section to "module" or "module:function"; the function (default ``figures``) takes (shared, quick)
             and returns {name: value}, where a value is a number, a Row, or a mapping with "value" and details.
         targets: Figure to (target, better, unit).
-        own: Sections given as functions: ``own(shared, quick) -> {section: () -> rows}``.
+        own: Sections given as functions.
         campaigns: Prefixes of figures whose earlier rows are archived when new runs replace them.
-        interval: The 95 % interval of a saved row without one, from its details.
-        restated: The details of a saved row, completed from what they contain.
-        made: Details that every new row gets about the code that made it.
+        interval: The 95 % interval of a saved row without one.
+        restated: The details of a saved row, completed.
+        made: Details that every new row gets about its code.
     """
 
     name: str

@@ -47,7 +47,7 @@ def known(streams: int = 2000, requests: int = 2000) -> Iterator[dict[str, objec
 
 
 def delays(streams: int) -> Iterator[dict[str, object]]:
-    """Yield the median delay of every drift and plan: requests from the change, after 1,000 as planned, to the alarm."""
+    """Yield the median delay of every drift and plan: requests from the change, after 1,000 without, to the alarm."""
 
     def delay(task: TaskLengths, requests: int | None, after: np.ndarray, seed: int) -> int:
         rng = np.random.default_rng(seed)

@@ -1,11 +1,7 @@
 """ExeGPT's evaluation: the best schedule under a latency bound, FasterTransformer and today's engines.
 
-Sections: ``figures`` (every model and task under four bounds), ``reasons`` (two readings that move the gains),
-``choices`` (Table 6), ``real`` (Figure 10, recorded lengths from the folder ``shared``), ``drift`` (Figure 11),
-``monotone`` (Table 5), ``search`` (time), ``regret``, ``instances`` (Bayesian search, random instances), ``variance``
-(Table 7), ``engine`` (errors of estimates), ``bounds`` (choices meet their bound), ``live`` (a CPU vLLM from
-``make engine``, on an otherwise idle machine), ``systems.MODEL`` and ``gain_over`` (other systems). ``make tables``
-renews docs/exegpt.md from the saved rows.
+Section ``real`` reads the folder ``shared``; ``live`` needs ``make engine`` and an otherwise idle machine; each
+``systems.MODEL`` takes minutes, and ``gain_over`` combines what is saved of them.
 """
 
 from __future__ import annotations
@@ -49,9 +45,9 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
 
 def systems(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
     """Return a section per model of the other systems, and one of the gains over them."""
-    import _exegpt_systems
+    import _exegpt_gains
 
-    found = _exegpt_systems.sections(quick)
+    found = _exegpt_gains.sections(quick)
     return {
         name: (lambda figures=figures: [SECTIONS.row(*one) for one in figures().items()])
         for name, figures in found.items()

@@ -13,7 +13,7 @@ MODULES = {
     "gain": "_gateway_gain",
     "gain_emulated": "_gateway_gain:emulated",
     "rerank": "_gateway_cost:rerank",
-    "scale": "_gateway_scale",
+    "scale": "_gateway_cost:scale",
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit

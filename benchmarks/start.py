@@ -12,18 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from _harness import (
-    LOOP_ROUNDS,
-    Row,
-    arguments,
-    best_cpu_s,
-    child_process,
-    fresh_process,
-    machine,
-    python_loop,
-    show,
-    summary,
-)
+import _harness as harness
+from _harness import Row, fresh_process
 
 SCENARIO = """
 [workload]
@@ -54,8 +44,8 @@ assert engine.ready()
 
 def row(name: str, seconds: list[float], target: float) -> Row:
     """Return a figure of repeats with the machine's pace at the time."""
-    found, (pace_s, _) = summary(seconds), best_cpu_s(python_loop, 7)
-    details = {"machine": machine(), "machine_pace_s": pace_s}
+    found, (pace_s, _) = harness.summary(seconds), harness.best_cpu_s(harness.python_loop, 7)
+    details = {"machine": harness.machine(), "machine_pace_s": pace_s}
     return Row(name, found["value"], "s", target, "lower", found["ci"], details)
 
 
@@ -69,7 +59,7 @@ def command_cpu_s(repeats: int, model: str, check: Callable[[int, str, Path], bo
         # Warm includes Python's byte code, which exists after any first run.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         for _ in range(repeats + 1):
-            done, cpu_s, _ = child_process(command, environment, check=False)
+            done, cpu_s, _ = harness.child_process(command, environment, check=False)
             assert check(done.returncode, done.stderr, out), done.stderr
             seconds.append(cpu_s)
     return seconds[1:]
@@ -77,15 +67,17 @@ def command_cpu_s(repeats: int, model: str, check: Callable[[int, str, Path], bo
 
 def main() -> None:
     """Measure and print all figures."""
-    args = arguments((__doc__ or "").splitlines()[0])
+    args = harness.arguments((__doc__ or "").splitlines()[0])
     repeats = 3 if args.quick else 7
     imports = [fresh_process(IMPORT)["out"] for _ in range(repeats)]
     warm = command_cpu_s(repeats, "llama-2-70b", lambda code, _, out: code == 0 and '"finished"' in out.read_text())
     typo = command_cpu_s(repeats, "llama-2-70", lambda code, text, _: code != 0 and "llama-2-70b" in text)
     with tempfile.TemporaryDirectory() as scratch:
         compiled = fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)["out"]["cpu_s"]
-    pace_s, all_s = best_cpu_s(python_loop, 21)
-    pace = Row("machine_pace", pace_s, "s", float("nan"), "lower", (min(all_s), max(all_s)), {"rounds": LOOP_ROUNDS})
+    pace_s, all_s = harness.best_cpu_s(harness.python_loop, 21)
+    pace = Row(
+        "machine_pace", pace_s, "s", float("nan"), "lower", (min(all_s), max(all_s)), {"rounds": harness.LOOP_ROUNDS}
+    )
     rows = [
         row("import_s", imports, 0.15),
         row("warm.simulate_1000_s", warm, 1.5),
@@ -93,7 +85,7 @@ def main() -> None:
         row("cold.compile_s", [compiled], 40.0),
         pace,
     ]
-    show(rows, as_json=args.json)
+    harness.show(rows, as_json=args.json)
 
 
 if __name__ == "__main__":

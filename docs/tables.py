@@ -284,7 +284,7 @@ def fidelity_campaigns(engine: str) -> None:
         for row in map(json.loads, (RESULTS / f"{file}.json").read_text("utf-8").splitlines()):
             prefix, _, last = row["name"].rpartition(".")
             if prefix == f"fidelity.{engine}" and last.endswith(("_error", "calibration")):
-                found.setdefault(row.get("retained", ""), {})[last] = row
+                found.setdefault(row.get("saved_at", ""), {})[last] = row
     lines = []
     for made, named in found.items():
         of = (named.get("calibration") or {}).get("details") or {}
@@ -454,7 +454,7 @@ def exegpt_gains() -> None:
     for name, title, paper in sets:
         of = details("exegpt", f"exegpt.gain_{name}")
         by_bound = [number(of["by_bound"][bound]) for bound in BOUNDS]
-        ends = (number(of["geometric_mean"]), span((of["least"], of["most"])))
+        ends = (number(of["geometric_mean"]), span((of["min"], of["max"])))
         longest = number(of["if_batches_ran_to_the_longest_output"])
         lines.append((title, number(rows("exegpt")[f"exegpt.gain_{name}"]["value"]), paper, *by_bound, *ends, longest))
     head = ["models; tasks", "mean gain", "paper", *(f"bound {bound}" for bound in BOUNDS), "geometric mean", "range"]
@@ -532,7 +532,7 @@ def exegpt_table6() -> None:
     for bound in ("3.1s", "5.9s", "11.5s", "none"):
         of = found[bound]
         paper, ours = of["paper"], of["choice"]
-        theirs = (pair(of["their_schedule"]), pair(of["their_schedule_as_they_count"]))
+        theirs = (pair(of["paper_schedule"]), pair(of["paper_schedule_as_they_count"]))
         worst = f"{pair(ours)} ({number(ours['constrained_latency_s'])})"
         lines.append((bound.removesuffix("s"), paper["words"], pair(paper), *theirs, ours["words"], worst))
     head = [
@@ -564,7 +564,7 @@ def exegpt_drift() -> None:
     for name, of in under("exegpt", "exegpt.drift.").items():
         for move in of["moves"]:
             change = f"{move['change']:+g}" if move["changed"] == "skewness" else f"{100 * move['change']:+g} %"
-            cells = [number(move[key]) for key in ("kept_rps", "anew_rps", "latency")]
+            cells = [number(move[key]) for key in ("fixed_schedule_rps", "replanned_rps", "latency")]
             tail = (margin(move["margin"]), number(move["fixed_latency"]), margin(move["fixed_margin"]))
             lines.append((name.upper(), move["changed"], change, *cells, *tail))
     head = ["strategy", "drift of", "by", "throughput, same schedule", "throughput, new schedule"]
@@ -676,9 +676,9 @@ def exegpt_live() -> None:
         title = f"{name}: B_E = {controls['encode_batch']}, N_D = {controls['decode_steps']}"
         lines.append((title, "estimate", *(number(of["expected"][key]) for key in names)))
         lines.append(("", "event engine", *(number(of["simulated"].get(key)) for key in names)))
-        lines.append(("", "vLLM with our scheduler class", *(seen(of["seen"], key) for key in names)))
-        lines.append(("", "gateway before vLLM", *(seen(of["seen_of_gateway"], key) for key in names)))
-        stock = of["stock_as_many_under_way"]
+        lines.append(("", "vLLM with our scheduler class", *(seen(of["measured"], key) for key in names)))
+        lines.append(("", "gateway before vLLM", *(seen(of["measured_by_gateway"], key) for key in names)))
+        stock = of["stock_at_equal_concurrency"]
         lines.append(("", "vLLM's scheduler, equal concurrency", *(seen(stock, key) for key in names)))
     table(["schedule", "from", "requests/s", "longest outputs, s", "decode batch", "cycle, s"], lines)
 
@@ -835,7 +835,7 @@ def gateway_overhead() -> None:
     lines = []
     for prefix, title in others.items():
         found = [rows("gateway").get(f"{prefix}.{column}") for column in columns]
-        date = max((row or {}).get("retained") or "" for row in found)[:10]
+        date = max((row or {}).get("saved_at") or "" for row in found)[:10]
         lines.append((title, *(number(row["value"]) if row else DASH for row in found), date))
     table(["gateway", *columns.values(), "measured"], lines)
 
@@ -847,7 +847,7 @@ def gateway_policies(engines: str) -> None:
         if part.get("simulated") is None:
             return DASH
         text = number(part["simulated"]) + (f" [{span(part['simulated_ci'])}]" if part.get("simulated_ci") else "")
-        return text + (f", {part['report']}" if part.get("report") else "")
+        return text + (f", {part['verdict']}" if part.get("verdict") else "")
 
     of, lines = details("gateway", f"gateway.{engines}.gap_closed"), []
     for policy, results in of["policies"].items():
@@ -856,7 +856,7 @@ def gateway_policies(engines: str) -> None:
             cells += [with_interval(results[metric]), simulated(results[metric])]
         some = [cell["policies"][policy] for cell in of["cells"] if policy in cell["policies"]]
         requests = sum(one.get("requests", 0) for one in some)
-        preempted = number(sum(one.get("cuts", 0) for one in some) / requests) if requests else DASH
+        preempted = number(sum(one.get("preemptions", 0) for one in some) / requests) if requests else DASH
         lines.append((policy, *cells, preempted))
     head = [
         "policy",
