@@ -120,7 +120,9 @@ class Bench:
         rng = np.random.default_rng([seed, 0xE115])
         known = texts(self.shared, outputs, tuning=self.tuning)
         order = [known[i] for i in rng.permutation(len(known))]
-        prompt, output = (np.array([getattr(text, of) for text in order], np.int64) for of in ("prompt_tokens", "output_tokens"))
+        prompt, output = (
+            np.array([getattr(text, of) for text in order], np.int64) for of in ("prompt_tokens", "output_tokens")
+        )
         columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
         made = Workload(
             workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
@@ -241,7 +243,9 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     evaluated = tables(shared, SHUFFLES, tuning=False, quick=quick)
     names = list(dict.fromkeys(c.predictor for t in evaluated.values() for c in t.cells if c.predictor))
     bounds = {"p99_over_oracle": 1.05, "p99_over_fcfs": 1.15}
-    policies = {name: {tail: chosen(frontier(tuning, name), tail, most) for tail, most in bounds.items()} for name in names}
+    policies = {
+        name: {tail: chosen(frontier(tuning, name), tail, most) for tail, most in bounds.items()} for name in names
+    }
     best = policies[HEADLINE]
 
     def of(policy_name: str, predictor: str) -> dict[str, Any]:
@@ -280,7 +284,12 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
 def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
-    policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor), "SJF": ("oracle", "oracle")}
+    policies = {
+        "FCFS": ("fcfs", ""),
+        "ISRTF": ("ELIS ISRTF", predictor),
+        "own": (own, predictor),
+        "SJF": ("oracle", "oracle"),
+    }
     made: dict[str, Any] = {}
     for model, table in evaluated.items():
         for load in LOADS:

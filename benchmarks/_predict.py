@@ -1,4 +1,4 @@
-"""Figures of predictors: in distribution, on other prompts and models, as tokens arrive, and the limit of any predictor.
+"""Figures of predictors: in distribution, on other prompts and models, as tokens arrive, and what is predictable.
 
 ``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
 """
