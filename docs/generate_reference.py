@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from lengthwise import apps, policy
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.run.job import Settings
 from lengthwise.cli import program
 from lengthwise.config import app_sections, sections, values
@@ -58,8 +58,8 @@ APP_TABLES = {
     "calls.NAME": (app_sections.CallSection, (Call, Sampling, Fan, Report)),
     "loops.NAME": (app_sections.LoopSection, (Loop,)),
     "cluster": (app_sections.ClusterSection, ()),
-    "run": (app_sections.RunTable, (Settings, EngineTimeouts, EngineSpec)),
-    "run.engines.NAME": (app_sections.EngineTable, (EngineSpec,)),
+    "run": (app_sections.RunTable, (Settings, EngineTimeouts, EngineConfig)),
+    "run.engines.NAME": (app_sections.EngineTable, (EngineConfig,)),
 }
 GATEWAY_TABLES = {
     "listen": (gateway_sections.ListenSection, (gateway_config.Listen,)),

@@ -44,7 +44,7 @@ def copy(tmp_path):
 
 
 def run(program, *arguments, package=None, **env):
-    """What a program prints, in a process of its own, on the copied package if there is one."""
+    """Return the output of a program in its own process, on the copied package if there is one."""
     environment = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
     result = subprocess.run(
         [sys.executable, "-c", program, *arguments],

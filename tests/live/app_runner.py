@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lengthwise.apps.app import App, Call, Loop, Model, Sampling, over
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts, LocalLauncher
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterPlacer,
@@ -62,7 +62,7 @@ def main(folder: Path, commands: dict[str, str]) -> int:
     work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
     job = job_of(work, Planned(run_plan, placer), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
     launcher = LocalLauncher(
-        [EngineSpec(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
+        [EngineConfig(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
         folder / "logs",
         timeouts=EngineTimeouts(ready_s=180.0, grace_s=5.0),
     )

@@ -272,7 +272,7 @@ def test_a_padded_batch_counts_its_longest_prompt():
         ("batching", "unifed", "unified"),
         ("memory", "pagd", "paged"),
         ("router", "roundrobin", "round_robin"),
-        ("takeover", "worth_t", "is_improvement"),
+        ("takeover", "worth_t", "worth"),
         ("binning", "bin", "bins"),
     ],
 )

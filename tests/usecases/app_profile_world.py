@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lengthwise import catalog
 from lengthwise.apps.app import App, Call, Model, Sampling
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts, LocalLauncher
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan import Served, Space
 from lengthwise.schema.app import Cluster, Machine
 from lengthwise.schema.deployment import EngineLimits
@@ -41,7 +41,7 @@ def space(gpus=2):
 
 def launcher(folder, *, more="--fixed-s 0.002", sleeps=True):
     loaded = [
-        EngineSpec(name, served=name, max_num_seqs=4, command=f"{SERVER} {more}", sleeps=sleeps)
+        EngineConfig(name, served=name, max_num_seqs=4, command=f"{SERVER} {more}", sleeps=sleeps)
         for name in ("writer", "judge")
     ]
     return LocalLauncher(loaded, folder / "logs", timeouts=QUICK)

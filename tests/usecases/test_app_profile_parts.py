@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from app_profile_world import GPU, ROWS, app, launcher, space
 
-from lengthwise.apps.launch import EngineSpec, LocalLauncher
+from lengthwise.apps.launch import EngineConfig, LocalLauncher
 from lengthwise.apps.plan import read_switch_times
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import EngineError, InputError
@@ -103,7 +103,7 @@ def test_real_processes_are_started_put_to_sleep_woken_and_stopped(tmp_path):
 
 def test_an_engine_that_does_not_start_says_why(tmp_path):
     broken = "python3 -c 'import sys; sys.exit(\"no such weights\")' {port}"
-    mine = LocalLauncher([EngineSpec("writer", command=broken)], tmp_path / "logs")
+    mine = LocalLauncher([EngineConfig("writer", command=broken)], tmp_path / "logs")
     with pytest.raises(EngineError, match="no such weights"):
         switch_seconds(mine, ModelPlan(0, GPU), (0,), times=1, now_s=itertools.count().__next__)
 

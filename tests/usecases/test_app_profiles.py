@@ -16,7 +16,7 @@ from app_profile_world import GPU, QUICK, ROWS, app, launcher, space
 
 from lengthwise import cost
 from lengthwise.apps.app import Sampling
-from lengthwise.apps.launch import EngineSpec
+from lengthwise.apps.launch import EngineConfig
 from lengthwise.apps.plan import SwitchTimes, read_switch_times
 from lengthwise.apps.plan.space import HOWS
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
@@ -119,7 +119,7 @@ def test_bad_wishes_are_told_before_anything_starts(tmp_path):
 
 def test_a_model_whose_engine_does_not_start_is_told_and_what_was_measured_stays(tmp_path):
     good = what(tmp_path)
-    broken = EngineSpec("judge", command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}")
+    broken = EngineConfig("judge", command="python3 -c 'import sys; sys.exit(\"no such weights\")' {port}")
     with pytest.raises(EngineError, match="no such weights"):
         measured(replace(good, loaded=[good.loaded[0], broken]), tmp_path / "out")
     assert [one.model for one in read_book(tmp_path / "out").switches] == ["writer"]

@@ -15,11 +15,11 @@ from plan_world import cluster_of
 
 from lengthwise.apps.app import App, Call, Model, Sampling, each
 from lengthwise.apps.inputs import Rows
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts
 from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, in_thread
+from lengthwise.testing.engine_server import EngineServer, Limits, in_thread
 from lengthwise.usecases.app_plan import Planning, drawn_app, planned_app
 from lengthwise.usecases.app_run import run_app
 from lengthwise.usecases.app_setup import Engines
@@ -99,7 +99,7 @@ def test_who_cannot_answer_is_told():
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
     with pytest.raises(UnknownNameError, match="Did you mean: local"):
         Engines("locl")
-    loaded = [EngineSpec(name) for name in "abc"]
+    loaded = [EngineConfig(name) for name in "abc"]
     with pytest.raises(InputError, match="there is none for b, c"):
         run_app(planned, ROWS, Engines("static", loaded, {0: ["http://127.0.0.1:1"]}), Path("none"))
     with pytest.raises(InputError, match="follows a plan; there is none"):
@@ -110,7 +110,7 @@ def test_who_cannot_answer_is_told():
 def test_on_processes_of_this_machine_all_is_answered(tmp_path):
     command = f"{sys.executable} -m lengthwise.testing.engine_server --host {{host}} --port {{port}} --model {{name}}"
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
-    loaded = [EngineSpec(name, served=name, max_num_seqs=4, command=command) for name in "abc"]
+    loaded = [EngineConfig(name, served=name, max_num_seqs=4, command=command) for name in "abc"]
     engines = Engines("local", loaded, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0))
     ran = run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02))
     assert ran.completed.exit_code == 0
@@ -125,7 +125,9 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
     planned = planned_app(small(chain()), ROWS, space(chain()), QUICK)
 
     def engines(**commands):
-        loaded = [EngineSpec(name, served=name, max_num_seqs=4, command=commands.get(name, command)) for name in "abc"]
+        loaded = [
+            EngineConfig(name, served=name, max_num_seqs=4, command=commands.get(name, command)) for name in "abc"
+        ]
         return Engines("local", loaded, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0))
 
     with pytest.raises(EngineError, match="no such weights") as told:
@@ -146,13 +148,13 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
 @pytest.mark.parametrize("change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}])
 def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, change):
     """Answers to another request are asked again, which is told; those to the same are kept."""
-    spec = EngineSpec("opt-125m", limits=Limits(8, 2048))
+    spec = EngineConfig("opt-125m", limits=Limits(8, 2048))
     app = small(App([Model("a")], [Call("x", "a", "{{ topic }}")]), tokens=4)
     with in_thread(EngineServer(spec), EngineServer(replace(spec, model="other"))) as up:
         first, second = (one.url for one in up.servers)
 
         def ran(url, resume=True, **fields):
-            loaded = [replace(EngineSpec("a", max_num_seqs=4), **fields)]
+            loaded = [replace(EngineConfig("a", max_num_seqs=4), **fields)]
             engines = Engines("static", loaded, {0: [url]})
             planned = drawn_app(app, ROWS, QUICK)
             return run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02), resume=resume)

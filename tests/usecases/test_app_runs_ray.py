@@ -13,7 +13,7 @@ sys.path += [str(Path(__file__).parents[1] / "apps"), str(Path(__file__).parent)
 from app_world import chain
 from test_app_runs import QUICK, ROWS, small, space
 
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import CANCEL, Settings
 from lengthwise.usecases.app_plan import planned_app
@@ -27,7 +27,7 @@ SETTINGS = Settings(linger_s=0.02, lease_s=5.0, backoff_s=0.05, max_backoff_s=0.
 
 
 def engines(launcher, more):
-    loaded = [EngineSpec(name, served=f"{name}-on-ray", max_num_seqs=4, command=f"{SERVER} {more}") for name in "abc"]
+    loaded = [EngineConfig(name, served=f"{name}-on-ray", max_num_seqs=4, command=f"{SERVER} {more}") for name in "abc"]
     return Engines(launcher, loaded, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0), ray="local")
 
 

@@ -9,6 +9,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, JsonFile, Nodes, Quiet
+from lengthwise.cli.progress import compile_note
 
 if TYPE_CHECKING:
     from lengthwise.report.apps_text import AppFacts
@@ -60,7 +61,8 @@ def run(
     from lengthwise.cli.app_report import facts_of
     from lengthwise.report.apps import write_app_html
 
-    planned = requested.planned(planning)
+    with compile_note(quiet=quiet):
+        planned = requested.planned(planning)
     plan = planned.plan
     assert plan is not None
     facts = facts_of(requested, planned, app_file.stem)

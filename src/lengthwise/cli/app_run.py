@@ -13,6 +13,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, Nodes, Quiet
+from lengthwise.cli.progress import compile_note
 
 if TYPE_CHECKING:
     from lengthwise.apps.run import ModelProgress, Progress
@@ -71,7 +72,8 @@ def run(
     else:
         given = None if plan is None else read_plan(plan)
         # In virtual time no engine can start during a search for a plan that is limited by the wall clock.
-        planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
+        with compile_note(quiet=quiet):
+            planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
     notes = planned.plan.notes if planned.plan is not None else ()
     if resume and not folder.is_begun:
         notes = (f"{out} has no run to resume: a new one starts", *notes)

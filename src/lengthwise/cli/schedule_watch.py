@@ -75,11 +75,7 @@ def run(
 
 
 def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:
-    """Return the terms on which a new schedule is worth its change.
-
-    Raises:
-        InputError: An option is out of its range.
-    """
+    """Return the terms on which a new schedule is worth its change."""
     from lengthwise.config import seconds
     from lengthwise.schedule import ReplanOptions
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
-from lengthwise.apps.launch.local import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.job import Settings
 from lengthwise.config.app_sections import (
@@ -46,9 +46,6 @@ class AppRun:
     """How an application runs.
 
     Attributes:
-        launcher: One of LAUNCHERS.
-        settings: Retries, leases and replanning.
-        timeouts: How long engines may take.
         store: Place of the ledger; None: in the folder of the run.
         urls: Addresses of engines that are running already, by the models' numbers.
         true_lengths: For simulated engines, by the models' numbers: ratio of answers to planned lengths.
@@ -67,23 +64,14 @@ class AppFile:
     """An application's file, read and checked.
 
     Attributes:
-        app: Its models, calls and loops.
-        rows: Its inputs.
-        served: Models as the planner sees them, in the application's order.
-        loaded: Models as launchers start and call them, in the same order.
         cluster: The GPUs; None if the file names none.
-        run: How it runs.
         folder: Where relative paths start.
-        files: All files that it was read from.
-        notes: Assumptions, a sentence each.
-        is_batch: Whether its rows are an OpenAI batch, to be answered as one.
-        times: Of switching models; assumed, except those that a profile measured.
     """
 
     app: App
     rows: Rows
     served: tuple[Served, ...]
-    loaded: tuple[EngineSpec, ...]
+    loaded: tuple[EngineConfig, ...]
     cluster: Cluster | None
     run: AppRun
     folder: Path
@@ -347,7 +335,7 @@ class _Builder:
             )
         return None
 
-    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineSpec | None:
+    def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineConfig | None:
         """Return how a model's engines are started and called: by its own table, else by [run]."""
         own = engine or EngineTable()
         if own.command is None and self._is_run_command_reported:
@@ -357,7 +345,7 @@ class _Builder:
             path = resolved(weights, self.folder)
             weights = str(path) if path.exists() or weights.startswith((".", "/", "~")) else weights
         with self._at(*(("run", "engines", model.name) if engine else ("run",))):
-            return EngineSpec(
+            return EngineConfig(
                 name=model.name,
                 weights=weights,
                 served=own.served,

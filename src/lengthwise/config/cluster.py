@@ -23,10 +23,6 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
     Args:
         text: GPUs by number and name, after "@" their links: "pairs", a node of the catalog or its file; without,
             the usual node of these GPUs. Or a node of the catalog that has GPUs of one kind.
-        folder: Where paths of files start.
-
-    Raises:
-        InputError: A name is unknown, or the node has fewer GPUs.
     """
 
     def file_or_name(name: str) -> str:

@@ -353,7 +353,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
     except Exception as error:
         raise PolicyError(
-            f"memory policy {memory.name!r} must return an integer number of blocks; for one token on an idle replica "
+            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
             f"it raised {type(error).__name__}: {error}"
         ) from error
     if blocks < 0:
@@ -388,7 +388,7 @@ def _idle_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]
         admit, tokens, flags = (int(x) for x in plan)
     except Exception as error:
         raise PolicyError(
-            f"batching policy {batching.name!r} must return three integers (admit, tokens, flags); "
+            f"batching policy {batching.name!r} must return three whole numbers (admit, tokens, flags); "
             f"on an idle replica with one request waiting it failed: {error}"
         ) from error
     if admit < 1 or (flags & CHUNKED and tokens < 1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -84,9 +86,26 @@ def ready() -> bool:
     return compiled_ready()
 
 
+_listeners: list[Callable[[], None]] = []
+
+
+@contextmanager
+def on_compile(listener: Callable[[], None]) -> Iterator[None]:
+    """Call ``listener`` within this context before ``warm_up`` compiles the kernel, which takes about a minute."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 def warm_up() -> None:
-    """Compile the kernel into the cache unless it is there."""
+    """Compile the kernel unless it is ready; call it before several threads or processes simulate."""
+    if ready():
+        return
     from lengthwise.engine.deployment_builder import deploy
 
+    for listener in _listeners:
+        listener()
     one = np.ones(1, np.int64)
     simulate(Workload(np.zeros(1), one, one), deploy("opt-125m", "A100-80GB"))

@@ -167,12 +167,7 @@ def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str,
     """Return the unpaired values of a run by the names of ``schema.lab.Cell``.
 
     Args:
-        records: Records of the run.
-        max_num_seqs: Concurrency limit of all replicas together.
         isolated: [n] seconds that each request takes alone.
-
-    Raises:
-        InputError: No request was served.
     """
     r = records.requests
     done = r.status == Status.FINISHED

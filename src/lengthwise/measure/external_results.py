@@ -30,9 +30,6 @@ class Request:
     Attributes:
         arrival_s: When it was due, or sent where only that is known.
         first_s: First token, and ``last_s`` the last one.
-        scheduled_s: First step of the engine.
-        queued_s: Entry to the engine's queue.
-        gap_s: Times between chunks of the response, after the first.
         requested_tokens: Requested output tokens; 0: unknown.
         failure: Reason of a failure; empty if there was none.
         cut_off: Whether the end of the run, or the user, cancelled it.
@@ -60,14 +57,7 @@ class Request:
 
 @dataclass
 class Results:
-    """Content of a file of results.
-
-    Attributes:
-        source: The program.
-        metadata: JSON-able.
-        warnings: Limits of the format.
-        concurrency: Of a closed loop.
-    """
+    """Content of a file of results."""
 
     source: str
     rows: list[Request]

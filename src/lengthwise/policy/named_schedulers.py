@@ -28,7 +28,7 @@ MAX_BIN_WAIT_S = 30.0
 _PAGED_V1 = {"batching": "unified", "memory": "paged_by_chunk"}
 _BY_LENGTH = {**_PAGED_V1, "leave": "longest_remaining", "max_wait_s": MAX_WAIT_S}
 _BINNED = {"rank": "completed_batches", "binning": "one", "batch_wait_s": MAX_BIN_WAIT_S}
-_SCHEDULERS: dict[str, dict[str, Any]] = {
+_AXES: dict[str, dict[str, Any]] = {
     "faster_transformer": {"batching": "static", "memory": "reserve_max"},
     "orca": {"batching": "mixed", "memory": "reserve_max"},
     "vllm_v0": {"leave": "latest_arrival", "batching": "prefill_first", "memory": "paged"},
@@ -57,6 +57,7 @@ _SCHEDULERS: dict[str, dict[str, Any]] = {
     "vidur_orca": {"batching": "mixed", "memory": "vidur_reserve_max"},
     "vidur_faster_transformer": {"batching": "static", "memory": "vidur_reserve_max"},
 }  # fmt: skip
+_SCHEDULERS = {name: Scheduler(**axes) for name, axes in _AXES.items()}
 
 
 def known(axis: str) -> dict[str, Policy]:
@@ -90,7 +91,7 @@ def resolve(axis: str, policy: Any) -> Policy:
 
 def named() -> dict[str, Scheduler]:
     """Return the named schedulers: points on the axes under the names of the systems that use them."""
-    return {name: Scheduler(**axes) for name, axes in _SCHEDULERS.items()}
+    return dict(_SCHEDULERS)
 
 
 def scheduler(name: str) -> Scheduler:
@@ -101,7 +102,7 @@ def scheduler(name: str) -> Scheduler:
     """
     if name not in _SCHEDULERS:
         raise UnknownNameError("scheduler", name, _SCHEDULERS)
-    return Scheduler(**_SCHEDULERS[name])
+    return _SCHEDULERS[name]
 
 
 def catalog() -> list[tuple[str, str, str]]:

@@ -47,10 +47,7 @@ def write_app_html(
     """Write a self-contained page of a plan, of a run (``app_metadata.manifest``), or of both.
 
     Args:
-        path: File to write.
         plan: The plan; None where engines were given.
-        app_metadata: What was planned, and the outcome of the run.
-        models: Model names, where there is no plan.
 
     Raises:
         MissingExtraError: jinja2 is not installed.

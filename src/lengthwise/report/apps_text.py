@@ -31,13 +31,8 @@ class AppFacts:
     """What was planned, on which hardware, and the outcome of a run.
 
     Attributes:
-        name: Name of the application.
-        metadata: Rows, tasks, models, nodes, each in a few words.
-        gpus: A name for each GPU, in order; () where engines were given.
-        is_mixed: Whether there are several kinds of GPUs.
         manifest: The run's manifest; None where it was only planned.
         tokens: Recorded output tokens, by model name.
-        answers: Recorded answers, by model name.
     """
 
     name: str

@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A table cell whose parts the template styles separately.
-
-    Attributes:
-        text: The value.
-        interval: Confidence interval, shown pale behind the value.
-        model: Interval of the cost model's error.
-        unit: Shown pale behind a row's label.
-        css: Class of the cell.
-        sort: Key by which a sortable column orders the row; "" sorts last.
-    """
+    """A table cell whose parts the template styles separately."""
 
     text: str
     interval: str = ""
@@ -48,7 +39,6 @@ def write_page(path: Path | str, template: str, *, data: Any, **context: Any) ->
     A content security policy forbids the page to fetch anything, and equal arguments give equal bytes.
 
     Args:
-        path: File to write.
         template: Name of a file in ``_templates``, without its ending.
         data: What the page's scripts draw; must be JSON without NaN.
         context: Variables of the template; its base layout needs ``heading`` and ``metadata``.

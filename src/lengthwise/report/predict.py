@@ -68,7 +68,6 @@ def write_predict_html(
     """Write a self-contained page of evaluations side by side.
 
     Raises:
-        InputError: There is no evaluation, or two share a name.
         MissingExtraError: jinja2 is not installed.
         OutputError: The file cannot be written.
     """

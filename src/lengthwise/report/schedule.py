@@ -138,8 +138,6 @@ def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[s
     """Write everything that is known about a choice to a JSON file.
 
     Args:
-        path: File to write.
-        plan: The choice.
         answer: The choice in sentences; None: as the command prints it.
 
     Raises:

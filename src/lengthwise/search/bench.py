@@ -89,7 +89,8 @@ class Bench:
     def shift(self, choice: Choice, metric: str, factor: float) -> Choice:
         """Return a rough result with one limit's bound multiplied; an objective of NaN where it cannot hold."""
         question = replace(self.question, promises=self.question.promises.with_bound(metric, factor))
-        return replace(self, question=question)._evaluation(self._deployment(choice.settings)).shift(choice)
+        bench = replace(self, question=question)
+        return bench._evaluation(self._deployment(choice.settings)).shift(choice)  # noqa: SLF001 - of this class
 
     def __call__(self, task: Task) -> Choice:
         """Return the choice after one step of its evaluation."""

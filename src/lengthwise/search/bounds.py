@@ -5,10 +5,10 @@ of T tokens without attention, Wc its lower convex hull, m the tokens that a req
 the least attention time that they cost. J steps that complete N requests take at least J Wc(m N / J) + N a (Jensen's
 inequality). With x = N / J requests completed per step, the rate is at most x / (Wc(m x) + x a).
 
-x is bounded, too: a step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output token;
-a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most the KV
-tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the tokens
-comes from steps that are short enough. Requests also arrive no faster than the front admits them.
+x is bounded, too: a step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
+token; a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most
+the KV tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the
+tokens comes from steps that are short enough. Requests also arrive no faster than the front admits them.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _prefill_pair_s(cost: CostTables) -> float:
     else:
         chunk, context = (grid_axis(2**40)[:size].astype(np.float64) for size in table.shape[:2])
     pairs = chunk[1:, None] * (context[None, :] + chunk[1:, None] / 2)
-    return _least_ratio(table[1:], pairs)
+    return _min_ratio(table[1:], pairs)
 
 
 def _decode_token_s(cost: CostTables) -> float:
@@ -236,10 +236,10 @@ def _decode_token_s(cost: CostTables) -> float:
         read = seqs * np.arange(table.shape[1], dtype=np.float64)[None, 1:] * cost.rule.step_tokens
     else:
         read = grid_axis(2**40)[1 : table.shape[1]].astype(np.float64)[None, :]
-    return _least_ratio(table[1:, 1:], read)
+    return _min_ratio(table[1:, 1:], read)
 
 
-def _least_ratio(seconds: Floats, work: Floats) -> float:
+def _min_ratio(seconds: Floats, work: Floats) -> float:
     return float((seconds / work)[seconds > 0].min(initial=np.inf)) if (seconds > 0).any() else 0.0
 
 
@@ -255,9 +255,9 @@ def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: 
         if len(values) == 0:
             continue
         level = 0.0 if statistic == "mean" else float(statistic[1:]) / 100
-        least_s = values.mean() if statistic == "mean" else np.quantile(values, level, method="lower")
-        if least_s > limit.bound * SLACK:
+        min_s = values.mean() if statistic == "mean" else np.quantile(values, level, method="lower")
+        if min_s > limit.bound * SLACK:
             found[limit.metric] = (
-                f"{limit.metric} is at least {least_s:.3g} s on an idle deployment; the limit is {limit.bound:g} s"
+                f"{limit.metric} is at least {min_s:.3g} s on an idle deployment; the limit is {limit.bound:g} s"
             )
     return found

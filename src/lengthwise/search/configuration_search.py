@@ -222,12 +222,8 @@ def _explored(run: Run, strategy: Strategy[Settings]) -> list[Choice]:
         bounded = run.each("bound", _unevaluated(wave))
         scouted = iter(run.each("scout", [c for c in bounded if c.status is Status.PRUNED]))
         results = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
-        strategy.report(
-            [
-                (c.settings, -_order(c.objective.value, question) if c.status is Status.SCOUTED else None)
-                for c in results
-            ]
-        )
+        scores = {c.key: -_order(c.objective.value, question) for c in results if c.status is Status.SCOUTED}
+        strategy.report([(c.settings, scores.get(c.key)) for c in results])
         done += results
     return done
 
@@ -418,9 +414,8 @@ def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
         shared: dict[str, tuple[Any, ...]] = {}  # settings with few values, and fewer than among all choices
         for key in dict.fromkeys(k for c in group for k in c.settings):
             own = tuple(dict.fromkeys(c.settings[key] for c in group if key in c.settings))
-            if len(own) <= MAX_SHARED_VALUES and len(own) < len(
-                {c.settings[key] for c in choices if key in c.settings}
-            ):
+            everywhere = {c.settings[key] for c in choices if key in c.settings}
+            if len(own) <= MAX_SHARED_VALUES and len(own) < len(everywhere):
                 shared[key] = own
         regions.append(Region(name, len(group), group[0].reason, shared))
     return tuple(regions)

@@ -94,7 +94,7 @@ class _Threads:
 
     jobs: int
 
-    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
+    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:  # noqa: C901
         waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
 

@@ -176,13 +176,13 @@ def latency_s(
     """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
 
     E = k (B - 1) / (2 lambda) + E[T_k], for any boundaries: a bin of mass p fills in (B - 1) / (2 lambda p) on average,
-    and a share p of the requests waits for it, so that only the number k of occupied bins remains. With finitely many
+    and a share p of the requests waits for it, so that only the number k of used bins remains. With finitely many
     servers it is a lower bound, close at low load.
     """
     if not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
-    occupied = np.count_nonzero(_joint_shares(times, cuts_s, confusion).sum(axis=0) > 0)
-    return float(occupied * (batch - 1) / (2 * rate_rps) + expected_batch_s(times, cuts_s, batch, confusion))
+    used = np.count_nonzero(_joint_shares(times, cuts_s, confusion).sum(axis=0) > 0)
+    return float(used * (batch - 1) / (2 * rate_rps) + expected_batch_s(times, cuts_s, batch, confusion))
 
 
 def uniform_batch_s(times: UniformTimes, batch: int, bins: int) -> float:
@@ -215,23 +215,23 @@ def bins_for(
         batch: Requests in a batch.
         target_rps: Below the capacity.
         rule: Cuts by number of bins, such as ``lambda k: equal_mass(times, k)``. Throughput should grow with the number
-            of bins, which is doubled until it suffices, then bisected.
+            of bins, which is doubled until it is_enough, then bisected.
         most: Largest number to try.
     """
     _check_target(times, batch, target_rps)
 
-    def suffices(bins: int) -> bool:
+    def is_enough(bins: int) -> bool:
         return throughput_rps(times, rule(bins), batch) >= target_rps * (1 - 1e-12)
 
     high = 1
-    while not suffices(high):
+    while not is_enough(high):
         high *= 2
         if high > most:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 

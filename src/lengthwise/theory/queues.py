@@ -294,18 +294,18 @@ def queue_study(
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]
     rates = {float(load): load * slots / times.mean_s for load in loads}
-    formulas: dict[str, Callable[[float], Sojourn]] = {
+    functions: dict[str, Callable[[float], Sojourn]] = {
         "fcfs": lambda rate: fcfs(times, rate, slots),
         "sjf": lambda rate: sjf(times, rate, slots),
         "srpt": lambda rate: srpt(times, rate, slots),
         "spjf": lambda rate: spjf(*sampled, rate, slots),
         "sprpt": lambda rate: sprpt(*sampled, rate, slots),
     }
-    orders = {name: [formula(rate) for rate in rates.values()] for name, formula in formulas.items()}
+    orders = {name: [function(rate) for rate in rates.values()] for name, function in functions.items()}
     preemptive, nonpreemptive = (
         {
-            load: np.array([share_retained(blind, order(*pair, rate, slots), best) for pair in by_sigma])
-            for (load, rate), blind, best in zip(rates.items(), orders["fcfs"], orders["srpt"], strict=True)
+            load: np.array([share_retained(baseline, order(*pair, rate, slots), best) for pair in by_sigma])
+            for (load, rate), baseline, best in zip(rates.items(), orders["fcfs"], orders["srpt"], strict=True)
         }
         for order in (sprpt, spjf)
     )

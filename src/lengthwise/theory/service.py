@@ -133,9 +133,9 @@ class ExponentialTimes:
         """Return the closed form if all come from one bin (Joshi 1978), else the integral of 1 - F^batch."""
         above, mixture = self._above(cuts_s), np.asarray(shares, float)
         ends = np.concatenate(([0.0], np.maximum(check_cuts(cuts_s), 0.0), [np.inf]))
-        (occupied,) = np.nonzero(mixture)
-        if len(occupied) == 1:
-            i = int(occupied[0])
+        (used,) = np.nonzero(mixture)
+        if len(used) == 1:
+            i = int(used[0])
             return float(ends[i]) + self._truncated_max_s(float(ends[i + 1] - ends[i]), batch)
         from scipy.integrate import quad
 
@@ -313,12 +313,12 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
     check_counts(batch, bins)
     values, weights = times.cells(MAX_CELLS)
     costs = _segment_costs(values, weights, batch)
-    cheapest = costs[0].copy()
+    min_cost = costs[0].copy()
     previous = []
     for _ in range(min(bins, len(costs) - 1) - 1):
-        total = cheapest[:, None] + costs
+        total = min_cost[:, None] + costs
         best = np.argmin(total, axis=0)
-        cheapest = total[best, np.arange(len(costs))]
+        min_cost = total[best, np.arange(len(costs))]
         previous.append(best)
     ends: list[int] = []
     end = len(costs) - 1

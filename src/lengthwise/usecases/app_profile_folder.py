@@ -27,15 +27,7 @@ class Switched:
     """Seconds that one replica took, each time; ``of`` tells the command that started it from others.
 
     Attributes:
-        model: As the application calls it.
-        gpu: Kind of its GPUs.
-        tp: GPUs of a stage.
-        pp: Stages.
-        of: What was started.
-        start_s: From its start until it could be asked.
-        stop_s: Until its process, and all that it started, was gone.
         sleep_s: Until it slept; none where it cannot.
-        wake_s: Until it could be asked again.
     """
 
     model: str
@@ -77,14 +69,7 @@ class Costed:
     """Calibrated cost tables of one replica.
 
     Attributes:
-        model: As the application calls it.
-        gpu: Kind of its GPUs.
-        tp: GPUs of a stage.
-        pp: Stages.
-        of: What was started.
-        requests: That it was measured with.
         before: Mean absolute error of single held-out requests' JCT with the tables before, as a share.
-        after: The same with those that were written.
     """
 
     model: str
@@ -143,11 +128,7 @@ class ProfileStore:
 
 
 def read_book(folder: Path) -> ProfileStore:
-    """What is in a folder; nothing where it is none.
-
-    Raises:
-        InputError: The book cannot be read.
-    """
+    """What is in a folder; nothing where it is none."""
     path = folder / BOOK
     if not path.exists():
         return ProfileStore()

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.engine import Engine
-from lengthwise.apps.launch.local import DEFAULT, HOST, launch_of
+from lengthwise.apps.launch.local import DEFAULT, HOST
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
@@ -96,14 +96,6 @@ def run_sample(
     """How the application ended on these rows, and what its models said by their names.
 
     Goes on with what is in the folder: what was answered is not asked again.
-
-    Args:
-        app: What is asked.
-        rows: Of the sample.
-        space: Where the models have room.
-        launcher: Of engines.
-        folder: Of the run.
-        monitor: Shown how far it is.
     """
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
@@ -171,9 +163,6 @@ def read_lengths(path: Path) -> Empirical:
 
     An output that was cut is at least so long: the product-limit estimate (Kaplan and Meier, 1958), what lies behind
     the longest counting as that one. Where all have one limit it is the plain empirical distribution.
-
-    Raises:
-        InputError: The file cannot be read, or holds no output.
     """
     said = read_said(path)
     cut = np.array([one.finish_reason == "length" for one in said], bool)
@@ -181,11 +170,7 @@ def read_lengths(path: Path) -> Empirical:
 
 
 def read_said(path: Path) -> list[Message]:
-    """Outputs as they were written.
-
-    Raises:
-        InputError: The file cannot be read, or holds no output.
-    """
+    """Outputs as they were written."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             said = [_one(row) for row in csv.DictReader(file)]
@@ -215,17 +200,12 @@ class Profiling:
     """What is measured, and where.
 
     Attributes:
-        app: The application.
-        rows: All of its inputs.
-        loaded: How engines of its models are started, in their order.
-        space: Where they have room on this machine.
-        timeouts: How long engines may take.
         urls: Of engines that others run, by the models' numbers: they are asked, neither started nor stopped.
     """
 
     app: App
     rows: Sequence[Mapping[str, Any]]
-    loaded: Sequence[EngineSpec]
+    loaded: Sequence[EngineConfig]
     space: Space
     timeouts: EngineTimeouts = DEFAULT
     urls: Mapping[int, Sequence[str]] | None = None
@@ -236,13 +216,8 @@ class Wanted:
     """How much is measured.
 
     Attributes:
-        models: Names; () all.
         rows: Of the sample, at most; 0: no lengths.
-        times: How often each engine is started.
         shapes: "smallest": on as few GPUs of each kind as will do; "all": every replica that a plan may have.
-        calibrate: Whether cost tables are calibrated.
-        repeat: Whether what is there is measured again.
-        seed: Of the sample, and of what is sent.
     """
 
     models: tuple[str, ...] = ()
@@ -314,14 +289,6 @@ def switch_seconds(
     """Seconds of a replica's start, sleep, wake and stop, each as often as it was started.
 
     The first start finds weights and caches cold where they are; all count alike.
-
-    Args:
-        launcher: Starts it as a run will.
-        plan: Whose replica.
-        gpus: Where.
-        times: How often.
-        now_s: A clock that never goes back.
-        report: Called with how often it was started and stopped so far.
 
     Raises:
         EngineError: It did not start, or did not wake.
@@ -421,7 +388,7 @@ class Run:
         loaded = self.what.loaded[plan.model]
         if self.what.urls:
             return digest(loaded)
-        launch = launch_of(loaded, plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
+        launch = loaded.launch(plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
         return digest(launch.command, sorted(launch.environment.items()), loaded.sleeps)
 
     def _name(self, plan: ModelPlan) -> str:

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from lengthwise.apps.app import App
-    from lengthwise.apps.launch import EngineSpec, EngineTimeouts, Launcher
+    from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher
     from lengthwise.apps.plan import Space
     from lengthwise.config.app_file import AppFile
     from lengthwise.schema.app import AppPlan, TaskDraw
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stretched:
-    """A distribution of lengths.
-
-    Attributes:
-        lengths: Another one.
-        times: So many times as long.
-    """
+    """A distribution of lengths."""
 
     lengths: Marginal
     times: float
@@ -64,16 +59,12 @@ class Engines:
     """Who answers.
 
     Attributes:
-        launcher: One of LAUNCHERS.
         loaded: How engines of each model are started and asked, in the application's order.
-        urls: Of given engines, by the models' numbers.
-        timeouts: How long engines may take.
-        ray: Address of the Ray cluster; "local" starts one here.
         true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
     """
 
     launcher: str = "local"
-    loaded: Sequence[EngineSpec] = ()
+    loaded: Sequence[EngineConfig] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
     ray: str = "auto"
@@ -130,7 +121,7 @@ def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     return drawn
 
 
-def _require_weights(loaded: EngineSpec) -> None:
+def _require_weights(loaded: EngineConfig) -> None:
     """Engines start for a minute before they say that a folder is not there."""
     if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
         raise InputError(
@@ -143,8 +134,6 @@ class AskedApp:
     """What a command is asked to plan or run.
 
     Attributes:
-        file: As it was read.
-        app: With what was measured laid over it.
         space: Of its plans; None: no GPUs are named.
         notes: What a profile held and what it did not, in words; what is assumed without one the plan says itself.
     """
@@ -183,17 +172,7 @@ class AskedApp:
 
 
 def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None) -> AskedApp:
-    """An application's file, on GPUs, under a profile.
-
-    Args:
-        path: Of the file.
-        sets: Assignments that change it.
-        nodes: GPUs in place of the file's own.
-        profile: Folder of what was measured.
-
-    Raises:
-        InputError: Any of them cannot be used.
-    """
+    """An application's file, on GPUs, under a profile."""
     # Names of GPUs are checked before what it takes to read the file is imported.
     cluster = parse_cluster(nodes, Path()) if nodes else None
     from lengthwise.apps.plan import Space

@@ -36,8 +36,6 @@ class Live:
         prompt_tokens: [n] of each.
         output_tokens: [n] of each.
         at_s: [n] when its length and those of all earlier requests are known.
-        name: Of their source.
-        left_out: Requests that did not finish.
     """
 
     prompt_tokens: Ints
@@ -80,14 +78,10 @@ def adapter_of(
     The caller passes each request to ``Adapter.observe``, in the order of arrival, and runs ``Adapter.deployed``.
 
     Args:
-        scenario: As for ``plan_schedule``.
-        monitor: How lengths are watched.
-        terms: When a change is worth it.
         deployed: The schedule that runs; None: the best.
         bound_s: Latency bound; None: the scenario's.
 
     Raises:
-        InputError: The scenario cannot be used, or the deployed schedule does not fit it; a note says where.
         ScheduleError: No schedule meets the bound, or the model does not fit.
     """
     try:
@@ -107,13 +101,7 @@ def adapter_of(
 
 
 def replay(adapter: schedule.Adapter, live: Live, name: str = "") -> Watched:
-    """Return what a schedule that follows lengths would have done over recorded requests.
-
-    Args:
-        adapter: The schedule.
-        live: The requests.
-        name: Of the scenario.
-    """
+    """Return what a schedule that follows lengths would have done over recorded requests."""
     planned, monitor = adapter.deployed, adapter.watcher.monitor
     rows = zip(live.prompt_tokens.tolist(), live.output_tokens.tolist(), live.at_s.tolist(), strict=True)
     found = tuple(change for row in rows if (change := adapter.observe(*row)) is not None)
@@ -144,12 +132,7 @@ def _matching(tokens: Ints) -> float:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result of lengths that changed, in addition to what a gateway is sent.
-
-    Attributes:
-        adaptation: The alarm, and the decision.
-        planned: What runs from then on, with its estimates for the new lengths.
-    """
+    """The result of lengths that changed, in addition to what a gateway is sent."""
 
     adaptation: Adaptation
     planned: PlannedRun
@@ -160,7 +143,6 @@ class Follow:
     """How a schedule follows lengths.
 
     Attributes:
-        monitor: How lengths are watched.
         terms: When a change is worth it. Weights are never reloaded: such a change is only reported.
         max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
@@ -177,7 +159,6 @@ class PhaseFollower:
 
     Args:
         adapter: Of the schedule that runs, without reloading weights.
-        planned: That schedule.
         max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
 
@@ -198,7 +179,6 @@ class PhaseFollower:
         """Observe a request, in the order of arrival; return news if lengths changed, or are known better.
 
         Raises:
-            InputError: The new lengths cannot be planned; what runs goes on.
             ScheduleError: Likewise.
         """
         adaptation = self._adapter.observe(prompt_tokens, output_tokens, at_s)
@@ -228,16 +208,7 @@ def limited(phases: Phases, max_num_seqs: float) -> Phases:
 
 
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:
-    """Return what makes a schedule of phases follow live lengths.
-
-    Args:
-        scenario: What it was planned for.
-        planned: The schedule that runs.
-        follow: How it follows.
-
-    Raises:
-        InputError: The scenario cannot be used; a note says where.
-    """
+    """Return what makes a schedule of phases follow live lengths."""
     terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
     adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)

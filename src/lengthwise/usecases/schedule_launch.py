@@ -53,8 +53,6 @@ class ScheduleLaunch:
     """The files that were written.
 
     Attributes:
-        files: Their paths.
-        report: The schedule that the engines run.
         message: How it relates to the chosen one, in a sentence or two.
     """
 
@@ -67,8 +65,6 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     """Write the files that run a chosen schedule, or the nearest one that engines support.
 
     Raises:
-        InputError: vLLM does not serve the model, no schedule that engines support meets the bound, or an engine
-            would not fit.
         OutputError: A file cannot be written.
     """
     require_served(scenario)
@@ -237,11 +233,7 @@ def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread
     """Return the text of README.md.
 
     Args:
-        plan: The choice.
-        report: The schedule that runs.
-        in_flight: Requests in flight at a time.
         spread: Its estimates under perturbed cost tables; None: these do not record their error.
-        message: How it relates to the choice.
     """
     is_split = report.decode is not None
     chosen = "; ".join(plan.metadata.values())

@@ -60,7 +60,6 @@ class ObservedNumber:
     """An observed number with its 95 % interval.
 
     Attributes:
-        unit: "" for a count.
         planned: NaN if the plan has none.
     """
 
@@ -77,14 +76,8 @@ class ScheduleOutcome:
     """A schedule as it ran.
 
     Attributes:
-        seen: Observed numbers with those of the plan.
-        phases: Phases that count: with a full queue, after batches had filled.
-        all_phases: Phases in total.
-        completed: Phases by the cause of their end.
-        requests: Requests whose latency counts.
         bound_s: The latency bound; infinite: none.
         satisfied: Whether the latency is within it; None: too few requests.
-        significant: Whether the complete interval is on that side of the bound.
     """
 
     seen: tuple[ObservedNumber, ...]
@@ -105,9 +98,6 @@ def schedule_outcome(
     Args:
         planned: The plan, of one engine. Its latency is compared with the quantile of all latencies at the share of the
             outputs that are no longer: requests with more tokens to come finish no sooner.
-        phases: From the gateway.
-        rows: Finished requests.
-        engines: The number that served.
     """
     row, (from_s, to_s) = planned.row, window(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
@@ -211,8 +201,6 @@ class ScheduleLoad:
     Attributes:
         concurrency: Requests in the system at a time; None: as many as keep the queue full.
         rate_rps: Requests a second instead, Poisson: the queue may run empty.
-        seed: Of prompts and arrivals.
-        report: Called with the requests that finished and the requests in total.
     """
 
     concurrency: int | None = None
@@ -256,8 +244,6 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     Args:
         planned: The plan, of one pair. Its latency is compared with the quantile of all latencies at the share of the
             outputs that are no longer.
-        rows: Finished requests.
-        routers: Pairs that served.
     """
     row = planned.row
     # If all requests are admitted at once, none waits: the queue is never full.
@@ -294,14 +280,8 @@ class ScheduleRun:
     """A run: its outcome, the client's records, and what the gateway recorded.
 
     Attributes:
-        outcome: Of the schedule that ran last, from when it started.
-        planned: That schedule.
-        measured: The client's records.
-        phases: All phases; () for a split schedule.
-        rows: All requests.
         news: What came of lengths that changed, each with the time on the gateway's clock.
         followed: State of following lengths at the end; None: they were not followed.
-        engines: The number that ran the schedule.
     """
 
     outcome: ScheduleOutcome
@@ -342,15 +322,8 @@ def run_schedule(
             addresses of routers, each in front of a pair of engines.
         planned: The schedule; None: the scenario is planned.
         workload: Requests to play; None: the scenario's, as ``schedule_requests`` returns them.
-        load: How they arrive.
         follow: Makes the schedule follow their lengths; None: it stays.
-        api_key: Of the engines.
         admin_port: Of the admin page and metrics during the run, 0: any; None: none.
-        on_admin: Called with the port once they are up.
-
-    Raises:
-        InputError: An engine does not answer, runs fewer requests at once than the schedule has, no schedule can be
-            kept in front of engines, or a split one was to follow lengths.
     """
     planned = planned_run(scenario) if planned is None else planned
     row, phases, number = planned.row, planned.phases, len(engines)
@@ -434,11 +407,7 @@ def _played(
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count.
-
-    Raises:
-        InputError: They cannot be read.
-    """
+    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count."""
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count

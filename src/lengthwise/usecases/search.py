@@ -56,11 +56,7 @@ class VariantSearch:
 
 
 def questions(scenario: Scenario) -> list[VariantSearch]:
-    """Return the searches of a scenario, one for each variant.
-
-    Raises:
-        InputError: There is no [search], or it cannot be used; a note says where.
-    """
+    """Return the searches of a scenario, one for each variant."""
     found = []
     for side in scenario.effective():
         with located(scenario, side):
@@ -158,6 +154,7 @@ def plan(
         InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
     """
     requested = questions(scenario)
+    engine.warm_up()  # otherwise every thread or process would compile it
     runs = [Run(one.bench, workers, _identity(one) if store is not None else "", store) for one in requested]
     plans = []
     for one, run in zip(requested, runs, strict=True):

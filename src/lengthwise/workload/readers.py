@@ -172,7 +172,10 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
 def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> Workload:
     if time_scale == 1 and max_requests is None:
         return workload
-    optional: dict[str, Any] = {name: getattr(workload, name) for name in ("predicted_tokens", "priority", "tenant")}
+    names = ("predicted_tokens", "priority", "tenant")
+    optional: dict[str, Any] = {
+        n: getattr(workload, n)[:max_requests] for n in names if getattr(workload, n) is not None
+    }
     predictions = workload.predictions
     return replace(
         workload,
@@ -181,7 +184,7 @@ def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> 
         output_tokens=workload.output_tokens[:max_requests],
         predictions=None if predictions is None else predictions.take(np.arange(len(predictions))[:max_requests]),
         extra={name: values[:max_requests] for name, values in workload.extra.items()},
-        **{name: None if values is None else values[:max_requests] for name, values in optional.items()},
+        **optional,
     )
 
 

@@ -17,11 +17,11 @@ def local_pids(launcher):
 def on_ray(folder, address):
     from engines_world import SERVER
 
-    from lengthwise.apps.launch import EngineSpec, EngineTimeouts
+    from lengthwise.apps.launch import EngineConfig, EngineTimeouts
     from lengthwise.apps.launch.ray import RayLauncher
 
     loaded = [
-        EngineSpec(name, served=name, max_num_seqs=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")
+        EngineConfig(name, served=name, max_num_seqs=4, command=f"{SERVER} --fixed-s 0.05") for name in ("m0", "m1")
     ]
     return RayLauncher(loaded, folder / "logs", address, timeouts=EngineTimeouts(ready_s=60.0, grace_s=3.0))
 

@@ -12,7 +12,7 @@ import urllib.request
 import numpy as np
 from plan_world import cluster_of, tasks_of
 
-from lengthwise.apps.launch import Ask, EngineSpec, EngineTimeouts, LocalLauncher
+from lengthwise.apps.launch import Ask, EngineConfig, EngineTimeouts, LocalLauncher
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import (
     ClusterPlacer,
@@ -79,7 +79,7 @@ def job_of(tasks, stages, *, gpus=2, decider=None, words="app", **more):
 def local(tmp_path, names, *, max_num_seqs=4, command=SERVER, more="--fixed-s 0.002", timeouts=None, **fields):
     return LocalLauncher(
         [
-            EngineSpec(name, served=name, max_num_seqs=max_num_seqs, command=f"{command} {more}", **fields)
+            EngineConfig(name, served=name, max_num_seqs=max_num_seqs, command=f"{command} {more}", **fields)
             for name in names
         ],
         tmp_path / "logs",

@@ -38,7 +38,7 @@ class World:
             "identity": identity_of("app", self.layout),
             "owner": new_owner(),
             "settings": Settings(),
-            "guide": self.run_plan,
+            "run_plan": self.run_plan,
         } | more
         return Job(
             layout=self.layout,

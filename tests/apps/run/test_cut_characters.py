@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.apps.launch import engine
 from lengthwise.apps.launch.engine import Draft
 from lengthwise.apps.ledger.contracts import Partial
 from lengthwise.backend.openai_protocol import Piece
@@ -14,7 +13,7 @@ def drafted(*pieces, before=None):
     draft = Draft.of(before)
     draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
     for text, *ids in pieces:
-        engine._take(draft, Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
+        draft.append(Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
     return draft.partial()
 
 

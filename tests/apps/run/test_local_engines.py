@@ -9,11 +9,11 @@ import pytest
 from engines_world import answers, chained, engines, job_of, local, plan, play, told, undisturbed, until
 from plan_world import tasks_of
 
-from lengthwise.apps.launch import EngineSpec, StaticLauncher
+from lengthwise.apps.launch import EngineConfig, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.apps.run import PlanDeviation, StaticPlacer
 from lengthwise.schema.errors import EngineError, InputError
-from lengthwise.testing.engine_server import EngineServer, EngineSpec
+from lengthwise.testing.engine_server import EngineServer, EngineConfig
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_drift_beyond_the_plan_asks_for_a_new_one_which_is_followed(tmp_path):
 
     run_plan = type(job.run_plan)(job.run_plan.stages, ends_s=(0.01, 0.02))
     job = job_of(tasks, run_plan.stages, replan=replan)
-    object.__setattr__(job, "guide", run_plan)
+    object.__setattr__(job, "run_plan", run_plan)
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         ended = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"))))
         assert ended.exit_code == 0
@@ -154,9 +154,9 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
     whole = undisturbed(tmp_path, tasks)
 
     async def others():
-        m0, m1 = EngineSpec("m0"), EngineSpec("m1")
+        m0, m1 = EngineConfig("m0"), EngineConfig("m1")
         async with EngineServer(m0) as one, EngineServer(m0) as two, EngineServer(m1) as three:
-            models = [EngineSpec("m0", max_num_seqs=2), EngineSpec("m1", served="m1", max_num_seqs=2)]
+            models = [EngineConfig("m0", max_num_seqs=2), EngineConfig("m1", served="m1", max_num_seqs=2)]
             launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})
             given = job_of(tasks, [launcher.plans()])
             job = replace(given, placer=StaticPlacer())
@@ -174,14 +174,14 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
 
 def test_a_model_without_an_address_is_named():
     with pytest.raises(InputError, match="there is none for m1"):
-        StaticLauncher([EngineSpec("m0"), EngineSpec("m1")], {0: ["http://127.0.0.1:1"]})
+        StaticLauncher([EngineConfig("m0"), EngineConfig("m1")], {0: ["http://127.0.0.1:1"]})
 
 
 def test_places_in_a_command_are_checked_before_anything_starts():
     with pytest.raises(InputError, match=r"no place in the command of m0 named 'prot'\. Did you mean: port"):
-        EngineSpec("m0", command="serve --port {prot}")
+        EngineConfig("m0", command="serve --port {prot}")
     with pytest.raises(InputError, match="seats of m0 must be at least 1"):
-        EngineSpec("m0", max_num_seqs=0)
+        EngineConfig("m0", max_num_seqs=0)
 
 
 def test_a_changed_prompt_asks_what_it_changed_and_what_hangs_on_it(tmp_path):

@@ -14,7 +14,7 @@ from engines_world import SERVER, answers, chained, job_of, plan, play, undistur
 from killed_world import begun, gone, is_gone
 from plan_world import tasks_of
 
-from lengthwise.apps.launch import EngineSpec, EngineTimeouts
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.schema.errors import EngineError
 
@@ -44,7 +44,7 @@ def on_ray(tmp_path, names, *, command=SERVER, more="--fixed-s 0.02", timeouts=N
     from lengthwise.apps.launch.ray import RayLauncher
 
     return RayLauncher(
-        [EngineSpec(name, served=name, max_num_seqs=4, command=f"{command} {more}") for name in names],
+        [EngineConfig(name, served=name, max_num_seqs=4, command=f"{command} {more}") for name in names],
         tmp_path / "logs",
         timeouts=timeouts or EngineTimeouts(ready_s=60.0, grace_s=3.0, stall_s=20.0, request_s=60.0),
     )
@@ -104,7 +104,7 @@ def pid_of(launcher, name, which):
         local = retained._process.local
         return 0 if local is None else local.process.pid, os.getpid()
 
-    (actor,) = [one.actor for one in list(launcher._present) if one.loaded.name == name]
+    (actor,) = [one.actor for one in list(launcher._placed) if one.config.name == name]
     return ray.get(actor.__ray_call__.remote(both))[which]
 
 

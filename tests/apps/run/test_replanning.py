@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plan_world import cluster_of, served, tasks_of
 from simulated_world import World, fresh
-from simulated_world import plan as run_plan
+from simulated_world import plan as model_plan
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
@@ -26,7 +26,15 @@ from lengthwise.apps.run import (
     run_plan_of,
     run_simulated,
 )
-from lengthwise.apps.run.replanning import Replanner, Seen, Spread, has_moved, rest_of, seen_of, updated
+from lengthwise.apps.run.replanning import (
+    LengthDistribution,
+    ObservedLengths,
+    Replanner,
+    has_changed,
+    observed_lengths,
+    remaining,
+    updated,
+)
 from lengthwise.schema.errors import DoesNotFitError
 
 LONGEST = 2048
@@ -127,20 +135,20 @@ def cut_off(rng, mean, n, longest=800):
     """What is seen of answers of this mean, each looked at when it has a random number of tokens."""
     tokens = Geometric(mean).quantile(rng.random(n))
     looked = rng.integers(1, longest, n)
-    return Seen(tokens[tokens <= looked], looked[tokens > looked].astype(float))
+    return ObservedLengths(tokens[tokens <= looked], looked[tokens > looked].astype(float))
 
 
 def test_lengths_as_planned_are_rarely_said_to_have_moved_and_others_always():
-    rng, prior = np.random.default_rng(1), Spread.of(Geometric(120))
-    said = [has_moved(prior, cut_off(rng, 120, n), 0.05) for n in (30, 300, 3000) for _ in range(400)]
+    rng, prior = np.random.default_rng(1), LengthDistribution.of(Geometric(120))
+    said = [has_changed(prior, cut_off(rng, 120, n), 0.05) for n in (30, 300, 3000) for _ in range(400)]
     assert np.mean(said) <= 0.05
-    assert all(has_moved(prior, cut_off(rng, mean, 600), 1e-4) for mean in (70, 200) for _ in range(50))
+    assert all(has_changed(prior, cut_off(rng, mean, 600), 1e-4) for mean in (70, 200) for _ in range(50))
 
 
 @pytest.mark.parametrize("mean", [60, 120, 500])
 def test_lengths_are_put_right_by_answers_that_are_cut_off(mean):
     """Short answers end first: their mean alone would be far too small."""
-    rng, prior = np.random.default_rng(2), Spread.of(Geometric(120))
+    rng, prior = np.random.default_rng(2), LengthDistribution.of(Geometric(120))
     seen = cut_off(rng, mean, 4000, longest=200)
     assert updated(prior, seen).mean(1500) == pytest.approx(mean, rel=0.2)
     if mean == 500:
@@ -148,10 +156,10 @@ def test_lengths_are_put_right_by_answers_that_are_cut_off(mean):
 
 
 def test_where_nothing_was_seen_what_was_planned_with_stays():
-    prior = Spread.of(Geometric(120))
-    same = updated(prior, Seen(np.zeros(0), np.zeros(0)))
+    prior = LengthDistribution.of(Geometric(120))
+    same = updated(prior, ObservedLengths(np.zeros(0), np.zeros(0)))
     assert same.values.tolist() == prior.values.tolist()
-    assert same.out_of_range == pytest.approx(prior.out_of_range)
+    assert same.survival == pytest.approx(prior.survival)
 
 
 def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_there():
@@ -162,23 +170,23 @@ def test_what_is_left_knows_what_has_ended_and_goes_on_from_tokens_that_are_ther
         coin_after=np.array([-1]),
     )
     ended = [(0, State.DONE, 30, 77), (3, State.DONE, 40, 10), (2, State.DONE, 30, 9)]
-    rest = rest_of(tasks, ended, {1: 12})
+    rest = remaining(tasks, ended, {1: 12})
     assert rest.tasks.model.tolist() == [1]
     assert rest.tasks.prompt_tokens.tolist() == [30 + 77 + 12]
     assert rest.tasks.max_tokens.tolist() == [512 - 12]
     assert rest.tasks.parent.tolist() == []
     assert rest.tasks.coin_chance.tolist() == [1.0]
-    spreads = [Spread.of(Geometric(60)), Spread.of(Geometric(60))]
-    (one,) = rest.draws(spreads, [LONGEST] * 2, [3])
+    spreads = [LengthDistribution.of(Geometric(60)), LengthDistribution.of(Geometric(60))]
+    one = rest.draw(spreads, [LONGEST] * 2, 3)
     assert one.present.tolist() == [True]
     assert 1 <= one.output_tokens[0] <= 500
-    seen = seen_of(tasks, ended, {1: 12}, [LONGEST] * 2)
+    seen = observed_lengths(tasks, ended, {1: 12}, [LONGEST] * 2)
     assert [sorted(one.completed.tolist()) for one in seen] == [[9.0, 77.0], [10.0]]
-    assert [one.cut.tolist() for one in seen] == [[], [12.0]]
+    assert [one.censored.tolist() for one in seen] == [[], [12.0]]
 
 
 def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
-    world = World(tasks_of([0] * 40 + [1] * 40), [(run_plan(0),), (run_plan(1),)])
+    world = World(tasks_of([0] * 40 + [1] * 40), [(model_plan(0),), (model_plan(1),)])
     run_plan = replace(world.run_plan, ends_s=(0.5, 1.0))
 
     def broken(deviation):

@@ -12,7 +12,7 @@ from lengthwise.apps.launch import Ask, Draft
 from lengthwise.apps.launch.engine import FailedError, Fault
 from lengthwise.apps.ledger import Lease, State
 from lengthwise.apps.run import Settings
-from lengthwise.apps.run.task_state import LeasedTask, Shared, Verdicts
+from lengthwise.apps.run.task_state import LeasedTask, LeaseSettler, SharedState
 from lengthwise.backend.openai import retry_after_s
 
 NOW_S = 1000.0
@@ -44,12 +44,12 @@ def test_a_full_engine_is_left_alone_for_as_long_as_it_says_but_never_longer_tha
     endings = []
 
     async def refused():
-        books = SimpleNamespace(end=endings.append)
+        writer = SimpleNamespace(enqueue=endings.append)
         job = job_of(tasks_of([0]), [(plan(0),)], settings=SETTINGS)
         nothing = lambda *_: None  # noqa: E731
-        shared = Shared(job, books, lambda: NOW_S, nothing, nothing, nothing)
+        shared = SharedState(job, writer, lambda: NOW_S, nothing, nothing, nothing)
         work = LeasedTask(Lease(0, 1, 1), "key", Ask(0, "chat", {}), Draft())
-        Verdicts(shared, lambda: None).has_no_room(work, "http 503", None, asked_s)
+        LeaseSettler(shared, lambda: None).engine_full(work, "http 503", None, asked_s)
 
     asyncio.run(refused())
     (ending,) = endings

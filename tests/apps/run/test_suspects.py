@@ -21,11 +21,11 @@ def deaths_until_found(max_num_seqs, poison, requests):
                 break
         if poison not in group:
             for one in group:
-                suspects.cleared(one)
+                suspects.clear(one)
                 left.remove(one)
             continue
         deaths += 1
-        suspects.died(group)
+        suspects.crashed(group)
         if group == [poison]:
             return deaths
 
@@ -40,22 +40,22 @@ def test_poison_is_alone_after_a_few_deaths(max_num_seqs, requests, data):
 def test_groups_are_no_larger_than_any_member_may_be_in(places, max_num_seqs):
     suspects = Suspects()
     for place in places:
-        suspects.died([place])
+        suspects.crashed([place])
     group = []
     for place in range(10):
         if suspects.may_join(place, group, max_num_seqs):
             group.append(place)
     assert group
-    assert all(len(group) <= suspects.additional(place, max_num_seqs) for place in group)
+    assert all(len(group) <= suspects.group_size(place, max_num_seqs) for place in group)
 
 
 def test_answered_it_is_no_suspect():
     suspects = Suspects()
-    suspects.died([1, 2])
+    suspects.crashed([1, 2])
     assert 1 in suspects
-    assert suspects.additional(1, 16) == 4
-    suspects.cleared(1)
+    assert suspects.group_size(1, 16) == 4
+    suspects.clear(1)
     assert 1 not in suspects
-    assert suspects.additional(1, 16) == 16
-    suspects.cleared(2)
+    assert suspects.group_size(1, 16) == 16
+    suspects.clear(2)
     assert not suspects

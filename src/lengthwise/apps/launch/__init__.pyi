@@ -1,12 +1,12 @@
 from .engine import Ask, Draft, Engine, FailedError, Fault, Launcher
-from .local import EngineSpec, EngineTimeouts, LocalLauncher, StaticLauncher
+from .local import EngineConfig, EngineTimeouts, LocalLauncher, StaticLauncher
 from .simulated import Lengths, SimulatedLauncher, VirtualLoop, run_virtually
 
 __all__ = [
     "Ask",
     "Draft",
     "Engine",
-    "EngineSpec",
+    "EngineConfig",
     "EngineTimeouts",
     "FailedError",
     "Fault",

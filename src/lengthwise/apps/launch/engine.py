@@ -1,4 +1,4 @@
-"""What the coordinator knows of engines: how one comes to be, is asked, and fails."""
+"""Requests to an engine: how it is started, answers, continues an interrupted output, and fails."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError, InputError, LengthwiseError
 
 CHAT, COMPLETIONS = "chat", "completions"
+_POLL_INTERVAL_S = 0.05
+_VALID_FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What an engine is asked.
-
-    Attributes:
-        task: Whose it is, by the application's number.
-        api: "chat" or "completions".
-        body: Fields of the request, as OpenAI's API has them.
-    """
+    """A request: the application's task, the API ("chat" or "completions"), and the fields of OpenAI's API."""
 
     task: int
     api: str
@@ -34,25 +30,20 @@ class Ask:
 
 
 class Fault(Enum):
-    """Whose fault a failure was, which decides what comes next."""
+    """Which side a failure is attributed to; it decides whether and where the request is retried."""
 
     REQUEST = "request"
-    """Asked again it would fail again: the task is dead."""
+    """Retries would fail too: the task is dead."""
     BUSY = "busy"
-    """The engine has no room just now: asked again later, and no attempt."""
+    """The engine is full: retry later; no attempt of the task."""
     ANSWER = "answer"
-    """An answer that is no good: an attempt, tried elsewhere where there is an elsewhere."""
+    """A bad answer: an attempt of the task; retry on another engine if there is one."""
     ENGINE = "engine"
-    """The engine is not there: no attempt of the task."""
+    """The engine is unreachable: no attempt of the task."""
 
 
 class FailedError(LengthwiseError):
-    """A request that an engine did not answer.
-
-    Attributes:
-        fault: Whose it was.
-        retry_after_s: When the engine wants to be asked again, from now on; 0: it did not say.
-    """
+    """A request without a valid answer; ``retry_after_s``: the engine's Retry-After, 0 without one."""
 
     def __init__(self, fault: Fault, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -61,17 +52,16 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """An answer while it grows; what it held before it was cut stands at its beginning.
+    """An output while it is generated, with its part from before an interruption.
 
     Attributes:
-        text: So far, in pieces.
-        prompt_ids: The prompt as the engine's tokens; none where it does not tell.
-        output_ids: The answer's tokens so far; none where the engine does not tell.
-        finish_reason: Where it is over.
-        retained: How many tokens came from before.
-        is_exact: Whether the text is that of the tokens, so that it may go on from them.
-        stats: Says how many tokens there are, of an engine that writes them down only when it is cut.
-        fixed_prefix: (pieces of text, tokens) up to which the text is known to be that of the tokens; None: as far as they go.
+        text: In chunks.
+        prompt_ids: Token ids of the prompt; () if the engine does not report them.
+        output_ids: Token ids of the output; [] if the engine does not report them.
+        retained: Tokens from before the interruption.
+        is_exact: Whether the text is that of the tokens, so that the output can be continued from them.
+        stats: Returns the token count of an engine that reports tokens only when it is interrupted.
+        fixed_prefix: (chunks of text, tokens) up to which the text is known to be that of the tokens; None: all.
     """
 
     text: list[str] = field(default_factory=list)
@@ -85,138 +75,128 @@ class Draft:
 
     @property
     def tokens(self) -> int:
-        """Tokens so far, as far as they can be told: pieces of text where the engine does not name tokens."""
+        """Return the tokens so far; the number of chunks if the engine does not report tokens."""
         known = max(len(self.output_ids), len(self.text))
         return known if self.stats is None else max(known, self.stats())
 
     @classmethod
     def of(cls, partial: Partial | None) -> Draft:
-        """Goes on from what was saved; begins anew where the tokens are not known."""
+        """Return a draft that continues a saved one; an empty draft if its tokens are unknown."""
         if partial is None or not partial.output_ids:
             return cls()
         ids = list(partial.output_ids)
         return cls([partial.text], partial.prompt_ids, ids, retained=len(ids))
 
     def begin_anew(self) -> None:
-        """Forgets what came before: this engine cannot go on from it."""
+        """Drop the part from before the interruption: this engine cannot continue it."""
         self.text, self.prompt_ids, self.output_ids, self.retained, self.fixed_prefix = [], (), [], 0, None
 
+    def append(self, chunk: Piece) -> None:
+        """Append a chunk.
+
+        Tokens can be ahead of the text: an engine holds back an incomplete character, and a continuation from its
+        first token would never send it. A single token that comes with text completes all text before it; of several
+        tokens with one text this is unknown.
+        """
+        if chunk.prompt_ids and not self.prompt_ids:
+            self.prompt_ids = chunk.prompt_ids
+        if chunk.text and not chunk.token_ids:
+            self.is_exact = False
+        self.text.append(chunk.text)
+        self.output_ids.extend(chunk.token_ids)
+        if chunk.text and len(chunk.token_ids) == 1:
+            self.fixed_prefix = (len(self.text), len(self.output_ids))
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+
     def partial(self) -> Partial | None:
-        """What to keep of it; None where nothing could, or must, go on from it: behind its end there is nothing."""
-        pieces, tokens = self.fixed_prefix or (len(self.text), len(self.output_ids))
+        """Return what to save; None if the output is finished or cannot be continued."""
+        chunks, tokens = self.fixed_prefix or (len(self.text), len(self.output_ids))
         if not tokens or not self.is_exact or self.finish_reason is not None:
             return None
-        return Partial("".join(self.text[:pieces]), self.prompt_ids, tuple(self.output_ids[:tokens]))
+        return Partial("".join(self.text[:chunks]), self.prompt_ids, tuple(self.output_ids[:tokens]))
 
 
 class Engine(Protocol):
-    """One replica that runs.
-
-    Attributes:
-        max_num_seqs: Requests that it works on at once.
-        description: What it is, in a few words: engine and version, address.
-    """
+    """A running replica: its concurrency limit, and a description with engine, version and address."""
 
     max_num_seqs: int
     description: str
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, as far as is known without asking it."""
+        """Return whether it runs, as far as is known without a request."""
         ...
 
     async def generate(self, request: Ask, draft: Draft) -> Output:
-        """The answer; ``draft`` grows on the way, and goes on from what it holds. Cancelled: the engine stops.
+        """Return the output; ``draft`` is continued and grows meanwhile. Cancellation stops the engine's work.
 
         Raises:
-            FailedError: There is none.
+            FailedError: There is no valid answer.
         """
         ...
 
     async def stopped(self, within_s: float) -> bool:
-        """Whether it has died, waiting so long for that to show."""
+        """Return whether it has died; wait so long for it to show."""
         ...
 
 
 class Launcher(Protocol):
-    """Makes engines be there. Starts may be cancelled; what they began is then undone.
-
-    Attributes:
-        is_placed: Whether engines take up GPUs of the cluster.
-    """
+    """Starts and stops engines; a cancelled start is undone. ``is_placed``: engines use GPUs of the cluster."""
 
     is_placed: bool
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """A replica of a plan on these GPUs, ready to be asked.
+        """Return a replica on these GPUs that is ready for requests.
 
         Raises:
-            EngineError: It did not start; the message holds what it said last.
+            EngineError: It did not start; the message holds the last lines of its log.
         """
         ...
 
     async def stop(self, engine: Engine) -> None:
-        """Ends it, alive or dead, with all that it started."""
+        """End an engine, alive or dead, and all its processes."""
         ...
 
     async def sleep(self, engine: Engine) -> bool:
-        """Takes it off its GPUs, to be woken; False: it cannot, and was left as it is."""
+        """Free the GPUs of an engine that can be woken; return False if it cannot sleep and was left as it is."""
         ...
 
     async def wake(self, engine: Engine) -> None:
-        """Makes one that sleeps ready again.
-
-        Raises:
-            EngineError: It did not wake.
-        """
+        """Make a sleeping engine ready again; raise EngineError if it fails."""
         ...
 
     def hurry(self) -> None:
-        """From now on engines are ended at once rather than asked to."""
+        """Kill engines from now on instead of waiting for their end."""
         ...
 
     async def close(self) -> None:
-        """Ends all that is left."""
+        """End all engines."""
         ...
 
 
-_REFUSED = {"http 400", "http 413", "http 422"}
-_BUSY = {"http 429", "http 503"}
-_UNREACHED = {"refused", "reset", "no connection"}
+_REASON_FAULTS = {
+    **dict.fromkeys(("http 400", "http 413", "http 422"), Fault.REQUEST),
+    **dict.fromkeys(("http 429", "http 503"), Fault.BUSY),
+    **dict.fromkeys(("refused", "reset", "no connection"), Fault.ENGINE),
+}
+"""All other reasons (5xx, an error in the stream, garbage, a stream that ends early or stalls) may pass next time."""
 
-
-def classified(error: RequestError) -> FailedError:
-    """The failure with whose fault it was.
-
-    A prompt that is too long, or a field that the engine does not take, is the request's. An engine that is full says
-    so by 429 or 503. What cannot be reached, or resets the connection, may be dead. All else (5xx, an error in the
-    stream, garbage, a stream that ends early or stands still) may go well the next time.
-    """
-    if error.reason in _REFUSED:
-        fault = Fault.REQUEST
-    elif error.reason in _BUSY:
-        fault = Fault.BUSY
-    else:
-        fault = Fault.ENGINE if error.reason in _UNREACHED else Fault.ANSWER
-    return FailedError(fault, str(error), error.retry_after_s or 0.0)
-
-
-_OF_THE_NEXT_TOKEN = frozenset(
+_ALLOWED_TO_CONTINUE = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
         "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "vllm_xargs", "priority", "user",
     }
 )  # fmt: skip
-"""What holds of the next token alone, whatever was prompt and what output."""
-_TOLD_ANEW = frozenset({"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens"})
-_OF_THE_PROMPT = frozenset(
+"""Fields that affect each next token alone, whatever part of the context is prompt or output."""
+_REPLACED = frozenset(
     {
+        "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens",
         "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
         "add_special_tokens", "documents",
     }
 )  # fmt: skip
-"""What is in the prompt's tokens already."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+"""Fields that a continuation sets itself, or that are part of the prompt's tokens already."""
+_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
     "repetition_penalty": (1, None),
@@ -226,73 +206,37 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def can_go_on(body: Mapping[str, Any]) -> bool:
-    """Whether an answer that was cut may go on from its tokens without being another one.
+def is_resumable(body: Mapping[str, Any]) -> bool:
+    """Return whether an interrupted output can be continued from its tokens without changing the distribution.
 
-    Penalties count what was output, a stop string may begin before the cut, a grammar's state is lost, and a seeded
-    generator would begin anew: such answers start again.
+    Penalties count output tokens, a stop string may begin before the interruption, the state of a grammar is lost, and
+    a seeded generator would start again: such outputs start from scratch.
     """
     for name, value in body.items():
         if name == "seed":
             if value is not None and body.get("temperature") != 0:
                 return False
-        elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
+        elif name in _NEUTRAL_VALUES:
+            if value not in _NEUTRAL_VALUES[name]:
                 return False
-        elif name not in _OF_THE_NEXT_TOKEN | _TOLD_ANEW | _OF_THE_PROMPT:
+        elif name not in _ALLOWED_TO_CONTINUE | _REPLACED:
             return False
     return True
 
 
 def max_tokens(body: Mapping[str, Any]) -> int | None:
-    """The longest output that is asked for."""
-    told = body.get("max_completion_tokens") or body.get("max_tokens")
-    return None if told is None else int(told)
-
-
-def goes_on(request: Ask, draft: Draft, capabilities: Abilities) -> bool:
-    """Whether this engine can be asked to go on from what the draft holds."""
-    most = max_tokens(request.body)
-    known = bool(draft.prompt_ids) and capabilities.token_ids and most is not None
-    return known and 0 < len(draft.output_ids) < (most or 0) and can_go_on(request.body)
-
-
-def whole_fields(request: Ask, capabilities: Abilities) -> tuple[dict[str, Any], str]:
-    """What is sent for an answer from its beginning, and by which door."""
-    return {**request.body, **_report(capabilities)}, request.api
-
-
-def further_fields(request: Ask, draft: Draft, capabilities: Abilities) -> tuple[dict[str, Any], str]:
-    """What is sent for the rest of an answer: the tokens so far are the prompt."""
-    body = {name: value for name, value in request.body.items() if name in _OF_THE_NEXT_TOKEN | {"seed"}}
-    had = len(draft.output_ids)
-    body["prompt"] = [*draft.prompt_ids, *draft.output_ids]
-    body["max_tokens"] = (max_tokens(request.body) or 0) - had
-    if least := int(request.body.get("min_tokens") or 0):
-        body["min_tokens"] = max(0, least - had)
-    return {**body, **_report(capabilities)}, COMPLETIONS
-
-
-def _report(capabilities: Abilities) -> dict[str, Any]:
-    told: dict[str, Any] = {"model": capabilities.model, "stream": True}
-    if capabilities.usage:
-        told["stream_options"] = {"include_usage": True}
-    if capabilities.ids_each:
-        told["return_token_ids"] = True
-    return told
-
-
-_POLL_INTERVAL_S = 0.05
-_ENDS_WELL = {"stop", "length", "tool_calls", "content_filter"}
+    """Return the requested limit of the output."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    return None if limit is None else int(limit)
 
 
 class HttpEngine:
     """A replica at an address.
 
-    Attributes:
-        max_num_seqs: Requests that it works on at once.
-        description: Engine, version and address.
-        capabilities: What it was found to do.
+    Args:
+        server: Its address and how requests are sent.
+        max_num_seqs: Its concurrency limit.
+        alive: Returns whether its process runs; None: the engine was started by others.
     """
 
     def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
@@ -302,10 +246,16 @@ class HttpEngine:
         self._client = Client(server)
 
     async def open(self) -> None:
-        """Connects, and finds out what it is and can do; raises EngineError."""
-        await self._client.__aenter__()
+        """Connect, and find the engine's capabilities; raise EngineError if it cannot be used."""
+        client = self._client
+        await client.__aenter__()
         try:
-            self.capabilities = await _able(self._client)
+            found = await client.identify()
+            if found.engine == "vllm":  # whose capabilities need no probing
+                client.capabilities = replace(found, usage=True, ids_each=True, token_ids=True)
+                self.capabilities = client.capabilities
+            else:
+                self.capabilities = await client.probe()
         except (InputError, RequestError) as error:
             await self.close()
             raise EngineError(f"the engine at {self.server.shown} cannot be used: {error}") from error
@@ -316,33 +266,30 @@ class HttpEngine:
         self.description = f"{kind} at {self.server.shown}"
 
     async def close(self) -> None:
-        """Closes its connections; requests under way fail."""
+        """Close its connections; running requests fail."""
         await self._client.__aexit__(None, None, None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs; of one that others started nobody knows."""
+        """Return whether its process runs; True if others started it."""
         return self._alive is None or self._alive()
 
     async def stopped(self, within_s: float) -> bool:
-        """Whether its process ends within a while; of one that others started: whether nobody answers."""
+        """Return whether its process ends within a while; of one that others started, whether it does not answer."""
         if self._alive is None:
-            return not await self._answers()
+            try:
+                await self._client.fetch("GET", f"{self.server.root}/v1/models")
+            except RequestError:
+                return True
+            return False
         for _ in range(max(1, round(within_s / _POLL_INTERVAL_S))):
             if not self._alive():
                 return True
             await asyncio.sleep(_POLL_INTERVAL_S)
         return not self._alive()
 
-    async def _answers(self) -> bool:
-        try:
-            await self._client.fetch("GET", f"{self.server.root}/v1/models")
-        except RequestError:
-            return False
-        return True
-
     async def post(self, path: str, within_s: float) -> bool:
-        """Whether it did what was asked for at a path without a body."""
+        """Return whether a POST without a body succeeds within a time."""
         try:
             async with asyncio.timeout(within_s):
                 status, _ = await self._client.fetch("POST", f"{self.server.root}{path}")
@@ -351,62 +298,43 @@ class HttpEngine:
         return status == 200
 
     async def generate(self, request: Ask, draft: Draft) -> Output:
-        """The answer; goes on from the draft's tokens where it can, else begins anew."""
-        request = replace(request, body={**self.server.body, **request.body})
-        draft.is_exact = can_go_on(request.body)
-        if goes_on(request, draft, self.capabilities):
-            fields, api = further_fields(request, draft, self.capabilities)
+        """Return the output, continued from the draft's tokens if possible."""
+        body = {**self.server.body, **request.body}
+        draft.is_exact = is_resumable(body)
+        fields, api = self._fields(request.api, body, draft)
+        draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
+        usage: Usage | None = None
+        try:
+            # aclosing: a cancelled request must end at the engine too.
+            async with aclosing(self._client.stream(fields, usage_each=False, api=api)) as chunks:
+                async for chunk in chunks:
+                    draft.append(chunk)
+                    usage = chunk.usage or usage
+        except RequestError as error:
+            fault = _REASON_FAULTS.get(error.reason, Fault.ANSWER)
+            raise FailedError(fault, str(error), error.retry_after_s or 0.0) from error
+        if draft.finish_reason not in _VALID_FINISH_REASONS:
+            how = "without a finish reason" if draft.finish_reason is None else f"as {draft.finish_reason!r}"
+            raise FailedError(Fault.ANSWER, f"closed early: the answer ended {how}")
+        prompt_tokens = usage.prompt_tokens - draft.retained if usage else len(draft.prompt_ids)
+        output_tokens = usage.output_tokens + draft.retained if usage else len(draft.output_ids)
+        return Output("".join(draft.text), draft.finish_reason, prompt_tokens, output_tokens)
+
+    def _fields(self, api: str, body: Mapping[str, Any], draft: Draft) -> tuple[dict[str, Any], str]:
+        """Return the request's fields and API: with the tokens so far as prompt, or from scratch (resets the draft)."""
+        capabilities, had, limit = self.capabilities, len(draft.output_ids), max_tokens(body)
+        if draft.is_exact and draft.prompt_ids and capabilities.token_ids and limit is not None and 0 < had < limit:
+            fields = {name: value for name, value in body.items() if name in _ALLOWED_TO_CONTINUE | {"seed"}}
+            fields |= {"prompt": [*draft.prompt_ids, *draft.output_ids], "max_tokens": limit - had}
+            if min_tokens := int(body.get("min_tokens") or 0):
+                fields["min_tokens"] = max(0, min_tokens - had)
+            api = COMPLETIONS
         else:
             draft.begin_anew()
-            fields, api = whole_fields(request, self.capabilities)
-        draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
-        try:
-            usage = await self._stream(fields, api, draft)
-        except RequestError as error:
-            raise classified(error) from error
-        return _output(draft, usage)
-
-    async def _stream(self, fields: dict[str, Any], api: str, draft: Draft) -> Usage | None:
-        usage = None
-        # Closed on the way out, a cancelled request is ended at the engine too.
-        async with aclosing(self._client.stream(fields, usage_each=False, api=api)) as pieces:
-            async for piece in pieces:
-                _take(draft, piece)
-                usage = piece.usage or usage
-        return usage
-
-
-def _take(draft: Draft, piece: Piece) -> None:
-    """Adds a piece.
-
-    Tokens can be ahead of text: an engine holds half a character back, and one that went on from there would never send
-    the half. One token that came with text has completed all before it; of several with one text nobody knows.
-    """
-    if piece.prompt_ids and not draft.prompt_ids:
-        draft.prompt_ids = piece.prompt_ids
-    if piece.text and not piece.token_ids:
-        draft.is_exact = False
-    draft.text.append(piece.text)
-    draft.output_ids.extend(piece.token_ids)
-    if piece.text and len(piece.token_ids) == 1:
-        draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
-    draft.finish_reason = piece.finish_reason or draft.finish_reason
-
-
-def _output(draft: Draft, usage: Usage | None) -> Output:
-    """The whole answer; raises FailedError where it did not end as answers do."""
-    if draft.finish_reason not in _ENDS_WELL:
-        told = "without a finish reason" if draft.finish_reason is None else f"as {draft.finish_reason!r}"
-        raise FailedError(Fault.ANSWER, f"closed early: the answer ended {told}")
-    prompt_tokens = usage.prompt_tokens - draft.retained if usage else len(draft.prompt_ids)
-    output_tokens = usage.output_tokens + draft.retained if usage else len(draft.output_ids)
-    return Output("".join(draft.text), draft.finish_reason, prompt_tokens, output_tokens)
-
-
-async def _able(client: Client) -> Abilities:
-    """What the server can do: of vLLM it is known once it tells who it is, all others are tried."""
-    told = await client.identify()
-    if told.engine == "vllm":
-        client.capabilities = replace(told, usage=True, ids_each=True, token_ids=True)
-        return client.capabilities
-    return await client.probe()
+            fields = dict(body)
+        fields |= {"model": capabilities.model, "stream": True}
+        if capabilities.usage:
+            fields["stream_options"] = {"include_usage": True}
+        if capabilities.ids_each:
+            fields["return_token_ids"] = True
+        return fields, api

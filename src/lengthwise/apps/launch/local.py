@@ -1,4 +1,4 @@
-"""Engines as processes of this machine."""
+"""Engines as processes of this machine, and engines that run already."""
 
 from __future__ import annotations
 
@@ -23,25 +23,35 @@ from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
+HOST = "127.0.0.1"
+KIND = "given"
+"""Stands for the GPU type of engines that run already."""
 PLACES = ("weights", "name", "host", "port", "tp", "pp", "gpus", "max_model_len")
+READY_S, GRACE_S = process.READY_S, process.GRACE_S
+_SLEEP_S, _WAKE_S = 60.0, 300.0
+_MAX_STARTS = 3
+_PORT_TAKEN = "must be free"
+
+Deployed = Callable[[ModelPlan], Deployment]
+"""Returns the deployment behind a plan, for vLLM's command."""
 
 
 @dataclass(frozen=True)
-class EngineSpec:
-    """What an engine of a model loads, and how it is started and asked.
+class EngineConfig:
+    """What the engines of a model load, how they are started, and how requests are sent to them.
 
     Attributes:
-        name: As the application calls it.
-        weights: A Hugging Face id or a folder; None: what the catalog knows of the plan's model.
-        served: The name that requests ask for; "": the first that the engine lists.
-        command: A command of one's own with ``{weights}``, ``{port}`` and the other PLACES; "": vLLM's for the plan.
+        name: The model's in the application.
+        weights: A Hugging Face id or a folder; None: the catalog's for the plan's model.
+        served: The model's name in requests; "": the first that the engine lists.
+        command: An own command with ``{weights}``, ``{port}`` and the other PLACES; "": vLLM's for the plan.
         environment: Variables on top of this process' own.
-        max_num_seqs: Requests under way at once in a replica, where the plan's deployment does not say.
+        max_num_seqs: Concurrent requests of a replica, where the plan's deployment has no limit.
         max_model_len: For the command.
         sleeps: Whether its engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm, XPU. Its
             CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on current
-            platform", 0.32): leave it out there, and engines are started anew. So are those whose ``/sleep`` fails.
-        body: Fields of every request besides its own.
+            platform", 0.32): engines are restarted instead there, and wherever ``/sleep`` fails.
+        body: Additional fields of every request.
     """
 
     name: str
@@ -56,89 +66,69 @@ class EngineSpec:
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
-            raise InputError(f"seats of {self.name} must be at least 1; it is {self.max_num_seqs}")
+            raise InputError(f"max_num_seqs of {self.name} must be at least 1; it is {self.max_num_seqs}")
         require_one_answer(self.body, "body")
         if self.command:
-            _filled(self, ModelPlan(0, ""), (0,), "127.0.0.1", 1)
+            self._own_command(ModelPlan(0, ""), (0,), HOST, 1)
+
+    def launch(self, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None) -> Launch:
+        """Return the command of a replica that listens at a port; ``gpus`` as ``CUDA_VISIBLE_DEVICES`` counts them.
+
+        Raises:
+            InputError: There is neither a command nor a deployment.
+        """
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
+        if self.command:
+            return Launch(self._own_command(plan, gpus, host, port), environment)
+        if deployed is None:
+            raise InputError(f"{self.name} must have a command that starts its engine, or be planned with one")
+        launch = vllm_launch(deployed(plan), model=self.weights, served_name=self.served or None, host=host, port=port)
+        command, mode = launch.command, {}
+        if self.sleeps:
+            command, mode = (*command, "--enable-sleep-mode"), {"VLLM_SERVER_DEV_MODE": "1"}
+        return Launch(command, {**launch.environment, **mode, **environment}, launch.notes)
+
+    def concurrency(self, plan: ModelPlan, deployed: Deployed | None) -> int:
+        """Return the concurrent requests of a replica."""
+        if self.command or deployed is None:
+            return self.max_num_seqs
+        return deployed(plan).limits.max_num_seqs
+
+    def _own_command(self, plan: ModelPlan, gpus: Sequence[int], host: str, port: int) -> tuple[str, ...]:
+        values = {
+            "weights": self.weights or self.name,
+            "name": self.served or self.name,
+            "host": host,
+            "port": port,
+            "tp": plan.tp,
+            "pp": plan.pp,
+            "gpus": ",".join(map(str, gpus)),
+            "max_model_len": self.max_model_len or "",
+        }
+        try:
+            return tuple(word.format(**values) for word in shlex.split(self.command))
+        except KeyError as error:
+            raise UnknownNameError(f"place in the command of {self.name}", str(error.args[0]), PLACES) from None
+        except (ValueError, IndexError) as error:
+            raise InputError(
+                f"the command of {self.name} cannot be read ({error}); places are written {{port}}, braces {{{{ }}}}: "
+                f"{self.command!r}"
+            ) from None
 
 
-Deployed = Callable[[ModelPlan], Deployment]
-
-
-def launch_of(
-    loaded: EngineSpec, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None
-) -> Launch:
-    """The command of one replica that listens at a port, on GPUs by their number in its machine.
-
-    Args:
-        loaded: The model's.
-        plan: The replica's.
-        gpus: The replica's, as ``CUDA_VISIBLE_DEVICES`` counts them.
-        host: Address to listen at.
-        port: Where to listen.
-        deployed: What was planned, for vLLM's command.
-
-    Raises:
-        InputError: There is neither a command nor a deployment.
-    """
-    seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **loaded.environment}
-    if loaded.command:
-        return Launch(_filled(loaded, plan, gpus, host, port), seen)
-    if deployed is None:
-        raise InputError(f"{loaded.name} must have a command that starts its engine, or be planned with one")
-    launch = vllm_launch(deployed(plan), model=loaded.weights, served_name=loaded.served or None, host=host, port=port)
-    words = (*launch.command, "--enable-sleep-mode") if loaded.sleeps else launch.command
-    mode = {"VLLM_SERVER_DEV_MODE": "1"} if loaded.sleeps else {}
-    return Launch(words, {**launch.environment, **mode, **seen}, launch.notes)
-
-
-def max_num_seqs_of(loaded: EngineSpec, plan: ModelPlan, deployed: Deployed | None) -> int:
-    """Requests under way at once in one replica."""
-    if loaded.command or deployed is None:
-        return loaded.max_num_seqs
-    return deployed(plan).limits.max_num_seqs
-
-
-def _filled(loaded: EngineSpec, plan: ModelPlan, gpus: Sequence[int], host: str, port: int) -> tuple[str, ...]:
-    values = {
-        "weights": loaded.weights or loaded.name,
-        "name": loaded.served or loaded.name,
-        "host": host,
-        "port": port,
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "gpus": ",".join(map(str, gpus)),
-        "max_model_len": loaded.max_model_len or "",
-    }
-    try:
-        return tuple(word.format(**values) for word in shlex.split(loaded.command))
-    except KeyError as error:
-        raise UnknownNameError(f"place in the command of {loaded.name}", str(error.args[0]), PLACES) from None
-    except (ValueError, IndexError) as error:
-        raise InputError(
-            f"the command of {loaded.name} cannot be read ({error}); places are written {{port}}, braces {{{{ }}}}: "
-            f"{loaded.command!r}"
-        ) from None
-
-
-_MAX_ATTEMPTS = 3
-_TAKEN = "must be free"
-READY_S, GRACE_S = process.READY_S, process.GRACE_S
-
-
-class _HaltedError(Exception):
-    """The start was called off."""
+class _CancelledError(Exception):
+    """The start was cancelled."""
 
 
 class Process:
     """An engine's process.
 
     Args:
-        launch: What to run, by the port that it is to listen at.
-        log_path: For what it prints.
-        ready_s: How long it may take until it is ready.
-        grace_s: How long it may take to end when asked to.
-        host: Where it listens.
+        launch: Returns the command for a port.
+        log_path: For its output.
+        ready_s: Longest time until it is ready.
+        grace_s: Longest time until it exits after SIGTERM.
+        host: Address to listen at.
     """
 
     def __init__(
@@ -148,106 +138,103 @@ class Process:
         *,
         ready_s: float = READY_S,
         grace_s: float = GRACE_S,
-        host: str = "127.0.0.1",
+        host: str = HOST,
     ) -> None:
         self._launch, self._log_path, self._host = launch, log_path, host
         self._ready_s, self._grace_s = ready_s, grace_s
-        self._halt, self._heeded, self._hurried = threading.Event(), False, False
+        self._cancel, self._ending, self._kill = threading.Event(), False, False
         self._stack = ExitStack()
         self.local: process.LocalEngine | None = None
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         return self.local is not None and self.local.is_alive
 
     async def start(self, threads: Executor) -> str:
-        """Its address, once it is ready; called off, it is ended before that is told.
+        """Return its address, once it is ready; a cancelled start ends the process before it returns.
 
         Raises:
-            EngineError: It ended, or was not ready in time; with its last lines.
+            EngineError: It exited, or was not ready in time; with its last lines.
         """
-        starting = asyncio.get_running_loop().run_in_executor(threads, self.start_here)
+        loop = asyncio.get_running_loop()
+        starting = loop.run_in_executor(threads, self.start_blocking)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            self.call_off()
-            with contextlib.suppress(_HaltedError, EngineError):
+            self.cancel_start()
+            with contextlib.suppress(_CancelledError, EngineError):
                 await starting
-            await asyncio.get_running_loop().run_in_executor(threads, self.stop_here)
+            await loop.run_in_executor(threads, self.stop_blocking)
             raise
 
-    def start_here(self) -> str:
-        """The same, holding up the thread."""
-        for tries in range(1, _MAX_ATTEMPTS + 1):
-            if self._halt.is_set():
-                raise _HaltedError
+    def start_blocking(self) -> str:
+        """Return its address, once it is ready; blocks the thread."""
+        for attempt in range(1, _MAX_STARTS + 1):
+            if self._cancel.is_set():
+                raise _CancelledError
+            port = process.free_port(self._host)
+            launch = self._launch(port)
             try:
-                self.local = self._stack.enter_context(self._run(process.free_port(self._host)))
+                self.local = self._stack.enter_context(
+                    process.local_engine(
+                        launch.command,
+                        port=port,
+                        log_path=self._log_path,
+                        env=launch.environment,
+                        host=self._host,
+                        ready_s=self._ready_s,
+                        grace_s=self._grace_s,
+                        now=self._now,
+                        pause=self._pause,
+                    )
+                )
             except EngineError as error:
-                # Between being found free and being listened at, a port can be taken by another.
-                if tries == _MAX_ATTEMPTS or _TAKEN not in str(error):
+                # Another process can take a port after it was found free and before the engine listens.
+                if attempt == _MAX_STARTS or _PORT_TAKEN not in str(error):
                     raise
             else:
                 return self.local.url
         raise InternalError("a start ends in an address or an error")
 
-    def call_off(self) -> None:
-        """A start, under way in another thread or to come, ends."""
-        self._halt.set()
+    def cancel_start(self) -> None:
+        """Cancel a start in another thread, or one to come."""
+        self._cancel.set()
 
-    def stop_here(self, *, at_once: bool = False) -> None:
-        """Ends it, holding up the thread; what has ended already is cleared away."""
-        self._halt.set()
-        self._heeded = True
+    def stop_blocking(self, *, at_once: bool = False) -> None:
+        """End it, or clean up after it; blocks the thread."""
+        self._cancel.set()
+        self._ending = True
         if at_once:
             self.hurry()
         self._stack.close()
 
     def hurry(self) -> None:
-        """Whoever ends it, now or later and in whatever thread, waits for nothing any more: it is killed."""
-        self._hurried = True
-
-    def _run(self, port: int) -> contextlib.AbstractContextManager[process.LocalEngine]:
-        launch = self._launch(port)
-        return process.local_engine(
-            launch.command,
-            port=port,
-            log_path=self._log_path,
-            env=launch.environment,
-            host=self._host,
-            ready_s=self._ready_s,
-            grace_s=self._grace_s,
-            now=self._now,
-            pause=self._pause,
-        )
+        """Kill it instead of waiting, whichever thread ends it, now or later."""
+        self._kill = True
 
     def _now(self) -> float:
-        """Seconds; of a hurried end all that was granted has passed."""
-        return math.inf if self._hurried and self._halt.is_set() else time.monotonic()
+        """Return the clock of the time limits; all of them have passed for a process that is to be killed."""
+        return math.inf if self._kill and self._cancel.is_set() else time.monotonic()
 
     def _pause(self, seconds: float) -> None:
-        """ModelDependencies while it starts, unless nobody wants it any more; once that is heeded it is being ended."""
-        if self._heeded or self.local is not None:
+        """Sleep; raise once if the start is cancelled meanwhile (later pauses belong to the end of the process)."""
+        if self._ending or self.local is not None:
             time.sleep(seconds)
-        elif self._halt.wait(seconds):
-            self._heeded = True
-            raise _HaltedError
-
-
-HOST = "127.0.0.1"
-_SLEEP_S, _WAKE_S = 60.0, 300.0
+        elif self._cancel.wait(seconds):
+            self._ending = True
+            raise _CancelledError
 
 
 @dataclass(frozen=True)
 class EngineTimeouts:
-    """How long engines may take, in seconds.
+    """Time limits of engines, in seconds.
 
     Attributes:
         ready_s: From its start until it is ready.
-        grace_s: To end when asked to, before it is killed.
+        grace_s: From SIGTERM until it exits, before it is killed.
         stall_s: Without a byte of an answer.
-        request_s: For a whole request.
+        request_s: For a complete request.
     """
 
     ready_s: float = READY_S
@@ -255,9 +242,9 @@ class EngineTimeouts:
     stall_s: float = 120.0
     request_s: float = 3600.0
 
-    def server(self, url: str, loaded: EngineSpec) -> Server:
-        """How an engine of the model is asked."""
-        return Server(url, loaded.served or None, stall_s=self.stall_s, timeout_s=self.request_s, body=loaded.body)
+    def server(self, url: str, config: EngineConfig) -> Server:
+        """Return an engine of the model as the client sees it."""
+        return Server(url, config.served or None, stall_s=self.stall_s, timeout_s=self.request_s, body=config.body)
 
 
 DEFAULT = EngineTimeouts()
@@ -265,164 +252,155 @@ DEFAULT = EngineTimeouts()
 
 @dataclass
 class LocalLauncher:
-    """Starts a process a replica, which sees the GPUs of its placement alone.
+    """Starts a process for each replica, which sees only the GPUs of its placement.
 
-    If this process dies, however, its engines end with it.
+    The engines end with this process, even if it is killed.
 
     Attributes:
-        models: What to load, by the models' numbers.
+        models: By the models' numbers.
         logs: Folder of the engines' logs.
-        deployed: What was planned, where vLLM's command is to be made.
-        timeouts: How long engines may take.
+        deployed: The planned deployments, for vLLM's command.
     """
 
-    models: Sequence[EngineSpec]
+    models: Sequence[EngineConfig]
     logs: Path
     deployed: Deployed | None = None
     timeouts: EngineTimeouts = DEFAULT
     is_placed: bool = True
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64), init=False)
-    _running: dict[int, tuple[HttpEngine, Process, EngineSpec]] = field(default_factory=dict, init=False)
-    _present: set[Process] = field(default_factory=set, init=False)
+    _running: dict[int, tuple[HttpEngine, Process, EngineConfig]] = field(default_factory=dict, init=False)
+    _processes: set[Process] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=lambda: count(1), init=False)
-    _hurries: bool = field(default=False, init=False)
+    _kill: bool = field(default=False, init=False)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """A replica as a process; raises EngineError."""
-        process = Process(
-            lambda port: launch_of(self.models[plan.model], plan, gpus, HOST, port, self.deployed),
-            self._log(plan),
-            ready_s=self.timeouts.ready_s,
-            grace_s=self.timeouts.grace_s,
-        )
-        self._present.add(process)  # from its start to its end: whoever has no patience meets it anywhere
-        try:
-            url = await process.start(self._threads)
-        except BaseException:
-            self._present.discard(process)
-            raise
-        loaded = self.models[plan.model]
-        engine = HttpEngine(
-            self.timeouts.server(url, loaded), max_num_seqs_of(loaded, plan, self.deployed), lambda: process.is_alive
-        )
-        try:
-            await engine.open()
-        except BaseException:
-            await self._finished(process)
-            raise
-        self._running[id(engine)] = (engine, process, loaded)
-        return engine
-
-    def _log(self, plan: ModelPlan) -> Path:
+        """Start a replica; raise EngineError if it does not get ready."""
+        config = self.models[plan.model]
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write logs to {self.logs}: {error.strerror or error}") from error
-        return self.logs / f"{safe(self.models[plan.model].name)}-{next(self._numbers)}.log"
+        process = Process(
+            lambda port: config.launch(plan, gpus, HOST, port, self.deployed),
+            self.logs / f"{safe(config.name)}-{next(self._numbers)}.log",
+            ready_s=self.timeouts.ready_s,
+            grace_s=self.timeouts.grace_s,
+        )
+        self._processes.add(process)  # from before its start until after its end, for ``hurry``
+        try:
+            url = await process.start(self._threads)
+        except BaseException:
+            self._processes.discard(process)
+            raise
+        engine = HttpEngine(
+            self.timeouts.server(url, config), config.concurrency(plan, self.deployed), lambda: process.is_alive
+        )
+        try:
+            await engine.open()
+        except BaseException:
+            await self._end(process)
+            raise
+        self._running[id(engine)] = (engine, process, config)
+        return engine
 
     async def stop(self, engine: Engine) -> None:
-        """Ends it and all it started."""
+        """End an engine and its processes."""
         found = self._running.pop(id(engine), None)
         if found is not None:
             await found[0].close()
-            await self._finished(found[1])
+            await self._end(found[1])
 
-    async def _finished(self, process: Process) -> None:
+    async def _end(self, process: Process) -> None:
         def end() -> None:
-            process.stop_here(at_once=self._hurries)
+            process.stop_blocking(at_once=self._kill)
 
-        # An engine that is being ended is ended, whoever loses patience meanwhile.
+        # A cancelled caller must not leave the process half ended.
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, end))
-        self._present.discard(process)
+        self._processes.discard(process)
 
     async def sleep(self, engine: Engine) -> bool:
-        """Whether it sleeps now: its weights wait in the host's memory."""
+        """Put an engine to sleep, its weights in host memory; return whether it could."""
         found = self._running.get(id(engine))
         return bool(found and found[2].sleeps and await found[0].post("/sleep?level=1", _SLEEP_S))
 
     async def wake(self, engine: Engine) -> None:
-        """Makes it ready again; raises EngineError."""
+        """Wake an engine; raise EngineError if it fails."""
         found = self._running.get(id(engine))
         if found is None or not await found[0].post("/wake_up", _WAKE_S):
             raise EngineError(f"{engine.description} did not wake up; see its log in {self.logs}")
 
     def hurry(self) -> None:
-        """Engines are killed from now on: those that run, that are being started, and that are being ended."""
-        self._hurries = True
-        for started in list(self._present):
-            started.hurry()
-            if started.local is not None and started.is_alive:
-                started.local.process.kill()
+        """Kill the engines from now on, those that are starting or ending included."""
+        self._kill = True
+        for starting in list(self._processes):
+            starting.hurry()
+            if starting.local is not None and starting.is_alive:
+                starting.local.process.kill()
 
     async def close(self) -> None:
-        """Ends all."""
+        """End all engines."""
         await asyncio.gather(*(self.stop(engine) for engine, _, _ in list(self._running.values())))
         self._threads.shutdown(wait=False)
 
 
 def safe(name: str) -> str:
-    """A name as a part of a file's name."""
+    """Return a name as a part of a file's name."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
-
-
-KIND = "given"
-"""Stands for the kind of GPU of engines about whose GPUs nobody knows."""
 
 
 @dataclass
 class StaticLauncher:
-    """Asks engines that are there; they are neither started nor stopped.
+    """Connects to engines that run already; they are neither started nor stopped.
 
     Attributes:
-        models: How they are asked, by the models' numbers.
-        urls: Addresses by the models' numbers, a replica each.
-        timeouts: How long they may take.
+        models: By the models' numbers.
+        urls: An address for each replica, by the models' numbers.
     """
 
-    models: Sequence[EngineSpec]
+    models: Sequence[EngineConfig]
     urls: Mapping[int, Sequence[str]]
     timeouts: EngineTimeouts = DEFAULT
     is_placed: bool = False
     _open: list[HttpEngine] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        lacking = [one.name for number, one in enumerate(self.models) if not self.urls.get(number)]
-        if lacking:
-            raise InputError(f"every model must have an address of an engine; there is none for {', '.join(lacking)}")
+        missing = [config.name for number, config in enumerate(self.models) if not self.urls.get(number)]
+        if missing:
+            raise InputError(f"every model must have an address of an engine; there is none for {', '.join(missing)}")
 
     def plans(self) -> tuple[ModelPlan, ...]:
-        """All models at once, as many replicas each as there are addresses."""
+        """Return a plan for each model, with a replica for each address."""
         return tuple(ModelPlan(number, KIND, dp=len(self.urls[number])) for number in range(len(self.models)))
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Connects to the replica of this number; raises EngineError."""
-        loaded, urls = self.models[plan.model], self.urls[plan.model]
+        """Connect to the replica of this number; raise EngineError if it cannot be used."""
+        config, urls = self.models[plan.model], self.urls[plan.model]
         if gpus[0] >= len(urls):
-            raise EngineError(f"{loaded.name} has {len(urls)} engines; a replica {gpus[0] + 1} was asked for")
-        engine = HttpEngine(self.timeouts.server(urls[gpus[0]], loaded), loaded.max_num_seqs)
+            raise EngineError(f"{config.name} has {len(urls)} engines; replica {gpus[0] + 1} was requested")
+        engine = HttpEngine(self.timeouts.server(urls[gpus[0]], config), config.max_num_seqs)
         await engine.open()
         self._open.append(engine)
         return engine
 
     async def stop(self, engine: Engine) -> None:
-        """Closes the connections to it."""
+        """Close the connections to an engine."""
         found = next((one for one in self._open if one is engine), None)
         if found is not None:
             self._open.remove(found)
             await found.close()
 
-    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the contract's
-        """It goes on for others."""
+    async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - the protocol's
+        """Return False: other clients may use the engine."""
         return False
 
     async def wake(self, engine: Engine) -> None:
-        """Never asked for: none of them sleeps."""
+        """Raise EngineError: no engine sleeps."""
         raise EngineError(f"{engine.description} was never put to sleep")
 
     def hurry(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         for engine in list(self._open):
             await self.stop(engine)

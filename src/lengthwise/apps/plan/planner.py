@@ -26,7 +26,7 @@ from lengthwise.apps.plan.evaluate import (
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
-from lengthwise.engine import simulate
+from lengthwise.engine import simulate, warm_up
 from lengthwise.schema.app import (
     AppMethod,
     AppPlan,
@@ -380,6 +380,7 @@ def _warm_up(space: Space, stages: Stages) -> None:
     for one in plans:
         space.deployment(one)
     if any(len(load) for load in stages.load.models):
+        warm_up()
         requests = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
         simulate(requests, space.deployment(plans[0]), keep_steps=0)
 

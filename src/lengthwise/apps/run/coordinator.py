@@ -1,4 +1,4 @@
-"""The coordinator: leases, asks and records, follows the plan, and ends when all has ended."""
+"""The coordinator of a run: follows the plan, supervises engines and leases, and ends when all tasks have finished."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from lengthwise.apps.launch.engine import Launcher
 from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.apps.ledger.contracts import Ledger, State
 from lengthwise.apps.run import job as owners
-from lengthwise.apps.run.dispatch import ModelDispatcher, Reused, cut, sweep, there, written
+from lengthwise.apps.run.dispatch import (
+    ModelDispatcher,
+    Reused,
+    interrupt,
+    resumed_results,
+    reuse_results,
+    written_tokens,
+)
 from lengthwise.apps.run.fleet import Fleet, silent
 from lengthwise.apps.run.job import Job, Plans
-from lengthwise.apps.run.plan_tracking import PlanMonitor, PlanTracker, Status, standing
+from lengthwise.apps.run.plan_tracking import PlanMonitor, PlanTracker, Status
 from lengthwise.apps.run.progress import (
     SHAPE,
     Clock,
@@ -23,17 +30,18 @@ from lengthwise.apps.run.progress import (
     Progress,
     RunResult,
     engines_of,
+    progress_of,
     shape_of,
-    snapshot,
-    worked,
+    work_done,
 )
-from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, Shared
+from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
-_TICK_S = 0.5
 CANCEL = "cancel"
 """The fact by which another process asks a run to stop."""
+RESUME = "What was answered is kept; go on with the same command and --resume"
+_TICK_S = 0.5
 
 
 class Coordinator:
@@ -41,13 +49,12 @@ class Coordinator:
 
     Args:
         job: What to run.
-        ledger: Where answers are kept; stays open.
-        launcher: Makes engines be there.
-        now_s: Wall-clock seconds (UTC), of leases.
-        monitor: Shown how far it is, once in a while.
-        watch_s: How often.
-        started: Told what is kept of a run that is gone on with, or of one before the application changed, before
-            engines start.
+        ledger: Stores the outputs; stays open.
+        launcher: Starts the engines.
+        now_s: Wall clock (UTC) of leases, seconds.
+        monitor: Called with the progress, every ``watch_s``.
+        watch_s: Seconds between checks of the engines.
+        started: Called before engines start, with the outputs of a resumed run or of a changed application.
     """
 
     def __init__(
@@ -65,207 +72,211 @@ class Coordinator:
         self._monitor, self._watch_s, self._started = monitor, watch_s, started
         self._wakeup = asyncio.Event()
         self._how: str | None = None
-        self._hurries = False
+        self._forced = False
         self._error: BaseException | None = None
         self._events: list[Event] = []
         self._engines: dict[int, set[str]] = {}
-        self._deaths: dict[int, tuple[int, int]] = {}
+        self._crashes: dict[int, tuple[int, int]] = {}
         self._running: Plans = ()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self, how: str = "stopped") -> None:
-        """Asks the run to end: what is under way is cut and kept. Asked twice, it ends at once."""
+        """End the run: interrupt running requests and save their tokens. The second call ends it at once."""
         if self._how is not None:
-            self._hurries = True
+            self._forced = True
             self._launcher.hurry()
         self._how = self._how or how
         self._wakeup.set()
 
     async def run(self) -> RunResult:
-        """How it ended.
+        """Run until all tasks have finished or the run is stopped.
 
         Raises:
-            OutputError: The ledger cannot be written; what was recorded stays.
-            EnginesFailedError: A model's engines do not start, or die again and again.
+            OutputError: The ledger cannot be written; recorded outputs stay.
+            EnginesFailedError: Engines of a model do not start, or die repeatedly.
         """
         loop, job = asyncio.get_running_loop(), self._job
         resumed, reused, failed = False, None, None
         self._start_s = loop.time()
         self._clock = Clock(self._start_s)
-        self._books = books = LedgerWriter(self._ledger, job.layout, job.settings.linger_s, self._on_release)
-        shared = Shared(job, books, self._now_s, self._wakeup.set, self._down, self._failed)
-        self._lines = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
-        self._fleet = Fleet(self._launcher, self._lines, self._failed, self._report)
-        tasks: list[asyncio.Task[None]] = []
-        self._poll_task = PlanMonitor(
-            job, books, lambda: written(shared, self._lines), lambda: self._fleet.placement, self._looked
+        self._writer = writer = LedgerWriter(self._ledger, job.layout, job.settings.linger_s, self._on_release)
+        shared = SharedState(job, writer, self._now_s, self._wakeup.set, self._on_engine_failure, self._on_error)
+        self._dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
+        self._fleet = Fleet(self._launcher, self._dispatchers, self._on_error, self._on_switch)
+        self._plan_monitor = PlanMonitor(
+            job,
+            writer,
+            lambda: written_tokens(shared, self._dispatchers),
+            lambda: self._fleet.placement,
+            self._on_replan,
         )
         try:
-            resumed = await books.call(lambda: owners.enter(self._ledger, job, self._now_s()))
-            await books.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
-            reused = None if resumed else await sweep(books, job, self._now_s)
-            kept = await there(books, job) if resumed else reused
-            if self._started is not None and kept is not None:
-                self._started(kept)
-            self._clock.before = worked(job, self._by_model(await books.call(self._ledger.counts)))
-            for work in (books.keep(), self._beat(), self._save(), self._poll()):
-                tasks.append(loop.create_task(work))
-                tasks[-1].add_done_callback(self._broke)
-            await self._follow(PlanTracker(job), tasks)
+            resumed = await writer.call(lambda: owners.enter(self._ledger, job, self._now_s()))
+            await writer.call(lambda: self._ledger.note({SHAPE: shape_of(job.layout)}))
+            reused = None if resumed else await reuse_results(writer, job, self._now_s)
+            retained = await resumed_results(writer, job) if resumed else reused
+            if self._started is not None and retained is not None:
+                self._started(retained)
+            self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
+            for work in (writer.run(), self._renew_leases(), self._save_drafts(), self._supervise()):
+                self._watch(loop.create_task(work))
+            await self._follow_plan(PlanTracker(job))
         except EngineError as error:
             failed = error
         finally:
             seconds = loop.time() - self._start_s
-            unheard = silent(self._fleet.slots, job.placer, self._start_s, loop.time())
-            await self._end(tasks)
-        counts = self._by_model(self._ledger.counts())
-        engines = {model: tuple(sorted(abouts)) for model, abouts in sorted(self._engines.items())}
-        how, events = "failed" if failed else self._how or "done", tuple(self._events)
-        why = "" if failed is None else str(failed)
-        ended = RunResult(how, counts, seconds, resumed, reused, engines, events, unheard, why)
+            unresponsive = silent(self._fleet.slots, job.placer, self._start_s, loop.time())
+            await self._close()
+        result = RunResult(
+            how="failed" if failed else self._how or "done",
+            counts=self._by_model(self._ledger.counts()),
+            seconds=seconds,
+            resumed=resumed,
+            reused=reused,
+            engines={model: tuple(sorted(names)) for model, names in sorted(self._engines.items())},
+            events=tuple(self._events),
+            silent=unresponsive,
+            error="" if failed is None else str(failed),
+        )
         if failed is not None:
-            raise EnginesFailedError(ended) from failed
-        return ended
+            raise EnginesFailedError(result) from failed
+        return result
 
-    async def _follow(self, tracker: PlanTracker, tasks: list[asyncio.Task[None]]) -> None:
+    async def _follow_plan(self, tracker: PlanTracker) -> None:
         self._tracker = tracker
-        if (seeking := self._poll_task.seek(tracker, self._at_s)) is not None:
-            tasks.append(seeking)
-            seeking.add_done_callback(self._broke)
+        self._watch(self._plan_monitor.seek(tracker, self._at_s))
         while self._how is None:
             self._wakeup.clear()
-            now = await self._standing()
-            if now.is_over:
+            if any(one.slots and one.is_idle for one in self._dispatchers):
+                await self._writer.flush()  # endings that are not recorded yet may give the idle ones work
+            status = Status.of(self._job.layout, await self._writer.call(self._ledger.counts))
+            if status.is_finished:
                 return
-            plans = tracker.step(now)
+            plans = tracker.step(status)
             if plans is not None:
-                running, in_sleep = self._running, self._fleet.in_sleep(plans)
-                place = self._job.placer.place(plans, self._fleet.placement, running, in_sleep)
-                await self._fleet.go(plans, place)
+                in_sleep = self._fleet.in_sleep(plans)
+                placement = self._job.placer.place(plans, self._fleet.placement, self._running, in_sleep)
+                await self._fleet.switch(plans, placement)
                 self._running = plans
-            if (looking := self._poll_task.check(tracker, now, self._at_s())) is not None:
-                tasks.append(looking)
-                looking.add_done_callback(self._broke)
-            await self._pause(now)
+            self._watch(self._plan_monitor.check(tracker, status, self._at_s()))
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                # Tasks with a backoff become ready without an event: lease again once in a while.
+                for one in self._dispatchers:
+                    if one.slots and one.is_idle and status.available[one.model]:
+                        one.wakeup()
             if self._error is not None:
                 raise self._error
 
-    async def _pause(self, now: Status) -> None:
-        """Until something happens; once in a while it is asked again for what may be leased only after a time."""
-        try:
-            async with asyncio.timeout(_TICK_S):
-                await self._wakeup.wait()
-        except TimeoutError:
-            for line in self._lines:
-                if line.slots and line.is_idle and now.capabilities[line.model]:
-                    line.wakeup()
+    def _watch(self, task: asyncio.Task[None] | None) -> None:
+        """Cancel a task when the run ends, and end the run if it fails."""
+        if task is not None:
+            self._tasks.append(task)
+            task.add_done_callback(self._on_task_end)
 
-    async def _standing(self) -> Status:
-        """After what is known here is written, where a line waits for it."""
-        if any(line.slots and line.is_idle for line in self._lines):
-            await self._books.flush()
-        return standing(self._job.layout, await self._books.call(self._ledger.counts))
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    def _on_error(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._wakeup.set()
+
+    def _on_replan(self, what: str, description: str) -> None:
+        self._events.append(Event(self._at_s(), what, -1, (), description))
+        self._wakeup.set()
+
+    def _on_release(self, models: Sequence[int]) -> None:
+        for model in models:
+            self._dispatchers[model].wakeup()
+        self._wakeup.set()
+
+    def _on_switch(self, what: str, plan: ModelPlan, gpus: Replica, description: str) -> None:
+        self._events.append(Event(self._at_s(), what, plan.model, gpus, description))
+        if what == "ready":
+            self._engines.setdefault(plan.model, set()).add(description)
+
+    def _on_engine_failure(self, slot: ReplicaSlot, died: bool) -> None:
+        """Restart an engine, unless those of its model die again and again without an answer."""
+        model = slot.plan.model
+        if died and slot.engine is not None:
+            tokens = self._dispatchers[model].tokens
+            crashes, tokens_before = self._crashes.get(model, (0, -1))
+            crashes = crashes + 1 if tokens == tokens_before else 1
+            self._crashes[model] = (crashes, tokens)
+            if crashes >= self._job.settings.max_engine_failures:
+                self._on_error(
+                    EngineError(
+                        f"engines of {self._job.layout.tasks.models[model]} must live to answer; {crashes} died one "
+                        "after another without an answer. See their logs, then run again with --resume"
+                    )
+                )
+                return
+        self._fleet.restart(slot, died=died)
 
     def _at_s(self) -> float:
         return asyncio.get_running_loop().time() - self._start_s
-
-    def _looked(self, what: str, description: str) -> None:
-        self._events.append(Event(self._at_s(), what, -1, (), description))
-        self._wakeup.set()
 
     def _by_model(self, counts: dict[tuple[int, State], int]) -> dict[tuple[int, int, State], int]:
         pairs = self._job.layout.pairs
         return {(*pairs[pair], state): tasks for (pair, state), tasks in counts.items()}
 
-    def _on_release(self, models: Sequence[int]) -> None:
-        for model in models:
-            self._lines[model].wakeup()
-        self._wakeup.set()
-
-    def _failed(self, error: BaseException) -> None:
-        self._error = self._error or error
-        self._wakeup.set()
-
-    def _broke(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
-
-    def _down(self, slot: ReplicaSlot, died: bool) -> None:
-        """An engine is to be started anew."""
-        line = self._lines[slot.plan.model]
-        if died and slot.engine is not None:
-            deaths, tokens = self._deaths.get(line.model, (0, -1))
-            deaths = deaths + 1 if tokens == line.tokens else 1
-            self._deaths[line.model] = (deaths, line.tokens)
-            if deaths >= self._job.settings.max_engine_failures:
-                name = self._job.layout.tasks.models[line.model]
-                self._failed(
-                    EngineError(
-                        f"engines of {name} must live to answer; {deaths} died one after another without an answer. "
-                        "See their logs, then run again with --resume"
-                    )
-                )
-                return
-        self._fleet.mend(slot, died=died)
-
-    def _report(self, what: str, plan: ModelPlan, gpus: Replica, description: str) -> None:
-        self._events.append(Event(self._at_s(), what, plan.model, gpus, description))
-        if what == "ready":
-            self._engines.setdefault(plan.model, set()).add(description)
-
-    async def _beat(self) -> None:
-        """Keeps leases, takes those that ran out, and hears whether the run is to stop."""
-        lease_s, owner = self._job.settings.lease_s, self._job.owner
-        ledger, told = self._ledger, ""
+    async def _renew_leases(self) -> None:
+        """Renew own leases, release expired ones, note the engines, and read whether to stop."""
+        lease_s, owner, ledger = self._job.settings.lease_s, self._job.owner, self._ledger
+        noted = ""
         while True:
             await asyncio.sleep(min(lease_s / 3, 2.0))
             now_s = self._now_s()
-            await self._books.call(lambda now_s=now_s: ledger.heartbeat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
-            if await self._books.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
-                self._on_release(list(range(len(self._lines))))
-            engines = engines_of(self._job.layout.tasks.models, self._fleet.abouts())
-            if engines != told:
-                told = engines
-                await self._books.call(lambda told=told: ledger.note({owners.ENGINES + owner: told}))  # type: ignore[misc]
-            if CANCEL in await self._books.call(ledger.metadata):
+            await self._writer.call(lambda now_s=now_s: ledger.heartbeat(owner, now_s=now_s, lease_s=lease_s))  # type: ignore[misc]
+            if await self._writer.call(lambda now_s=now_s: ledger.expire(now_s=now_s)):  # type: ignore[misc]
+                self._on_release(range(len(self._dispatchers)))
+            engines = engines_of(self._job.layout.tasks.models, self._fleet.descriptions())
+            if engines != noted:
+                noted = engines
+                await self._writer.call(lambda noted=noted: ledger.note({owners.ENGINES + owner: noted}))  # type: ignore[misc]
+            if CANCEL in await self._writer.call(ledger.metadata):
                 self.stop("cancelled")
 
-    async def _save(self) -> None:
+    async def _save_drafts(self) -> None:
         while True:
             await asyncio.sleep(self._job.settings.save_s)
-            for line in self._lines:
-                await line.save()
+            for dispatcher in self._dispatchers:
+                await dispatcher.save()
 
-    async def _poll(self) -> None:
-        """Looks after engines that die while nobody asks them, and shows how far the run is."""
+    async def _supervise(self) -> None:
+        """Detect engines that die without a request, and report the progress."""
         while True:
             await asyncio.sleep(self._watch_s)
             for slot in self._fleet.slots:
-                slot.received(asyncio.get_running_loop().time())
+                slot.last_progress_s(asyncio.get_running_loop().time())
                 if slot.engine is not None and not slot.engine.is_alive:
-                    self._down(slot, True)
+                    self._on_engine_failure(slot, True)
             if self._monitor is not None:
                 self._monitor(await self.progress())
 
     async def progress(self) -> Progress:
-        """How far it is."""
-        counts = self._by_model(await self._books.call(self._ledger.counts))
+        """Return the progress of the run."""
+        counts = self._by_model(await self._writer.call(self._ledger.counts))
         now_s = asyncio.get_running_loop().time()
-        return snapshot(self._job, self._tracker, self._lines, self._fleet.slots, counts, self._clock, now_s)
+        return progress_of(self._job, self._tracker, self._dispatchers, self._fleet.slots, counts, self._clock, now_s)
 
-    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Nothing is left behind: what is under way is given back, engines are ended."""
-        for task in tasks:
+    async def _close(self) -> None:
+        """Release all tasks and stop all engines."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await cut([work for line in self._lines for slot in line.slots for work in slot.active.values()])
-            for line in self._lines:
-                await line.close(line.slots, keep=not self._hurries)
-            await self._books.flush()
-            await self._books.call(lambda: owners.leave(self._ledger, self._job.owner))
+            await interrupt([task for one in self._dispatchers for slot in one.slots for task in slot.active.values()])
+            for dispatcher in self._dispatchers:
+                await dispatcher.close(dispatcher.slots, keep=not self._forced)
+            await self._writer.flush()
+            await self._writer.call(lambda: owners.leave(self._ledger, self._job.owner))
         finally:
             await self._fleet.close()
-            self._books.close()
+            self._writer.close()
 
 
 def run_simulated(
@@ -278,28 +289,25 @@ def run_simulated(
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """How a run ends whose engines are simulated; its seconds are virtual.
+    """Run a job on simulated engines in virtual time.
 
     Args:
         job: What to run.
-        ledger: Where answers are kept; its times are virtual too.
+        ledger: Stores the outputs; its times are virtual too.
         launcher: Of simulated engines.
-        from_s: The clock at the start: later than that of a run that is gone on with.
-        monitor: Shown how far it is.
-        watch_s: How often, in virtual seconds.
-        started: Told what is kept of a run before, before engines start.
+        from_s: Clock at the start: later than that of the run that is resumed.
+        monitor: As of ``Coordinator``.
+        watch_s: As of ``Coordinator``, virtual seconds.
+        started: As of ``Coordinator``.
     """
 
-    async def whole() -> RunResult:
+    async def main() -> RunResult:
         loop = asyncio.get_running_loop()
         return await Coordinator(
             job, ledger, launcher, now_s=lambda: from_s + loop.time(), monitor=monitor, watch_s=watch_s, started=started
         ).run()
 
-    return run_virtually(whole())
-
-
-RESUME = "What was answered is kept; go on with the same command and --resume"
+    return run_virtually(main())
 
 
 def run_on_engines(
@@ -312,39 +320,41 @@ def run_on_engines(
     stopping: Callable[[int], None] | None = None,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """How a run ends on engines of the real world.
+    """Run a job on real engines.
 
-    Ctrl-C or SIGTERM once: nothing more is leased, what is under way is cut and kept, engines are ended. Twice:
-    engines are killed; the ledger is whole either way.
+    The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines; the
+    second one kills the engines. The ledger is consistent either way.
 
     Args:
         job: What to run.
-        ledger: Where answers are kept.
-        launcher: Of engines.
-        monitor: Shown how far it is.
-        watch_s: How often.
-        stopping: Told how often it was asked to stop.
-        started: Told what is kept of a run before, before engines start.
+        ledger: Stores the outputs.
+        launcher: Of the engines.
+        monitor: As of ``Coordinator``.
+        watch_s: As of ``Coordinator``.
+        stopping: Called with the number of signals so far.
+        started: As of ``Coordinator``.
     """
 
-    async def whole() -> RunResult:
-        one = Coordinator(job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=watch_s, started=started)
-        asked = 0
+    async def main() -> RunResult:
+        coordinator = Coordinator(
+            job, ledger, launcher, now_s=time.time, monitor=monitor, watch_s=watch_s, started=started
+        )
+        signals = 0
 
         def stop() -> None:
-            nonlocal asked
-            asked += 1
-            one.stop()
+            nonlocal signals
+            signals += 1
+            coordinator.stop()
             if stopping is not None:
-                stopping(asked)
+                stopping(signals)
 
         loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
             loop.add_signal_handler(number, stop)
         try:
-            return await one.run()
+            return await coordinator.run()
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    return asyncio.run(whole())
+    return asyncio.run(main())

@@ -1,9 +1,9 @@
-"""Engines on their GPUs: those that are wanted started or woken, those that are not stopped or put to sleep."""
+"""The engines of a run: start or wake those of the current plans, stop the others or put them to sleep."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,10 +15,14 @@ from lengthwise.apps.run.task_state import ReplicaSlot
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
-MIN_S = 30.0
-"""Nothing is called silent before: long prompts, and checks of a server's health, take some seconds."""
-_TIMES = 2.0
-"""Nor is a start within twice the time that was planned for it."""
+MIN_SILENCE_S = 30.0
+"""Silence below this is normal: long prompts, and health checks of a server, take some seconds."""
+_PLANNED_FACTOR = 2.0
+"""A start that takes less than this times its planned time is not reported as silent."""
+_MAX_STARTS = 3
+_Key = tuple[int, tuple[str, int, int], Replica]
+Report = Callable[[str, ModelPlan, Replica, str], None]
+"""Receives every switch: "start", "wake", "sleep", "stop", "ready" or "died", with plan, GPUs and description."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +30,12 @@ class Silent:
     """An engine that does not answer.
 
     Attributes:
-        model: By number.
-        gpus: Of the replica.
-        description: What it is; "": it was started and has not been ready.
-        since_s: Of its start, or of what was heard of it last, since the start of the run.
-        for_s: So long ago.
-        planned_s: Within which it was to be ready; 0: it was ready, or nobody knows.
+        description: The engine; "": it has not been ready yet.
+        since_s: Time of its start or of its last progress, from the start of the run.
+        for_s: Seconds since then.
+        planned_s: Planned seconds until it is ready; 0: it was ready, or unknown.
         starts: How often it was started.
-        is_placed: Whether its GPUs are known; else they are its number among its model's engines.
+        is_placed: Whether ``gpus`` are GPUs; else they are the engine's number among those of its model.
     """
 
     model: int
@@ -46,82 +48,76 @@ class Silent:
     is_placed: bool = True
 
     def words(self, name: str) -> str:
-        """For people, with the model's name."""
+        """Return a sentence for people; ``name`` is the model's."""
         numbers = ", ".join(map(str, self.gpus))
         gpus = f"GPU{'s' if len(self.gpus) > 1 else ''}" if self.is_placed else "engine"
         where = f"{name} on {gpus} {numbers}"
         if self.description:
             return f"{where} has not answered for {self.for_s:.0f} s ({self.description})"
         planned = f", {self.planned_s:.0f} s were planned" if self.planned_s > 0 else ""
-        again = f", started {self.starts} times" if self.starts > 1 else ""
-        return f"{where} is not ready {self.for_s:.0f} s after its start{planned}{again}"
+        restarts = f", started {self.starts} times" if self.starts > 1 else ""
+        return f"{where} is not ready {self.for_s:.0f} s after its start{planned}{restarts}"
 
 
 def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> tuple[Silent, ...]:
-    """Those of a fleet, by the loop's clock."""
-    return tuple(_found(slots, placer, start_s, now_s))
-
-
-def _found(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> Iterator[Silent]:
+    """Return the engines that should have made progress by now, by the loop's clock."""
+    found = []
     for slot in slots:
-        if slot.mending is not None and not slot.mending.done():
+        if slot.restart is not None and not slot.restart.done():
             continue
         engine = slot.engine
         planned_s = placer.ready_s(slot.plan) if engine is None else 0.0
-        since_s = slot.since_s if engine is None else slot.received(now_s)
-        for_s = now_s - since_s
-        if for_s > max(MIN_S, _TIMES * planned_s):
-            yield Silent(
-                slot.plan.model,
-                slot.gpus,
-                "" if engine is None else engine.description,
-                since_s - start_s,
-                for_s,
-                planned_s,
-                slot.starts,
-                slot.plan.gpu != KIND,
+        since_s = slot.started_s if engine is None else slot.last_progress_s(now_s)
+        if now_s - since_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
+            found.append(
+                Silent(
+                    slot.plan.model,
+                    slot.gpus,
+                    "" if engine is None else engine.description,
+                    since_s - start_s,
+                    now_s - since_s,
+                    planned_s,
+                    slot.starts,
+                    slot.plan.gpu != KIND,
+                )
             )
-
-
-_STARTS = 3
-_Key = tuple[int, tuple[str, int, int], Replica]
-Report = Callable[[str, ModelPlan, Replica, str], None]
-"""Hears of every switch: "start", "wake", "sleep", "stop", "ready", "died"; whose, where, and what it is."""
+    return tuple(found)
 
 
 class Fleet:
     """All engines of a run.
 
     Args:
-        launcher: Makes them be there.
-        lines: Who gives them work, by model.
-        failed: Told an engine that does not start.
-        report: Hears of what is switched.
+        launcher: Starts and stops engines.
+        dispatchers: By model.
+        on_error: Called with the error of an engine that does not start.
+        report: Called with every switch.
     """
 
     def __init__(
         self,
         launcher: Launcher,
-        lines: Sequence[ModelDispatcher],
-        failed: Callable[[BaseException], None],
+        dispatchers: Sequence[ModelDispatcher],
+        on_error: Callable[[BaseException], None],
         report: Report,
     ) -> None:
-        self._launcher, self._lines, self._failed, self._report = launcher, lines, failed, report
+        self._launcher, self._dispatchers = launcher, dispatchers
+        self._on_error, self._report = on_error, report
         self.slots: list[ReplicaSlot] = []
         self._asleep: dict[_Key, Engine] = {}
         self._leaving: dict[asyncio.Task[None], Replica] = {}
-        self._mending: set[asyncio.Task[None]] = set()
+        self._restarting: set[asyncio.Task[None]] = set()
 
     @property
     def placement(self) -> Placement:
-        """Where engines are, or are being started."""
+        """Return the GPUs of all engines, those that are starting included."""
         found: Placement = {}
         for slot in self.slots:
             found[slot.plan.model] = (*found.get(slot.plan.model, ()), slot.gpus)
         return found
 
     def in_sleep(self, plans: Plans) -> Placement:
-        """Where engines of these very plans could be woken."""
+        """Return the GPUs of sleeping engines of exactly these plans."""
         shapes = {(plan.model, plan.shape) for plan in plans}
         found: Placement = {}
         for model, shape, gpus in sorted(self._asleep):
@@ -129,86 +125,80 @@ class Fleet:
                 found[model] = (*found.get(model, ()), gpus)
         return found
 
-    def abouts(self) -> dict[int, set[str]]:
-        """What the engines that run are, by model."""
+    def descriptions(self) -> dict[int, set[str]]:
+        """Return the descriptions of ready engines by model."""
         found: dict[int, set[str]] = {}
         for slot in self.slots:
             if slot.engine is not None:
                 found.setdefault(slot.plan.model, set()).add(slot.engine.description)
         return found
 
-    async def go(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
-        """Switches to these plans; what stays goes on, what has to start does so meanwhile."""
-        wanted = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
+    async def switch(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
+        """Switch to these plans; replicas that stay are not interrupted, and new ones start in the background."""
+        new = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
         stay, leave = [], []
         for slot in self.slots:
-            plan = wanted.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
+            plan = new.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
             if plan is None:
                 leave.append(slot)
             else:
                 slot.plan = plan
                 stay.append(slot)
         self.slots = stay
-        await self._leave(leave)
-        for (_, _, gpus), plan in wanted.items():
-            self._enter(ReplicaSlot(plan, gpus))
-
-    async def _leave(self, slots: Sequence[ReplicaSlot]) -> None:
-        for model in sorted({slot.plan.model for slot in slots}):
-            await self._lines[model].close([slot for slot in slots if slot.plan.model == model])
-        for slot in slots:
-            leaving = asyncio.get_running_loop().create_task(self._left(slot))
+        for model in sorted({slot.plan.model for slot in leave}):
+            await self._dispatchers[model].close([slot for slot in leave if slot.plan.model == model])
+        for slot in leave:
+            leaving = asyncio.get_running_loop().create_task(self._leave(slot))
             self._leaving[leaving] = slot.gpus
-            leaving.add_done_callback(self._lost)
+            leaving.add_done_callback(self._left)
+        for (_, _, gpus), plan in new.items():
+            self.slots.append(slot := ReplicaSlot(plan, gpus))
+            self._start(slot)
 
-    def _lost(self, stopping: asyncio.Task[None]) -> None:
-        del self._leaving[stopping]
-        if not stopping.cancelled() and (error := stopping.exception()) is not None:
-            self._failed(error)
+    def _left(self, leaving: asyncio.Task[None]) -> None:
+        del self._leaving[leaving]
+        self._raise_error(leaving)
 
-    async def _left(self, slot: ReplicaSlot) -> None:
-        if slot.mending is not None:
-            await asyncio.wait([slot.mending])
-        if slot.startup is not None and not slot.startup.done():
-            slot.startup.cancel()
-            await asyncio.gather(slot.startup, return_exceptions=True)
+    def _raise_error(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    async def _leave(self, slot: ReplicaSlot) -> None:
+        """Free the GPUs of a slot."""
+        if slot.restart is not None:
+            await asyncio.wait([slot.restart])
+        await _cancel_start(slot)
         engine, slot.engine = slot.engine, None
         if engine is None:
             if slot.starts:
                 self._report("stop", slot.plan, slot.gpus, "")
-            return
-        if engine.is_alive and await self._launcher.sleep(engine):
+        elif engine.is_alive and await self._launcher.sleep(engine):
             self._report("sleep", slot.plan, slot.gpus, engine.description)
             self._asleep[slot.plan.model, slot.plan.shape, slot.gpus] = engine
         else:
             self._report("stop", slot.plan, slot.gpus, engine.description)
             await self._launcher.stop(engine)
 
-    def _enter(self, slot: ReplicaSlot) -> None:
-        self.slots.append(slot)
-        slot.startup = asyncio.get_running_loop().create_task(self._opened(slot))
-        slot.startup.add_done_callback(self._checked)
+    def _start(self, slot: ReplicaSlot) -> None:
+        slot.startup = asyncio.get_running_loop().create_task(self._open(slot))
+        slot.startup.add_done_callback(self._raise_error)
 
-    def _checked(self, startup: asyncio.Task[None]) -> None:
-        if not startup.cancelled() and (error := startup.exception()) is not None:
-            self._failed(error)
-
-    async def _opened(self, slot: ReplicaSlot) -> None:
-        """Ready, once whoever was on its GPUs has left."""
-        slot.since_s = asyncio.get_running_loop().time()
-        before = [task for task, gpus in self._leaving.items() if self._meet(gpus, slot.gpus)]
-        if before:
-            await asyncio.wait(before)
-        engine = await self._woken(slot) or await self._started(slot)
-        slot.engine, slot.failures, slot.inquiry = engine, 0, None
-        slot.starts, slot.received_s = 0, asyncio.get_running_loop().time()
+    async def _open(self, slot: ReplicaSlot) -> None:
+        """Make an engine ready, once the engines that leave its GPUs are gone."""
+        loop = asyncio.get_running_loop()
+        slot.started_s = loop.time()
+        if self._launcher.is_placed:
+            before = [task for task, gpus in self._leaving.items() if not set(gpus).isdisjoint(slot.gpus)]
+            if before:
+                await asyncio.wait(before)
+        engine = await self._wake(slot) or await self._launch(slot)
+        slot.engine, slot.failures, slot.liveness_check = engine, 0, None
+        slot.starts, slot.progress_s = 0, loop.time()
         self._report("ready", slot.plan, slot.gpus, engine.description)
-        self._lines[slot.plan.model].open(slot)
+        self._dispatchers[slot.plan.model].open(slot)
 
-    def _meet(self, left: Replica, right: Replica) -> bool:
-        return self._launcher.is_placed and not set(left).isdisjoint(right)
-
-    async def _woken(self, slot: ReplicaSlot) -> Engine | None:
+    async def _wake(self, slot: ReplicaSlot) -> Engine | None:
+        """Wake a sleeping engine of the slot's plan and GPUs; return None if there is none or it fails."""
         engine = self._asleep.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
         if engine is None:
             return None
@@ -223,56 +213,58 @@ class Fleet:
             raise
         return engine
 
-    async def _started(self, slot: ReplicaSlot) -> Engine:
-        for tries in range(1, _STARTS + 1):
+    async def _launch(self, slot: ReplicaSlot) -> Engine:
+        while True:
             self._report("start", slot.plan, slot.gpus, "")
-            slot.starts = tries
+            slot.starts += 1
             try:
                 return await self._launcher.start(slot.plan, slot.gpus)
             except EngineError:
-                if tries == _STARTS:
+                if slot.starts == _MAX_STARTS:
                     raise
-                await asyncio.sleep(2.0 ** (tries - 1))
-        raise AssertionError
+                await asyncio.sleep(2.0 ** (slot.starts - 1))
 
-    def mend(self, slot: ReplicaSlot, *, died: bool) -> None:
-        """Starts an engine anew on its GPUs; what it works on is given back."""
+    def restart(self, slot: ReplicaSlot, *, died: bool) -> None:
+        """Restart the engine of a slot; its tasks are released."""
         if slot in self.slots and slot.engine is not None:
             engine, slot.engine = slot.engine, None
-            mending = asyncio.get_running_loop().create_task(self._mended(slot, engine, died=died))
-            slot.mending = mending
-            self._mending.add(mending)
-            mending.add_done_callback(self._mending.discard)
-            mending.add_done_callback(self._checked)
+            slot.restart = asyncio.get_running_loop().create_task(self._restart(slot, engine, died=died))
+            self._restarting.add(slot.restart)
+            slot.restart.add_done_callback(self._restarting.discard)
+            slot.restart.add_done_callback(self._raise_error)
 
-    async def _mended(self, slot: ReplicaSlot, engine: Engine, *, died: bool) -> None:
-        line = self._lines[slot.plan.model]
+    async def _restart(self, slot: ReplicaSlot, engine: Engine, *, died: bool) -> None:
+        dispatcher = self._dispatchers[slot.plan.model]
         self._report("died" if died else "stop", slot.plan, slot.gpus, engine.description)
         if died:
-            await line.lost(slot, f"its engine died: {engine.description}")
+            await dispatcher.engine_died(slot, f"its engine died: {engine.description}")
         else:
-            await line.close([slot])
+            await dispatcher.close([slot])
         await self._launcher.stop(engine)
         if slot in self.slots:
-            slot.startup = asyncio.get_running_loop().create_task(self._opened(slot))
-            slot.startup.add_done_callback(self._checked)
+            self._start(slot)
 
     async def close(self) -> None:
-        """Stops all, those that start or sleep too."""
-        while self._mending:
-            await asyncio.wait(self._mending)
+        """Stop all engines, those that start or sleep included."""
+        while self._restarting:
+            await asyncio.wait(self._restarting)
         slots, self.slots = self.slots, []
         in_sleep, self._asleep = list(self._asleep.values()), {}
-        await asyncio.gather(*(self._finished(slot) for slot in slots))
-        await asyncio.gather(*(self._launcher.stop(engine) for engine in in_sleep))
+
+        async def stop(slot: ReplicaSlot) -> None:
+            await _cancel_start(slot)
+            if slot.engine is not None:
+                with suppress(EngineError):
+                    await self._launcher.stop(slot.engine)
+
+        await asyncio.gather(*map(stop, slots))
+        await asyncio.gather(*map(self._launcher.stop, in_sleep))
         if self._leaving:
             await asyncio.wait(list(self._leaving))
         await self._launcher.close()
 
-    async def _finished(self, slot: ReplicaSlot) -> None:
-        if slot.startup is not None and not slot.startup.done():
-            slot.startup.cancel()
-            await asyncio.gather(slot.startup, return_exceptions=True)
-        if slot.engine is not None:
-            with suppress(EngineError):
-                await self._launcher.stop(slot.engine)
+
+async def _cancel_start(slot: ReplicaSlot) -> None:
+    if slot.startup is not None and not slot.startup.done():
+        slot.startup.cancel()
+        await asyncio.gather(slot.startup, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""A job: the tasks of an application in the order of the ledger, their requests, the plan, and its coordinator."""
 
 from __future__ import annotations
 
@@ -23,16 +23,25 @@ from lengthwise.schema.errors import InputError, InternalError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Plans = tuple[ModelPlan, ...]
+
+OWNER = "owner:"
+"""Prefix of the facts that name the running coordinators."""
+ENGINES = "engines:"
+"""Prefix of the facts that list the engines of a coordinator."""
+SLACK = (0.9, 1.1)
+"""A run is as planned within these factors of the plan's range."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Tasks by their place in the ledger, which leases the first places first.
+    """Tasks by their place in the ledger, which leases low places first.
 
     Attributes:
-        tasks: By place. ``call`` is a pair of call and model, so that the ledger's counts tell of models too.
-        pairs: (call, model) by number.
-        task_of: [n] the application's number of the task at a place.
+        tasks: By place; their ``call`` is an index of ``pairs``, so that the ledger counts by call and model.
+        pairs: (call, model) by index.
+        task_of: [n] the application's task at a place.
         place_of: [n] the place of a task.
     """
 
@@ -42,53 +51,45 @@ class Layout:
     place_of: Ints
 
     def parents(self, place: int) -> Ints:
-        """Places that a place waits for."""
+        """Return the places that a place waits for."""
         start = self.tasks.parent_start
         return self.tasks.parent[start[place] : start[place + 1]]
 
 
 def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
-    """The longest chain that hangs on a task decides who is first: what is asked late must not be what ends late.
+    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last.
 
-    Args:
-        tasks: Of the application.
-        expected_tokens: [n] output tokens that are expected of each, never those that come.
+    Raises:
+        InputError: There is not one expected length for each task.
     """
     if len(expected_tokens) != len(tasks):
         raise InputError(
             f"there must be an expected length for each task ({len(tasks)}); there are {len(expected_tokens)}"
         )
-    left = chains(tasks, np.maximum(expected_tokens, 1.0))
-    task_of = np.argsort(-left, kind="stable").astype(np.int64)
+    task_of = np.argsort(-chains(tasks, np.maximum(expected_tokens, 1.0)), kind="stable").astype(np.int64)
     place_of = np.empty_like(task_of)
     place_of[task_of] = np.arange(len(tasks))
-    pair = tasks.call * len(tasks.models) + tasks.model
-    known, numbers = np.unique(pair, return_inverse=True)
-    pairs = tuple(divmod(int(one), len(tasks.models)) for one in known)
-    placed = _placed(replace(tasks, call=numbers.astype(np.int64)), task_of, place_of)
+    known, numbers = np.unique(tasks.call * len(tasks.models) + tasks.model, return_inverse=True)
+    pairs = tuple(divmod(int(pair), len(tasks.models)) for pair in known)
+    columns = ("model", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "random_draw")
+    counts = np.diff(tasks.parent_start)[task_of]
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    edge = np.repeat(tasks.parent_start[task_of] - start[:-1], counts) + np.arange(start[-1])
+    placed = replace(
+        tasks,
+        **{name: getattr(tasks, name)[task_of] for name in columns},
+        call=numbers.astype(np.int64)[task_of],
+        parent_start=start,
+        parent=place_of[tasks.parent[edge]],
+        shown=tasks.shown[edge],
+    )
     return Layout(placed, pairs, task_of, place_of)
 
 
 def chains(tasks: Tasks, tokens: Floats) -> Floats:
-    """[n] tokens of the longest chain of tasks that begins with each.
-
-    Children stand behind their parents, so that generations are gone through from the last one: those whose children
-    are all known.
-    """
-    left = tokens.astype(np.float64).copy()
+    """Return [n] the tokens of the longest chain of tasks that starts with each."""
+    longest = tokens.astype(np.float64).copy()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    depth = _depths(tasks, child)
-    order = np.argsort(-depth[child], kind="stable")
-    bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
-    for first, last in pairwise(bounds):
-        edges = order[first:last]
-        parents = tasks.parent[edges]
-        np.maximum.at(left, parents, tokens[parents] + left[child[edges]])
-    return left
-
-
-def _depths(tasks: Tasks, child: Ints) -> Ints:
-    """[n] how many parents stand above one another over each task."""
     depth = np.zeros(len(tasks), np.int64)
     while len(child):
         deeper = depth.copy()
@@ -96,26 +97,18 @@ def _depths(tasks: Tasks, child: Ints) -> Ints:
         if (deeper == depth).all():
             break
         depth = deeper
-    return depth
-
-
-def _placed(tasks: Tasks, task_of: Ints, place_of: Ints) -> Tasks:
-    """The same tasks in another order."""
-    columns = ("call", "model", "row", "round", "index", "prompt_tokens", "max_tokens", "known_tokens", "random_draw")
-    counts = np.diff(tasks.parent_start)[task_of]
-    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    edge = np.repeat(tasks.parent_start[task_of] - start[:-1], counts) + np.arange(start[-1])
-    return replace(
-        tasks,
-        **{name: getattr(tasks, name)[task_of] for name in columns},
-        parent_start=start,
-        parent=place_of[tasks.parent[edge]],
-        shown=tasks.shown[edge],
-    )
+    # From the deepest generation up, so that the chains of all children of a task are known before its own.
+    order = np.argsort(-depth[child], kind="stable")
+    bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
+    for first, last in pairwise(bounds):
+        edges = order[first:last]
+        parents = tasks.parent[edges]
+        np.maximum.at(longest, parents, tokens[parents] + longest[child[edges]])
+    return longest
 
 
 def identity_of(words: str, layout: Layout) -> str:
-    """What tells these tasks from others: the application and its inputs in words (a hash), and the layout."""
+    """Return a hash that identifies the tasks: by the hashes of application and inputs (``words``), and the layout."""
     found = hashlib.sha256(words.encode())
     tasks = layout.tasks
     for column in (tasks.call, tasks.model, tasks.row, tasks.round, tasks.index, tasks.parent, layout.task_of):
@@ -123,43 +116,40 @@ def identity_of(words: str, layout: Layout) -> str:
     return found.hexdigest()
 
 
-Plans = tuple[ModelPlan, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What a task asks, and the key of its answer."""
+    """The request of a task, and the key of its output."""
 
     key: str
     request: Ask
 
 
 Outputs = Callable[[int], Output | None]
-"""The answer of a task that has ended, by the application's number; None of a skipped one."""
+"""Returns the output of a finished task, by the application's number; None of a skipped one."""
 
 
 class Decider(Protocol):
-    """What a task asks, once its parents have ended."""
+    """Builds the request of a task, once its parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """The request; None: the task is skipped.
+        """Return the request; None: the task is skipped.
 
         Raises:
-            InputError: There is none that could be sent; the task is dead then.
+            InputError: There is no valid request; the task is dead then.
         """
         ...
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What runs when, as planned.
+    """A plan as a run follows it.
 
     Attributes:
         stages: Plans of each stage.
         reserve: Plans of models that are in no stage.
-        ends_s: When each stage is to end, from the start; () where nobody knows.
-        slack: How much sooner and later than that is as planned, as shares.
-        ready_s: When the first engine is to be ready, from the start.
+        ends_s: Planned end of each stage, from the start; () if unknown.
+        slack: A stage is as planned if it ends within these factors of its planned end.
+        ready_s: Planned time until the first engine is ready, from the start.
     """
 
     stages: tuple[Plans, ...]
@@ -170,36 +160,36 @@ class RunPlan:
 
 
 class Placer(Protocol):
-    """Where engines have room."""
+    """Places replicas on GPUs."""
 
     def fits(self, plans: Plans) -> bool:
-        """Whether plans have room beside one another."""
+        """Return whether plans fit beside one another."""
         ...
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Where their replicas go; ``in_sleep`` are those of the same plans that could be woken."""
+        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
         ...
 
     def ready_s(self, plan: ModelPlan) -> float:
-        """Seconds from its start until a replica is ready, as planned; 0: nobody knows."""
+        """Return the planned seconds from the start of a replica until it is ready; 0: unknown."""
         ...
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How patient a run is.
+    """Retries and intervals of a run.
 
     Attributes:
-        max_attempts: After so many a task is dead.
-        lease_s: A lease that is not prolonged for so long is given to others.
-        backoff_s: Before the second attempt; twice as long before each further one, less or more by chance.
+        max_attempts: A task is dead after so many.
+        lease_s: A lease that is not renewed for so long is given to others.
+        backoff_s: Time before the second attempt; it doubles with each further one, and has jitter.
         max_backoff_s: Longest time between attempts.
-        save_s: How often answers so far are kept.
-        linger_s: How long an answer on which nothing hangs may wait to be recorded with others.
-        engine_failures: After so many failures in a row an engine is started anew.
-        max_engine_failures: After so many ends of a model's engines without an answer between them the run gives up.
-        seed: Of what is left to chance.
-        replans: So often at most the rest is planned anew; 0: never.
+        save_s: Interval at which unfinished outputs are saved.
+        linger_s: How long an output that unblocks no task may wait to be recorded with others.
+        engine_failures: An engine is restarted after so many failures in a row.
+        max_engine_failures: The run fails after so many crashes of a model's engines without an answer in between.
+        seed: Of the jitter.
+        replans: How often the rest is planned again at most; 0: never.
     """
 
     max_attempts: int = 3
@@ -220,55 +210,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run.
-
-    Attributes:
-        layout: Its tasks as they stand in the ledger.
-        expected_tokens: [n] by place.
-        decider: What they ask.
-        run_plan: What runs when.
-        placer: Where.
-        identity: Tells this application on these inputs from others.
-        owner: Tells this coordinator from others, dead ones included.
-        settings: How patient it is.
-        replan: A new run_plan for what is left, once reality has left the plan's interval; None: the old one stays.
-        seek: ModelDependencies for the plan that is still looked for when engines start; None: the run_plan is of it.
-    """
-
-    layout: Layout
-    expected_tokens: Floats
-    decider: Decider
-    run_plan: RunPlan
-    placer: Placer
-    identity: str
-    owner: str
-    settings: Settings = field(default_factory=Settings)
-    replan: Replan | None = None
-    seek: Callable[[], RunPlan] | None = None
-
-    def backoff_s(self, place: int, tries: int) -> float:
-        """Seconds until the next attempt, the same for the same attempt of the same task."""
-        settings = self.settings
-        longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** (tries - 1))
-        return float(longest * np.random.default_rng((settings.seed, place, tries)).uniform(0.5, 1.0))
-
-
-@dataclass(frozen=True)
 class PlanDeviation:
-    """Where a run is that may not be where it was planned to be.
+    """The state of a run that may have left its plan.
 
     Attributes:
         at_s: Since the start.
-        stage: The stage that it is in.
-        planned_s: When that stage was to end.
-        finished: Models that have nothing left to do.
-        done: Tasks that have ended, by model.
-        running: What runs.
-        is_late: Whether its clock has left the plan's interval; else its lengths are to be looked at.
-        ended: (place, state, prompt tokens, output tokens) of tasks that have ended.
-        written: Tokens of answers so far, by place.
-        placement: Where engines are.
+        planned_s: Planned end of the stage.
+        finished: Models without tasks left.
+        done: Finished tasks by model.
+        is_late: Whether its clock has left the plan's interval; else its lengths are to be checked.
+        completed: (place, state, prompt tokens, output tokens) of finished tasks.
+        written: Tokens of unfinished outputs, by place.
     """
 
     at_s: float
@@ -285,13 +237,7 @@ class PlanDeviation:
 
 @dataclass(frozen=True)
 class RevisedPlan:
-    """What comes of looking at a plan anew.
-
-    Attributes:
-        run_plan: To follow from where the run was when it was looked at.
-        is_new: Whether it is another plan; else the old one, with the times at which it is to be where by now.
-        description: Why, in words.
-    """
+    """The outcome of a new planning: another plan (``is_new``), or the old one with its times from now on."""
 
     run_plan: RunPlan
     is_new: bool
@@ -299,55 +245,76 @@ class RevisedPlan:
 
 
 Replan = Callable[[PlanDeviation], "RunPlan | RevisedPlan | None"]
-"""What to follow once reality has left the plan's interval; None: as before."""
+"""Returns the plan to follow once a run has left its plan; None: as before."""
 
 
-OWNER = "owner:"
-"""Facts of coordinators that have begun and not ended: the name behind it, nothing else in the value."""
-ENGINES = "engines:"
-"""Facts of the engines that a coordinator has; its name stands behind it."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+@dataclass(frozen=True)
+class Job:
+    """A run.
+
+    Attributes:
+        expected_tokens: [n] output tokens by place.
+        identity: Identifies the application and its inputs.
+        owner: Identifies this coordinator, also among dead ones.
+        replan: None: the plan is never revised.
+        seek: Waits for the plan that is still searched for when engines start; None: ``run_plan`` is final.
+    """
+
+    layout: Layout
+    expected_tokens: Floats
+    decider: Decider
+    run_plan: RunPlan
+    placer: Placer
+    identity: str
+    owner: str
+    settings: Settings = field(default_factory=Settings)
+    replan: Replan | None = None
+    seek: Callable[[], RunPlan] | None = None
+
+    def backoff_s(self, place: int, attempt: int) -> float:
+        """Return the seconds until the next attempt, the same for the same attempt of the same task."""
+        settings = self.settings
+        longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** (attempt - 1))
+        return float(longest * np.random.default_rng((settings.seed, place, attempt)).uniform(0.5, 1.0))
 
 
 def new_owner() -> str:
-    """A name of a coordinator of this process: host, boot, process and its start, and which of the process'."""
-    return "/".join((socket.gethostname(), _boot(), str(os.getpid()), _started(os.getpid()), uuid.uuid4().hex[:8]))
+    """Return a name for a coordinator of this process: host, boot, process, its start time, and a random part."""
+    return "/".join((socket.gethostname(), _boot(), str(os.getpid()), _start_time(os.getpid()), uuid.uuid4().hex[:8]))
 
 
 def is_dead(owner: str) -> bool:
-    """Whether a coordinator is known to be gone: it ran on this host, and its process does not run any more."""
+    """Return whether a coordinator is known to be dead: it ran on this host, and its process does not exist."""
     parts = owner.split("/")
     if len(parts) != 5 or parts[0] != socket.gethostname() or not parts[2].isdigit():
         return False
-    if parts[1] != _boot():
-        return True
-    return _started(int(parts[2])) != parts[3]
+    return parts[1] != _boot() or _start_time(int(parts[2])) != parts[3]
 
 
 def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
-    """Opens the ledger for a run and takes what dead coordinators held; whether the run was there before."""
+    """Open the ledger for a run and release the leases of dead coordinators; return whether the run is resumed."""
     resumed = ledger.open(job.identity, job.layout.tasks)
-    known = [name.removeprefix(OWNER) for name in ledger.metadata() if name.startswith(OWNER)]
-    gone = [owner for owner in known if is_dead(owner)]
-    for owner in gone:
+    dead = [owner for owner in _owners(ledger) if is_dead(owner)]
+    for owner in dead:
         ledger.heartbeat(owner, now_s=now_s, lease_s=0.0)
-    ledger.note(
-        {OWNER + job.owner: "runs", **dict.fromkeys((OWNER + owner for owner in gone), ""), "cancel": ""}
-        | dict.fromkeys((ENGINES + owner for owner in gone), "")
-    )
+    cleared = [prefix + owner for owner in dead for prefix in (OWNER, ENGINES)]
+    ledger.note({OWNER + job.owner: "runs", **dict.fromkeys([*cleared, "cancel"], "")})
     ledger.expire(now_s=now_s)
     return resumed
 
 
 def leave(ledger: Ledger, owner: str) -> None:
-    """It runs no more."""
+    """Remove a coordinator and its engines from the ledger's facts."""
     ledger.note({OWNER + owner: "", ENGINES + owner: ""})
 
 
 def alive(ledger: Ledger) -> list[str]:
-    """Coordinators that have begun, have not ended, and are not known to be dead."""
-    owners = [name.removeprefix(OWNER) for name in ledger.metadata() if name.startswith(OWNER)]
-    return [owner for owner in owners if not is_dead(owner)]
+    """Return the coordinators that are not known to have finished or died."""
+    return [owner for owner in _owners(ledger) if not is_dead(owner)]
+
+
+def _owners(ledger: Ledger) -> list[str]:
+    return [name.removeprefix(OWNER) for name in ledger.metadata() if name.startswith(OWNER)]
 
 
 def _boot() -> str:
@@ -357,8 +324,8 @@ def _boot() -> str:
         return "unknown"
 
 
-def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; "" of one that does not run."""
+def _start_time(pid: int) -> str:
+    """Return the start time of a process in kernel ticks; "" if it does not run."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -366,19 +333,9 @@ def _started(pid: int) -> str:
     return "" if words[0] in "ZX" else words[19]
 
 
-SLACK = (0.9, 1.1)
-"""How much sooner and later than its draws say a plan may be."""
-
-
 @dataclass(frozen=True)
 class Planned:
-    """What a run follows.
-
-    Attributes:
-        run_plan: What runs when.
-        placer: Where.
-        replan: A new run_plan once reality has left the plan's interval; None: the old one stays.
-    """
+    """The plan of a run, its placer, and how it is revised (None: never)."""
 
     run_plan: RunPlan
     placer: Placer
@@ -387,30 +344,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunTasks:
-    """What there is to do.
-
-    Attributes:
-        tasks: All that may be asked.
-        decider: What each of them asks.
-        expected_tokens: [n] of their outputs, as planned with.
-        words: Tells the application and its inputs from others: their hashes.
-    """
+    """The tasks of a run; ``words`` holds the hashes of the application and its inputs."""
 
     tasks: Tasks
     decider: Decider
     expected_tokens: Floats
-    words: str = field(default="")
+    words: str = ""
 
 
 def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
-    """A run of an application by a plan.
-
-    Args:
-        work: What there is to do.
-        planned: What it follows.
-        settings: How patient it is.
-        owner: Tells this coordinator from others; None: a new one.
-    """
+    """Return the run of an application by a plan; ``owner`` None: a new coordinator of this process."""
     layout = lay(work.tasks, work.expected_tokens)
     return Job(
         layout=layout,
@@ -426,113 +369,91 @@ def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *
 
 
 def expected_tokens(draws: Sequence[TaskDraw]) -> Floats:
-    """[n] mean output tokens over draws, nothing where a task does not come to be."""
-    sums = sum(np.where(draw.present, draw.output_tokens, 0).astype(np.float64) for draw in draws)
-    return np.asarray(sums / len(draws), np.float64)
+    """Return [n] the mean output tokens over draws; a task that a draw does not contain counts 0."""
+    return np.mean([np.where(draw.present, draw.output_tokens, 0) for draw in draws], axis=0, dtype=np.float64)
 
 
 def run_plan_of(plan: AppPlan) -> RunPlan:
-    """What a plan says of when models run; it is as planned within the 5 % and 95 % quantiles of its makespan."""
+    """Return the stages of a plan; a run is as planned within the 5 % and 95 % quantiles of the plan's makespan."""
     mean_s = plan.makespan.value
     low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
-    return RunPlan(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, first_ready_s(plan.stages))
-
-
-def first_ready_s(simulated: Sequence[AppStage]) -> float:
-    """When the first engine is ready; 0 where one of the first stage is there from the start."""
-    if not simulated:
-        return 0.0
-    seconds = [one.seconds for one in simulated[0].switches]
-    switched = {one.model for one in simulated[0].switches}
-    return 0.0 if any(plan.model not in switched for plan in simulated[0].plans) else min(seconds)
+    ready_s = 0.0
+    if plan.stages:
+        switches, plans = plan.stages[0].switches, plan.stages[0].plans
+        if {running.model for running in plans} <= {switch.model for switch in switches}:
+            ready_s = min(switch.seconds for switch in switches)  # else an engine is ready from the start
+    return RunPlan(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, ready_s)
 
 
 def ends_s(planned: Sequence[Sequence[ModelPlan]], simulated: Sequence[AppStage]) -> tuple[float, ...]:
-    """When each planned stage ends: when the plan, played, was last in it.
+    """Return when each planned stage ends in its simulation.
 
-    A played stage is in the next planned one as soon as something runs that only that one has.
+    A simulated stage belongs to the next planned one as soon as a plan runs that only that one has.
     """
     found, at = [0.0] * len(planned), 0
-    for stage in simulated:
+    for stage in simulated if planned else ():
         while at + 1 < len(found) and set(stage.plans) & (set(planned[at + 1]) - set(planned[at])):
             at += 1
-        if found:
-            found[at] = stage.end_s
+        found[at] = stage.end_s
     return tuple(np.maximum.accumulate(found).tolist()) if found else ()
 
 
 def static_run_plan(plans: Sequence[ModelPlan]) -> RunPlan:
-    """Of engines that others run: all models at once."""
+    """Return the plan of engines that run already: all models at once."""
     return RunPlan((tuple(plans),))
 
 
 @dataclass(frozen=True)
 class ClusterPlacer:
-    """The GPUs of a cluster, with the least to load anew.
-
-    Attributes:
-        cluster: Of the GPUs.
-        seconds: Until a replica is ready.
-    """
+    """Places replicas on the GPUs of a cluster with the shortest loading time; ``seconds`` until one is ready."""
 
     cluster: Cluster
     seconds: placement.Seconds
 
     def fits(self, plans: Plans) -> bool:
-        """Whether plans have room beside one another."""
+        """Return whether plans fit beside one another."""
         return placement.fits(plans, self.cluster)
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Where their replicas go."""
-        slept = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
-        found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=slept)
+        """Return the GPUs of each replica."""
+        asleep = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
+        found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=asleep)
         if found is None:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
         return found
 
     def ready_s(self, plan: ModelPlan) -> float:
-        """As planned."""
+        """Return the planned seconds of a start."""
         return self.seconds(plan, "start")
 
 
 @dataclass(frozen=True)
 class StaticPlacer:
-    """Engines that others run: all have room, and a replica is its number among its model's."""
+    """Numbers the engines of each model, which run already, instead of placing them."""
 
-    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - the contract's
-        """They run already."""
+    def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - the protocol's
+        """Return True."""
         return True
 
-    def place(
-        self,
-        plans: Plans,
-        before: Placement,  # noqa: ARG002 - the contract's
-        running: Plans,  # noqa: ARG002
-        in_sleep: Placement,  # noqa: ARG002
-    ) -> Placement:
-        """Their numbers."""
+    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:  # noqa: ARG002
+        """Return the number of each engine among those of its model."""
         return {plan.model: tuple((number,) for number in range(plan.dp)) for plan in plans}
 
-    def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the contract's
-        """Nobody knows."""
+    def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the protocol's
+        """Return 0: unknown."""
         return 0.0
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A decider that asks for what is present in a draw, and skips the rest.
-
-    Attributes:
-        tasks: Of the application.
-        draw: One way in which it may turn out.
-    """
+    """Requests the tasks that are present in a draw, and skips the others."""
 
     tasks: Tasks
     draw: TaskDraw
 
-    def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:  # noqa: ARG002 - the contract's
-        """A request that says which task it is; None: the draw has it not."""
+    def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:  # noqa: ARG002 - the protocol's
+        """Return a request that identifies the task; None if it is not in the draw."""
         if not self.draw.present[task]:
             return None
         words = f"{self.tasks.models[self.tasks.model[task]]} {task} {self.draw.prompt_tokens[task]}"

@@ -1,4 +1,4 @@
-"""Answers as files, in the order of the inputs: JSONL and Parquet, the dead apart, and a manifest."""
+"""Results of a run as files in the order of the inputs: outputs, dead tasks and a manifest; and the run's folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 
 OUTPUTS, PARQUET, DEAD, MANIFEST = "outputs.jsonl", "outputs.parquet", "dead.jsonl", "manifest.json"
+LOCK, LOGS = "run.lock", "logs"
 FORMS = ("jsonl", "parquet")
 _PAGE = 5_000
 COLUMNS = {
@@ -34,13 +35,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-        files: Names in the folder, with their SHA-256.
-        answers: Lines of outputs.
-        dead: Lines of the dead, with their errors.
-    """
+    """Written files: SHA-256 by name, the number of outputs, and the number of dead tasks."""
 
     files: Mapping[str, str]
     answers: int
@@ -52,63 +47,27 @@ def export(
     layout: Layout,
     folder: Path,
     *,
-    ids: Callable[[int], str] | None = None,
+    ids: Callable[[int], str] = str,
     calls: Collection[str] | None = None,
     forms: Sequence[str] = ("jsonl",),
 ) -> Exported:
-    """Writes what was answered, a line a task, rows in the order of the inputs, each file whole or not at all.
+    """Write the outputs, a line for each task, rows in the order of the inputs; each file is replaced atomically.
 
-    Tasks of a row stand in the application's order: by call, round and index. Skipped ones have no line. Nothing of it
-    depends on when or in which order engines answered. Where nobody is dead there is no file of the dead.
+    Tasks of a row are in the application's order: by call, round and index. Skipped tasks have no line. The files do
+    not depend on when or in which order engines answered. Without dead tasks there is no file of them.
 
     Args:
         ledger: Of the run.
         layout: Of its tasks.
-        folder: Where the files go; made where it is missing.
-        ids: A row's id by its number; None: the number.
-        calls: Names of the calls to be written; None: all.
+        folder: Created if absent.
+        ids: Returns a row's id from its number.
+        calls: Names of the calls to write; None: all.
         forms: Of FORMS.
 
     Raises:
-        UnknownNameError: There is no such call, or no such form.
+        UnknownNameError: There is no such call or form.
         OutputError: A file cannot be written.
     """
-    _check(layout, calls, forms)
-    folder.mkdir(parents=True, exist_ok=True)
-    order = _order(layout, calls)
-    named = ids or str
-    files: dict[str, str] = {}
-    write_whole(folder / OUTPUTS, lambda path: _write(path, _answers(ledger, layout, order, named)))
-    files[OUTPUTS] = sha256(folder / OUTPUTS)
-    answers = _lines(folder / OUTPUTS)
-    if "parquet" in forms:
-        write_whole(folder / PARQUET, lambda path: _parquet(folder / OUTPUTS, path))
-        files[PARQUET] = sha256(folder / PARQUET)
-    if "jsonl" not in forms:
-        (folder / OUTPUTS).unlink()
-        del files[OUTPUTS]
-    write_whole(folder / DEAD, lambda path: _write(path, _dead(ledger, layout, order, named)))
-    dead = _lines(folder / DEAD)
-    if dead:
-        files[DEAD] = sha256(folder / DEAD)
-    else:
-        (folder / DEAD).unlink()  # of a run before, too
-    return Exported(files, answers, dead)
-
-
-def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Writes what a run was: counts, hashes, versions, plan, times; as sorted JSON."""
-    text = json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
-    write_whole(folder / MANIFEST, text.encode() + b"\n")
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check(layout: Layout, calls: Collection[str] | None, forms: Sequence[str]) -> None:
     for form in forms:
         if form not in FORMS:
             raise UnknownNameError("form of outputs", form, FORMS)
@@ -117,18 +76,33 @@ def _check(layout: Layout, calls: Collection[str] | None, forms: Sequence[str]) 
             raise UnknownNameError("call", call, layout.tasks.calls)
     if not forms:
         raise InputError(f"outputs must have a form, one or both of {', '.join(FORMS)}")
-
-
-def _order(layout: Layout, calls: Collection[str] | None) -> Ints:
-    """Places in the order of rows, within a row in the application's."""
+    folder.mkdir(parents=True, exist_ok=True)
     tasks, place_of = layout.tasks, layout.place_of
-    rows = tasks.row[place_of]
-    order = place_of[np.argsort(rows, kind="stable")]
-    if calls is None:
-        return order
-    wanted = np.array([tasks.calls[call] in calls for call, _ in layout.pairs])
-    chosen: Ints = order[wanted[tasks.call[order]]]
-    return chosen
+    order = place_of[np.argsort(tasks.row[place_of], kind="stable")]
+    if calls is not None:
+        chosen = np.array([tasks.calls[call] in calls for call, _ in layout.pairs])
+        order = order[chosen[tasks.call[order]]]
+    files: dict[str, str] = {}
+    answers = _write_lines(folder / OUTPUTS, _answers(ledger, layout, order, ids))
+    if "parquet" in forms:
+        write_whole(folder / PARQUET, lambda path: _write_parquet(folder / OUTPUTS, path))
+        files[PARQUET] = sha256(folder / PARQUET)
+    if "jsonl" in forms:
+        files[OUTPUTS] = sha256(folder / OUTPUTS)
+    else:
+        (folder / OUTPUTS).unlink()
+    dead = _write_lines(folder / DEAD, _dead(ledger, layout, order, ids))
+    if dead:
+        files[DEAD] = sha256(folder / DEAD)
+    else:
+        (folder / DEAD).unlink()  # also that of an earlier run
+    return Exported(files, answers, dead)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _answers(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]) -> Iterator[dict[str, Any]]:
@@ -137,23 +111,23 @@ def _answers(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], s
         found = ledger.outputs(places)
         for place in places:
             if (output := found.get(place)) is not None:
-                yield {**_head(layout, place, ids), **asdict(output)}
+                yield {**_task_columns(layout, place, ids), **asdict(output)}
 
 
 def _dead(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]) -> Iterator[dict[str, Any]]:
-    """The dead with their errors, then those that never came to their turn behind them, in the same order."""
-    found: dict[int, tuple[str, int, str | None]] = {}
-    for first in range(0, len(layout.tasks), _PAGE):
-        for row in ledger.rows(first, _PAGE):
-            if row.state in (State.DEAD, State.BLOCKED):
-                found[row.task] = (row.state.name.lower(), row.attempts, row.error)
+    """Yield the dead tasks with their errors, and the tasks that wait for them forever."""
+    found = {
+        row.task: {"state": row.state.name.lower(), "attempts": row.attempts, "error": row.error}
+        for first in range(0, len(layout.tasks), _PAGE)
+        for row in ledger.rows(first, _PAGE)
+        if row.state in (State.DEAD, State.BLOCKED)
+    }
     for place in order.tolist() if found else ():
         if place in found:
-            state, attempts, error = found[place]
-            yield {**_head(layout, place, ids), "state": state, "attempts": attempts, "error": error}
+            yield {**_task_columns(layout, place, ids), **found[place]}
 
 
-def _head(layout: Layout, place: int, ids: Callable[[int], str]) -> dict[str, Any]:
+def _task_columns(layout: Layout, place: int, ids: Callable[[int], str]) -> dict[str, Any]:
     tasks = layout.tasks
     call, model = layout.pairs[int(tasks.call[place])]
     return {
@@ -165,13 +139,22 @@ def _head(layout: Layout, place: int, ids: Callable[[int], str]) -> dict[str, An
     }
 
 
-def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as JSON lines and return their number."""
+    lines = 0
+
+    def write(path: Path) -> None:
+        nonlocal lines
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                lines += 1
+
+    write_whole(path, write)
+    return lines
 
 
-def _parquet(lines: Path, path: Path) -> None:
+def _write_parquet(lines: Path, path: Path) -> None:
     import polars as pl
 
     kinds = {name: pl.String if kind is str else pl.Int64 for name, kind in COLUMNS.items()}
@@ -180,52 +163,30 @@ def _parquet(lines: Path, path: Path) -> None:
     except pl.exceptions.ComputeError as error:
         if "os error" not in str(error):
             raise
-        raise OSError(str(error)) from error  # a full disk, which polars tells so
-
-
-def _lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON does not know."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray | set | frozenset):
-        return list(value)
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(type(value).__name__)
+        raise OSError(str(error)) from error  # a full disk, which polars reports as a failed computation
 
 
 def recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """(answers, output tokens) that were written, by model's name; empty where there is no file of answers."""
+    """Return the written outputs and their tokens by model's name; empty without a file of outputs."""
     answers: dict[str, int] = {}
     tokens: dict[str, int] = {}
     path = folder / OUTPUTS
     if path.is_file():
         with path.open(encoding="utf-8") as lines:
             for line in lines:
-                told = json.loads(line)
-                name = told["model"]
+                row = json.loads(line)
+                name = row["model"]
                 answers[name] = answers.get(name, 0) + 1
-                tokens[name] = tokens.get(name, 0) + told["output_tokens"]
+                tokens[name] = tokens.get(name, 0) + row["output_tokens"]
     return answers, tokens
 
 
 def manifest(
     job: Job, completed: RunResult, exported: Exported, *, app: str, inputs: str, models: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Counts, hashes, versions, the plan and how long it took.
+    """Return counts, hashes, versions, the plan and the events of a run.
 
-    Args:
-        job: That ran.
-        completed: How.
-        exported: What was written.
-        app: SHA-256 of the application.
-        inputs: SHA-256 of its inputs.
-        models: Revision or weights of each model, by name.
+    ``app`` and ``inputs`` are SHA-256 sums; ``models`` holds the revision or weights of each model.
     """
     names = job.layout.tasks.models
     return {
@@ -240,7 +201,7 @@ def manifest(
         "identity": job.identity,
         "versions": {"lengthwise": version("lengthwise"), "python": platform.python_version()},
         "models": dict(models),
-        "engines": {names[model]: list(abouts) for model, abouts in completed.engines.items()},
+        "engines": {names[model]: list(engines) for model, engines in completed.engines.items()},
         "plan": [[{**asdict(plan), "model": names[plan.model]} for plan in stage] for stage in job.run_plan.stages],
         "seconds": round(completed.seconds, 3),
         "silent": [
@@ -253,67 +214,68 @@ def manifest(
 
 
 def counts(job: Job, completed: RunResult) -> dict[str, dict[str, int]]:
-    """Tasks by call and state, with all of them under "all"."""
+    """Return the tasks by call and state, with the sums of all calls under "all"."""
     found: dict[str, dict[str, int]] = {"all": {}}
     for (call, _, state), tasks in sorted(completed.counts.items()):
         for name in (job.layout.tasks.calls[call], "all"):
-            states = found.setdefault(name, {})
-            states[State(state).name.lower()] = states.get(State(state).name.lower(), 0) + tasks
+            states, key = found.setdefault(name, {}), State(state).name.lower()
+            states[key] = states.get(key, 0) + tasks
     return found
 
 
-LOCK, LOGS = "run.lock", "logs"
+def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a manifest as sorted JSON."""
+    text = json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+    write_whole(folder / MANIFEST, text.encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has no type for as one of its types."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray | set | frozenset):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(type(value).__name__)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps what is its own.
-
-    Attributes:
-        path: Of the folder.
-        store: Where the ledger is; None: in the folder. Several coordinators have a folder each, and one store.
-    """
+    """The folder of a run; ``store``: where the ledger is if not in the folder, shared by several coordinators."""
 
     path: Path
     store: str | None = None
 
     @property
     def place(self) -> str:
-        """Where the ledger is."""
+        """Return the place of the ledger."""
         return self.store or str(self.path / FILE)
 
     @property
     def logs(self) -> Path:
-        """Of engines."""
+        """Return the folder of the engines' logs."""
         return self.path / LOGS
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has been here."""
+        """Return whether the folder has a run."""
         return (self.path / LOCK).exists()
 
     def require_free(self, *, resume: bool) -> None:
-        """Raises InputError where a run was here that is not to be gone on with."""
+        """Raise InputError if the folder has a run that is not to be resumed."""
         if self.is_begun and not resume:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
     def taken(self, *, resume: bool) -> Iterator[TableLedger]:
-        """The ledger, while nobody else runs in this folder.
-
-        Args:
-            resume: Whether a run that was here before is gone on with.
+        """Lock the folder for this process and yield its ledger; ``resume`` allows to continue an earlier run.
 
         Raises:
-            InputError: A run was here and is not to be gone on with, or one runs here now.
+            InputError: The folder has a run that is not to be resumed, or another process runs in it.
             OutputError: The folder cannot be written.
         """
         self.require_free(resume=resume)
-        with self._locked(), open_ledger(self.place) as ledger:
-            yield ledger
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / LOCK).open("a+", encoding="ascii")
@@ -331,4 +293,5 @@ class RunFolder:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
+            with open_ledger(self.place) as ledger:
+                yield ledger

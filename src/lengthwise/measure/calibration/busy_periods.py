@@ -32,13 +32,9 @@ class Counters:
     Attributes:
         at_s: Time by the clock of the run's records: the middle between request and response of the scrape, or the
             time of the last counted token (``timed_by``).
-        uncertainty_s: Largest distance between ``at_s`` and the moment of counting.
         steps: Steps so far that produced a token.
         tokens: Generated tokens and computed prompt tokens so far; a prompt counts when its last chunk is computed.
         generated: Generated tokens so far, first tokens included.
-        first: Prompts so far that are computed.
-        running: Running requests.
-        preempted: Preempted requests so far.
         edges: [b] upper bounds of the buckets of ``cumulative``.
         cumulative: [n, b] steps so far of at most so many ``tokens``.
     """
@@ -167,7 +163,6 @@ class BusyPeriods:
     """[m] busy periods of one run, in order.
 
     Attributes:
-        end_s: By the clock of the run's records.
         steps: Steps that produced a token.
         prompts: Prompts that were computed, and ``prompt_tokens`` their tokens.
         decodes: Tokens of requests whose prompt was computed before; a sequence decodes one a step.

@@ -193,11 +193,7 @@ PROMPT_SLACK = 0.02
 
 
 def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
-    """Require that the runs can belong to this deployment and can be trusted; report all doubtful runs at once.
-
-    Raises:
-        InputError: A run was simulated, has warnings, or cannot have run on this deployment.
-    """
+    """Require that the runs can belong to this deployment and can be trusted; report all doubtful runs at once."""
     unknown = sorted(set(allow) - set(ALLOWED))
     if unknown:
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
@@ -305,12 +301,7 @@ def check_enough(runs: Sequence[Run]) -> None:
 def origin_notes(
     found: Calibration, runs: Sequence[Run], deployment: Deployment, allow: Collection[str]
 ) -> tuple[str, ...]:
-    """Return notes on whether the runs belong to the deployment at all.
-
-    Raises:
-        InputError: The origin is unknown, the tables moved far, simulations are still far off, and warnings are not
-            allowed. Runs of a known origin pass: correct tables may lack a cost that no factor stands for.
-    """
+    """Return notes on whether the runs belong to the deployment at all."""
     unknown = unknown_origin([run.measured for run in runs], [run.name for run in runs], deployment)
     if found.warning and unknown and "warnings" not in allow:
         raise InputError(
@@ -351,9 +342,6 @@ def split_of(
     """Hold out the given runs, complete loads between the lowest and the highest, or each run's last requests.
 
     Repeats (runs of equal requests) go to one side together.
-
-    Raises:
-        InputError: There is nothing to fit or to hold out, or a run is unusable.
     """
     given = list(holdout) if isinstance(holdout, Sequence) else []
     share = float(holdout) if isinstance(holdout, float | int) else 0.0

@@ -140,7 +140,6 @@ def part_errors(
 
     Args:
         given: Tables before the calibration; their host error stands where the runs determine nothing of it.
-        found: The fitted parameters.
         shares: By parameter, d log(time between tokens) / d log(parameter).
         tpot_log_sd: Spread of held-out times between tokens: "step", less what the parts' errors amount to.
         ttft_log_sd: Spread of held-out times to the first token; the excess belongs to prefill and host.

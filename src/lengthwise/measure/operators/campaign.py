@@ -203,7 +203,6 @@ class Plan:
 
     Attributes:
         budget_s: Total seconds, including those of interrupted runs.
-        repeats: Of a point that is not slow.
         target: Relative error, of points predicted from the others, at which to stop early.
     """
 
@@ -236,11 +235,7 @@ class Campaign:
         return self._clock() - self._started
 
     def run(self) -> list[Outcome]:
-        """Return an outcome for every point tried; ``lost`` is the reason if the device ended the run.
-
-        Raises:
-            InputError: The budget does not suffice for the coarse grid; the journal has the points so far.
-        """
+        """Return an outcome for every point tried; ``lost`` is the reason if the device ended the run."""
         try:
             self.measure_coarse_grid()
             while self.elapsed_s < self._plan.budget_s and (batch := self._next()):

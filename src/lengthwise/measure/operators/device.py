@@ -49,7 +49,6 @@ def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int |
 
     Raises:
         UnknownNameError: There is no such device or dtype.
-        InputError: This machine lacks the device, or the device the dtype.
     """
     kind = _kind(torch, device)
     if threads is not None and threads < 1:

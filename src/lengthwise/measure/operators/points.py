@@ -29,11 +29,9 @@ class Operator:
     """One operator on one device's shard.
 
     Attributes:
-        name: Of ``schema.profile.OPERATOR_PARTS``.
         tps: TP degrees whose shards have exactly these shapes; the operator is measured once for all of them.
         largest: Maximum of each coordinate; for decode attention also of one sequence's context.
         times: Executions per step.
-        shape: Columns of the profile that describe it: n, k, heads...
     """
 
     name: str
@@ -104,11 +102,7 @@ PER_SEQUENCE = ("final norm", "lm head", "sampler", "host")
 
 
 def operators_of(model: ModelSpec, tps: Sequence[int], reach: Reach) -> tuple[Operator, ...]:
-    """Return all operators to measure; shards of the same shapes are one operator of several degrees.
-
-    Raises:
-        InputError: A degree does not divide the heads.
-    """
+    """Return all operators to measure; shards of the same shapes are one operator of several degrees."""
     merged: dict[tuple[object, ...], Operator] = {}
     for tp in sorted(set(tps)):
         if tp < 1 or model.attention.heads % tp:
