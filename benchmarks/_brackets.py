@@ -112,13 +112,20 @@ def recorded(shared: Path) -> Iterator[Bracket]:
     names = [(m, s) for m in _recorded.LATENCIES for s in ("Mean", "Median", "P95")]
 
     def values(seconds: dict[str, Any]) -> list[float]:
-        statistics = {m: dict(zip(_recorded.STATISTICS, _recorded.statistics(of), strict=True)) for m, of in seconds.items()}
+        statistics = {
+            m: dict(zip(_recorded.STATISTICS, _recorded.statistics(of), strict=True)) for m, of in seconds.items()
+        }
         return [float(statistics[metric][statistic]) for metric, statistic in names]
 
     for run in _recorded.RUNS:
         requests = _recorded.read_requests(shared / _recorded.ROOT / "measured_runs" / run.folder)
         profiled, measured = _recorded.deployment(shared, run), values(requests.latencies())
-        parallel = {"node": profiled.node, "tp": run.tp, "limits": profiled.limits, "num_blocks": profiled.kv.num_blocks}
+        parallel = {
+            "node": profiled.node,
+            "tp": run.tp,
+            "limits": profiled.limits,
+            "num_blocks": profiled.kv.num_blocks,
+        }
         for costs, deployment in (("profile", profiled), ("roofline", deploy(run.model, run.gpu, **parallel))):
             ends = interval(lambda one, requests=requests: values(requests.simulated(one)), deployment)
             for (metric, statistic), real, *numbers in zip(names, measured, *ends, strict=True):
@@ -198,13 +205,13 @@ def fitted_pairs(points: Sequence[Point]) -> frozenset[tuple[str, str]]:
 
 
 def spread(points: Sequence[Point], host_of: Callable[[Point], HostOverhead]) -> float:
-    """Return the value of GRID with which the share of points above is closest to one in twenty; the least of several."""
+    """Return the least value of GRID with which the share of points above is closest to one in twenty."""
     needed = np.array([least(point, host_of(point)) for point in points])
     return min(GRID, key=lambda sd: abs(float(np.mean(needed > sd)) - _TAIL))
 
 
 def least(point: Point, host: HostOverhead) -> float:
-    """Return the least of GRID with which the point does not lie above; infinity without one, NaN if it does not fit."""
+    """Return the least of GRID with which the point is not above; infinity without one, NaN if it does not fit."""
     try:
         deployment = deployed(point, "roofline", host)
     except InputError:

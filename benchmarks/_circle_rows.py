@@ -144,7 +144,9 @@ def coverage_row(
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
 
     def of(deployments: Mapping[str, Deployment], draws: int, level: float, *, sampling: bool) -> Intervals:
-        return {run.name: intervals_of(deployments[run.setting], run, draws, level, sampling=sampling) for run in held_out}
+        return {
+            run.name: intervals_of(deployments[run.setting], run, draws, level, sampling=sampling) for run in held_out
+        }
 
     single = of(unseen, DRAWS, LEVEL, sampling=True)
     loads = medians(single)
@@ -200,9 +202,7 @@ def counted(intervals: Intervals) -> dict[str, int]:
     return {"n": len(every), "satisfied": len(every) - below - above, "below": below, "above": above}
 
 
-def intervals_of(
-    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool
-) -> dict[str, Interval]:
+def intervals_of(deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool) -> dict[str, Interval]:
     """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
     records = simulated(deployment, run)
     said, measured = quantiles(records), quantiles(run.measured.records)

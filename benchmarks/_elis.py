@@ -1,15 +1,13 @@
-"""ELIS' evaluation (Table 5, Figures 5 and 6) asked again in simulation, and how much more can be had.
+"""ELIS' evaluation (Table 5, Figures 5 and 6) repeated in simulation, and how much more is possible.
 
 Five models on one A100-80GB, batches of 1, 2 and 4, 1x, 3x and 5x the rate of one request after the other, Gamma
-arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: evaluated
-on, never trained on), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
-"ours" is chosen on 200 other prompts of the set.
+arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: for evaluation,
+never for training), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
+"own" is chosen on 200 other prompts of the set.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from lengthwise.lab import Contestant, Question, lab
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
 from lengthwise.schema.lab import LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import t_half_width
 
 FOLDER = "data/text/nc_alpaca_eval"
 MODELS = {  # name in the paper: (catalog, whose outputs)
@@ -39,7 +38,6 @@ MODELS = {  # name in the paper: (catalog, whose outputs)
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
 PROMPTS, SHUFFLES, SHAPE = 200, 3, 0.73
 GPU = "A100-80GB"
-OURS = "own"
 RETAINED, SEATS = "ours (seats kept)", "ours (seats change hands)"
 IMPROVEMENT = "worth(factor=1)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
@@ -55,11 +53,13 @@ PAPER = (  # Table 5, batch 4: FCFS, ISRTF, SJF
     (144.23, 131.38, 60.98), (240.25, 212.60, 70.55), (350.55, 352.53, 133.11), (451.59, 377.29, 125.59),
     (91.28, 130.71, 37.02), (229.64, 200.34, 59.37), (251.66, 234.08, 89.64),
 )  # fmt: skip
+Tables = dict[str, LabTable]
+"""By model."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what a model answered."""
+    """A prompt and a model's answer."""
 
     prompt: str
     prompt_tokens: int
@@ -69,57 +69,31 @@ class Text:
 
 @lru_cache(maxsize=16)
 def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
-    """The sampled prompts of one model, the same for every shuffle; for tuning others, on which nobody is judged."""
-    asked, told = _requested(shared), _told_by(shared, outputs)
-    rows = _evaluated(told)
+    """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
+    prompts, answers = _instructions(shared), _answers(shared, outputs)
+    rows = _evaluated(answers)
     if tuning:
-        judged = {r["idx"] for _, name in MODELS.values() for r in _evaluated(_told_by(shared, name))}
-        left = [r for r in told if r["idx"] not in judged]
+        taken = {r["idx"] for _, name in MODELS.values() for r in _evaluated(_answers(shared, name))}
+        left = [r for r in answers if r["idx"] not in taken]
         rows = [left[i] for i in np.random.default_rng(1).choice(len(left), PROMPTS, replace=False)]
-    return [
-        Text(asked[r["idx"]]["instruction"], asked[r["idx"]]["n_tok_tekken131k"], r["output"], r["n_tok_tekken131k"])
-        for r in rows
-    ]
+    found = ((prompts[r["idx"]], r) for r in rows)
+    tokens = "n_tok_tekken131k"
+    return [Text(asked["instruction"], asked[tokens], r["output"], r[tokens]) for asked, r in found]
 
 
-def _evaluated(report: list[dict]) -> list[dict]:
-    return [report[i] for i in np.random.default_rng(0).choice(len(report), PROMPTS, replace=False)]
+def _evaluated(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [answers[i] for i in np.random.default_rng(0).choice(len(answers), PROMPTS, replace=False)]
 
 
 @lru_cache(maxsize=1)
-def _requested(shared: Path) -> dict[Any, dict]:
-    return {row["idx"]: row for row in _lines(shared / FOLDER / "instructions.jsonl.gz")}
+def _instructions(shared: Path) -> dict[Any, dict[str, Any]]:
+    return {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
 
 
 @lru_cache(maxsize=8)
-def _told_by(shared: Path, outputs: str) -> list[dict]:
-    rows = _lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
+def _answers(shared: Path, outputs: str) -> list[dict[str, Any]]:
+    rows = _texts.lines(shared / FOLDER / "outputs" / f"{outputs}.jsonl.gz")
     return [row for row in rows if row["n_tok_tekken131k"] > 0]
-
-
-def _lines(path: Path) -> list[dict]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def shuffled(of: list[Text], model: str, seed: int, max_tokens: int) -> Workload:
-    """The prompts in a random order, with Gamma arrivals; the rate is for the laboratory to set."""
-    rng = np.random.default_rng([seed, 0xE115])
-    order = [of[i] for i in rng.permutation(len(of))]
-    prompt = np.array([text.prompt_tokens for text in order], np.int64)
-    output = np.array([text.output_tokens for text in order], np.int64)
-    columns = {
-        "prompt": [text.prompt for text in order],
-        "output": [text.output for text in order],
-        "model": [model] * len(order),
-    }
-    return Workload(
-        workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
-        prompt,
-        np.minimum(output, max_tokens - prompt),
-        extra={name: np.array(column, object) for name, column in columns.items()},
-        name=model,
-    )
 
 
 @dataclass(frozen=True)
@@ -129,8 +103,8 @@ class Bench:
     Attributes:
         shared: The folder of recorded data.
         model: By the paper's name.
-        predictors: What predicts, by name; a tuple adds arguments of ``predict.attach``.
-        tuning: Other prompts and shuffles than those that are judged.
+        predictors: By name, with arguments of ``predict.attach``.
+        tuning: Other prompts and shuffles than those that are evaluated.
     """
 
     shared: Path
@@ -139,18 +113,31 @@ class Bench:
     tuning: bool = False
 
     def requests(self, seed: int, predictor: str) -> Workload:
-        """The prompts in the order of a shuffle, with what is predicted of them."""
+        """Return the prompts in the order of a shuffle with predictions; the laboratory sets the rate."""
         outputs = MODELS[self.model][1]
         seed += SHUFFLES * self.tuning
-        most = self.deployment(Scheduler(), max(BATCHES)).max_model_len
-        made = shuffled(texts(self.shared, outputs, tuning=self.tuning), outputs, seed, most)
+        max_tokens = self.deployment(Scheduler(), max(BATCHES)).max_model_len
+        rng = np.random.default_rng([seed, 0xE115])
+        known = texts(self.shared, outputs, tuning=self.tuning)
+        order = [known[i] for i in rng.permutation(len(known))]
+        prompt, output = (
+            np.array([getattr(text, of) for text in order], np.int64) for of in ("prompt_tokens", "output_tokens")
+        )
+        columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
+        made = Workload(
+            workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng),
+            prompt,
+            np.minimum(output, max_tokens - prompt),
+            extra=columns | {"model": np.array([outputs] * len(order), object)},
+            name=outputs,
+        )
         if not predictor:
             return made
         which, options = self.predictors[predictor]
         return predict.attach(made, which, seed=seed, **options)
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        """The model on one GPU."""
+        """Return the model on one GPU."""
         return replace(_deployed(MODELS[self.model][0], batch), scheduler=scheduler)
 
 
@@ -160,12 +147,11 @@ def _deployed(model: str, batch: int) -> Deployment:
 
 
 def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Who predicts, by name, and what policies are told of the distribution (see ``predict.attach``)."""
+    """Return predictors by name, with the statistic of the distribution that policies use (``predict.attach``)."""
     text, outputs = shared / "data" / "text", MODELS[model][1]
-    learnt = _texts.oasst(text)
+    learnt, lexical = _texts.oasst(text), predict.default()
     spread = float(np.std(np.log([t.output_tokens for t in texts(shared, outputs)])))
-    lexical = predict.default()
-    made = {
+    made: dict[str, tuple[Any, dict[str, Any]]] = {
         "oracle": (predict.Oracle(), {}),
         "constant": (predict.Same(float(learnt.output_tokens.mean())), {}),
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
@@ -173,7 +159,7 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
         "default, median": (lexical, {"statistic": "median"}),
         HEADLINE: (_blend.trained(text), {"statistic": "median"}),
     }
-    for r2 in R2S:  # of the logarithm; the oracle's words times a log-normal factor, said once
+    for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
         made[f"oracle, R2 {r2:g}"] = (error, {"statistic": "median", "update_predictions": False})
     if path := os.environ.get("LENGTHWISE_ENCODER_PREDICTOR"):
@@ -181,18 +167,15 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
     return made
 
 
-def _unbounded(name: str) -> Scheduler:
-    """A named scheduler without the bound on waiting that it has by itself."""
-    return replace(policy.scheduler(name), max_wait_s=math.inf)
-
-
 def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ...]:
-    """Ours, with seats kept or changing hands, without a bound on waiting and with bounds; and others."""
-    made = [Contestant(name, _unbounded(named)) for name, named in OTHERS.items() if others]
-    for name, scheduler in {
-        RETAINED: _unbounded("sjf"),
-        SEATS: replace(_unbounded("isrtf"), takeover=IMPROVEMENT),
-    }.items():
+    """Return our policies, without and with preemption and with bounds on waiting, and others without a bound."""
+
+    def unbounded(name: str) -> Scheduler:
+        return replace(policy.scheduler(name), max_wait_s=math.inf)
+
+    made = [Contestant(name, unbounded(named)) for name, named in OTHERS.items() if others]
+    ours = {RETAINED: unbounded("sjf"), SEATS: replace(unbounded("isrtf"), takeover=IMPROVEMENT)}
+    for name, scheduler in ours.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]
         ages = AGES if others else ()
@@ -200,26 +183,26 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
     return tuple(made)
 
 
-def tables(shared: Path, shuffles: int, *, tuning: bool, fast: bool) -> dict[str, LabTable]:
-    """A laboratory a model: every policy with every predictor; for tuning ours alone, on other prompts."""
+def tables(shared: Path, shuffles: int, *, tuning: bool, quick: bool) -> Tables:
+    """Return a laboratory per model: every policy with every predictor; for tuning ours alone, on other prompts."""
     engine.warm_up()
     made = {}
-    for model in list(MODELS)[: 2 if fast else None]:
+    for model in list(MODELS)[: 2 if quick else None]:
         known = predictors(shared, model)
-        asked = contestants(others=not tuning, waits=WAITS[::2] if fast else WAITS)
-        question = Question(asked, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
+        policies = contestants(others=not tuning, waits=WAITS[::2] if quick else WAITS)
+        question = Question(policies, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
         with search.threads() as workers:
             made[model] = lab(question, Bench(shared, model, known, tuning), each=workers.run)
     return made
 
 
-def over_cells(of: dict[str, LabTable], policy_name: str, predictor: str) -> dict[str, float]:
-    """Means over all models, loads and batch sizes of what a policy does; by load, too."""
+def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]:
+    """Return means over all models, loads and batch sizes for a policy, and the gap closed by load."""
     cells = [c for t in of.values() for c in t.cells if (c.policy, c.predictor) == (policy_name, predictor)]
     known = [c for c in cells if not math.isnan(c["gap_closed"].value)]
 
-    def mean(metric: str, at: list[Any]) -> float:
-        return float(f"{np.mean([c[metric].value for c in at]):.4g}")
+    def mean(metric: str, some: list[Any]) -> float:
+        return float(f"{np.mean([c[metric].value for c in some]):.4g}")
 
     return {
         "gap_closed": mean("gap_closed", known),
@@ -230,119 +213,97 @@ def over_cells(of: dict[str, LabTable], policy_name: str, predictor: str) -> dic
     }
 
 
-def by_model(of: dict[str, LabTable], policy_name: str, predictor: str) -> dict[str, float]:
-    """The share of the gap closed for each model, and half of the 95 % interval of its mean over models."""
+def by_model(of: Tables, policy_name: str, predictor: str) -> dict[str, float]:
+    """Return the share of the gap closed by model, and the half-width of the 95 % interval of its mean."""
     made = {model: over_cells({model: table}, policy_name, predictor)["gap_closed"] for model, table in of.items()}
-    return made | {"half_width": float(f"{mean_half_width(list(made.values())):.2g}")}
+    return made | {"half_width": float(f"{t_half_width(list(made.values()), 0.95):.2g}")}
 
 
-def mean_half_width(values: list[float]) -> float:
-    """Half of the 95 % t interval of the mean."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
-def frontier(of: dict[str, LabTable], predictor: str) -> list[dict[str, Any]]:
-    """Gap closed against the tail as the bound on waiting, or ageing, varies."""
-    names = list(dict.fromkeys(c.policy for t in of.values() for c in t.cells if c.policy.startswith(OURS)))
+def frontier(of: Tables, predictor: str) -> list[dict[str, Any]]:
+    """Return gap closed and tail as the bound on waiting, or ageing, varies."""
+    names = dict.fromkeys(c.policy for t in of.values() for c in t.cells if c.policy.startswith("ours"))
     return [{"policy": name, **over_cells(of, name, predictor)} for name in names]
 
 
 def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
-    """The policy that closes most of the gap within a bound on the tail, on other prompts than it is judged by."""
+    """Return the policy that closes most of the gap within a bound on the tail, on other prompts than evaluated."""
     within = [point for point in tuned if point[tail] <= most] or [min(tuned, key=lambda point: point[tail])]
     return str(max(within, key=lambda point: point["gap_closed"])["policy"])
 
 
-def figures(shared: Path, fast: bool) -> dict[str, Any]:
-    """Rows of benchmarks/lengths.py by name."""
+def figures(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the rows by name.
+
+    Raises:
+        FileNotFoundError: The recorded data are not there.
+    """
     if not (shared / FOLDER).is_dir():
-        return {"elis.skipped": f"no folder {shared / FOLDER}"}
-    tuning = tables(shared, SHUFFLES - 1, tuning=True, fast=fast)
-    judged = tables(shared, SHUFFLES, tuning=False, fast=fast)
-    names = list(dict.fromkeys(c.predictor for t in judged.values() for c in t.cells if c.predictor))
-    best = HEADLINE
-    tuned = frontier(tuning, best)
-    near_oracle = over_cells(judged, by_oracle := chosen(tuned, "p99_over_oracle", 1.05), best)
-    near_fcfs = over_cells(judged, by_fcfs := chosen(tuned, "p99_over_fcfs", 1.15), best)
-    return {
-        "elis.gap_closed": {
-            "value": near_oracle["gap_closed"], "policy": by_oracle, "predictor": best, **near_oracle,
-            "trained_on": _blend.about(), "by_model": by_model(judged, by_oracle, best),
-        },
-        "elis.p99_over_oracle": {"value": near_oracle["p99_over_oracle"], "policy": by_oracle},
-        "elis.gap_closed_at_p99_115": {
-            "value": near_fcfs["gap_closed"], "policy": by_fcfs, "predictor": best, **near_fcfs,
-            "trained_on": _blend.about(), "by_model": by_model(judged, by_fcfs, best),
-        },
-        "elis.by_predictor": {"value": math.nan, **by_predictor(tuning, judged, names)},
-        "elis.frontier": {"value": math.nan, **{name: frontier(judged, name) for name in names}},
-        "elis.statistics": {"value": math.nan, **statistics(judged, names)},
-        "elis.table5": {"value": math.nan, **table5(judged, by_oracle, best)},
-        "elis.figure6": {"value": math.nan, **figure6(judged)},
-        "elis.paper": {"value": math.nan, "gap_closed": paper_gap()},
-    }  # fmt: skip
+        raise FileNotFoundError(f"no folder {shared / FOLDER}")
+    tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
+    evaluated = tables(shared, SHUFFLES, tuning=False, quick=quick)
+    names = list(dict.fromkeys(c.predictor for t in evaluated.values() for c in t.cells if c.predictor))
+    bounds = {"p99_over_oracle": 1.05, "p99_over_fcfs": 1.15}
+    policies = {
+        name: {tail: chosen(frontier(tuning, name), tail, most) for tail, most in bounds.items()} for name in names
+    }
+    best = policies[HEADLINE]
 
+    def of(policy_name: str, predictor: str) -> dict[str, Any]:
+        return {"policy": policy_name, **over_cells(evaluated, policy_name, predictor)}
 
-def by_predictor(tuning: dict, evaluated: dict, names: list[str]) -> dict[str, Any]:
-    """For each predictor: the most of the gap within 5 % of the oracle's P99, within 15 % of FCFS', without a bound."""
-    made = {}
-    for name in names:
-        tuned = frontier(tuning, name)
-        made[name] = {
-            "within 5 % of the oracle's P99": _report(evaluated, chosen(tuned, "p99_over_oracle", 1.05), name),
-            "within 15 % of FCFS' P99": _report(evaluated, chosen(tuned, "p99_over_fcfs", 1.15), name),
-            "seats kept, no bound": _report(evaluated, RETAINED, name),
-            "seats change hands, no bound": _report(evaluated, SEATS, name),
-            "ELIS ISRTF": _report(evaluated, "ELIS ISRTF", name),
+    def headline(policy_name: str) -> dict[str, Any]:
+        found = of(policy_name, HEADLINE)
+        about = {"predictor": HEADLINE, "trained_on": _blend.description()}
+        return found | {"value": found["gap_closed"], "by_model": by_model(evaluated, policy_name, HEADLINE)} | about
+
+    by_predictor = {
+        name: {
+            "within 5 % of the oracle's P99": of(policies[name]["p99_over_oracle"], name),
+            "within 15 % of FCFS' P99": of(policies[name]["p99_over_fcfs"], name),
+            "seats kept, no bound": of(RETAINED, name),
+            "seats change hands, no bound": of(SEATS, name),
+            "ELIS ISRTF": of("ELIS ISRTF", name),
         }
-    return made
-
-
-def _report(evaluated: dict, name: str, predictor: str) -> dict[str, Any]:
-    return {"policy": name, **over_cells(evaluated, name, predictor)}
-
-
-def statistics(evaluated: dict, names: list[str]) -> dict[str, Any]:
-    """Which policy with which statistic of the same predictor closes most."""
-    policies = (RETAINED, SEATS, *OTHERS)
+        for name in names
+    }
     own = [name for name in names if name.startswith(("default", HEADLINE))]
-    return {f"{one}, {name}": over_cells(evaluated, one, name) for one in policies for name in own}
+    statistics = {f"{p}, {name}": over_cells(evaluated, p, name) for p in (RETAINED, SEATS, *OTHERS) for name in own}
+    near_oracle = headline(best["p99_over_oracle"])
+    return {
+        "elis.gap_closed": near_oracle,
+        "elis.p99_over_oracle": {"value": near_oracle["p99_over_oracle"], "policy": near_oracle["policy"]},
+        "elis.gap_closed_at_p99_115": headline(best["p99_over_fcfs"]),
+        "elis.by_predictor": by_predictor,
+        "elis.frontier": {name: frontier(evaluated, name) for name in names},
+        "elis.statistics": statistics,
+        "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
+        "elis.figure6": figure6(evaluated),
+        "elis.paper": {"gap_closed": float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")},
+    }
 
 
-def table5(evaluated: dict[str, LabTable], own: str, predictor: str) -> dict[str, Any]:
-    """Mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
+def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
+    """Return mean JCT in seconds at batch 4: FCFS, ELIS' ISRTF, ours, SJF with known lengths."""
+    policies = {
+        "FCFS": ("fcfs", ""),
+        "ISRTF": ("ELIS ISRTF", predictor),
+        "own": (own, predictor),
+        "SJF": ("oracle", "oracle"),
+    }
     made: dict[str, Any] = {}
     for model, table in evaluated.items():
         for load in LOADS:
             cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
-            made[f"{model} {load:g}x"] = {
-                "FCFS": cells["fcfs", ""],
-                "ISRTF": cells["ELIS ISRTF", predictor],
-                "own": cells[own, predictor],
-                "SJF": cells["oracle", "oracle"],
-            }
+            made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
     return made
 
 
-def figure6(evaluated: dict[str, LabTable]) -> dict[str, float]:
-    """How much shorter ELIS' ISRTF makes mean JCT than FCFS, over models: percent by batch size and load."""
-    return {
-        f"batch {batch}, {load:g}x": float(f"{100 * (1 - np.mean(ratios)):.3g}")
-        for batch in BATCHES
-        for load in LOADS
-        for ratios in (
-            [
-                c["jct.mean/fcfs"].value
-                for t in evaluated.values()
-                for c in t.at(batch, load)
-                if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)
-            ],
-        )
-    }
-
-
-def paper_gap() -> float:
-    """The share of the gap that ISRTF closes in the paper's Table 5, mean over its 15 rows."""
-    return float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")
+def figure6(evaluated: Tables) -> dict[str, float]:
+    """Return by batch size and load the reduction of mean JCT from FCFS to ELIS' ISRTF, over models, in percent."""
+    made = {}
+    for batch in BATCHES:
+        for load in LOADS:
+            cells = [c for t in evaluated.values() for c in t.at(batch, load)]
+            mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
+            made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
+    return made

@@ -1,4 +1,4 @@
-"""The campaign of gpu_campaign.py: models and sizes, time, the machine's requirements; its rows where torch finds a GPU."""
+"""The campaign of gpu_campaign.py: models and sizes, time, the machine's requirements, and its rows."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[st
     """Return the row of ``satisfied`` of each run: determined parameters, and apart from them the others."""
     every = [(name, *of) for found in runs.values() for name, of in found.items()]
     hits = {name: [holds for one, known, holds in every if known and one == name] for name, known, _ in every if known}
-    known, others = sum(hits.values(), []), [holds for _, determined, holds in every if not determined]
+    known, others = ([holds for _, determined, holds in every if determined == of] for of in (True, False))
 
     def share(of: Sequence[bool]) -> dict[str, Any]:
         low, high = exact_interval(sum(of), len(of))
@@ -154,9 +154,7 @@ def counters(_shared: Path, quick: bool) -> dict[str, Any]:
     return {f"fidelity.counters.{name}_error": counters_row(name, runs, TRUTH[name]) for name in TRUTH}
 
 
-def counters_row(
-    name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], planted: float
-) -> dict[str, Any]:
+def counters_row(name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], planted: float) -> dict[str, Any]:
     """Return a parameter's mean error over runs (by kind, then by parameter) with Student's interval."""
     kinds = {}
     for kind in KINDS:
@@ -200,16 +198,15 @@ def times(_shared: Path, quick: bool) -> dict[str, Any]:
         "vLLM on a CPU": partial(saved_case, "vllm", WIDE),
         "transformers on a CPU": partial(saved_case, "transformers", FIFO),
     }
-    return {"calibrate_300_s": times_row({name: timed(name, cases[name]()) for name in list(cases)[: 1 if quick else 3]})}
+    return {
+        "calibrate_300_s": times_row({name: timed(name, cases[name]()) for name in list(cases)[: 1 if quick else 3]})
+    }
 
 
 def times_row(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the slowest of the cases by the clock."""
     slowest = max(cases, key=lambda name: float(cases[name]["wall_s"]))
-    return {
-        "value": cases[slowest]["wall_s"],
-        "details": {"slowest": slowest, "cases": cases, "machine": machine()},
-    }
+    return {"value": cases[slowest]["wall_s"], "details": {"slowest": slowest, "cases": cases, "machine": machine()}}
 
 
 def timed(name: str, case: Case) -> dict[str, Any]:

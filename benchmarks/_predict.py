@@ -1,75 +1,92 @@
-"""Figures of the lexical predictor: in its distribution, out of it, as tokens come, and what can be known at all."""
+"""Figures of predictors: in distribution, on other prompts and models, as tokens arrive, and what is predictable.
+
+``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
+"""
 
 from __future__ import annotations
 
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import _texts
 import numpy as np
 
-from lengthwise.predict import Prompts, Samples
+from lengthwise.predict import Ensemble, Prompts, Samples
+from lengthwise.predict.encoder import Encoder
 from lengthwise.predict.evaluation import Evaluation, evaluate, kendall, knowable, latency_ms
 from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.sample_files import Split, split
 from lengthwise.predict.serialization import default
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 
-FOLDS = 5
-MOST_WINDOWS = 8000
+FOLDS, MAX_WINDOWS = 5, 8000
 APART = (0, 50, 100, 200, 300, 400, 600)
-ELIS_MODELS = ("llama-2-7b-chat-hf", "llama-2-70b-chat-hf", "vicuna-7b-v1.5", "vicuna-13b-v1.3", "vicuna-33b-v1.3")
-"""Models of the families that ELIS served, of those that AlpacaEval holds."""
+SCORES = ("tau", "tau_within", "coverage90", "pinball", "mae", "r2", "log_r2", "bias")
+WINDOW_REQUESTS = 1500
+"""Requests that are followed window by window: every text so far costs the encoder milliseconds."""
 
 
 @cache
-def learnt(text: Path, fast: bool) -> tuple[Split, Lexical]:
-    """Samples in two parts by prompt, and a lexical predictor of the first; quick: Open-Assistant's alone."""
-    parts = split(_texts.oasst(text) if fast else _texts.wide(text), 0.2, 0)
-    return parts, Lexical(most_windows=1500 if fast else MOST_WINDOWS).fit(parts.train)
+def learnt(text: Path, quick: bool) -> tuple[Split, Lexical]:
+    """Return samples in two parts by prompt, and a lexical predictor of the first; quick: Open-Assistant's alone."""
+    parts = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0)
+    return parts, Lexical(most_windows=1500 if quick else MAX_WINDOWS).fit(parts.train)
 
 
-def figures(shared: Path, fast: bool) -> dict:
-    """Rows of benchmarks/lengths.py by name; a quick look learns from Open-Assistant's samples alone."""
-    text = shared / "data/text"
-    draws = 10 if fast else 40
-    parts, model = learnt(text, fast)
+def figures(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the rows of the lexical predictor by name; quick: trained on Open-Assistant's samples alone."""
+    text = _folder(shared)
+    draws = 10 if quick else 40
+    parts, model = learnt(text, quick)
     inside = evaluate(model, parts.test, draws=draws, clock=None)
     other = _texts.alpaca_eval(text)
-    outside = {"wide" if not fast else "oasst": evaluate(model, other, windows=APART, draws=draws, clock=None)}
-    apart = _texts.without(other, list(_texts.shipped(text).prompts.text))
-    outside["shipped"] = evaluate(default(), apart, windows=APART, draws=draws, clock=None)
-    told = {
+    apart = _texts.without(other, _texts.shipped(text).prompts.text)
+    batch_1, batch_32 = (
+        min(latency_ms(default(), apart.prompts, batch, time.thread_time) for _ in range(5)) for batch in (1, 32)
+    )
+    rows = {
         "predict.lexical_tau": {
             **number(inside.scores["tau"]),
             "samples": len(parts.train),
             "prompts": len(set(parts.train.prompts.text)),
         },
-        "predict.lexical_scores": {
-            name: number(inside.scores[name]) for name in ("tau_within", "coverage90", "pinball", "mae", "r2", "log_r2")
-        },
+        "predict.lexical_scores": {name: number(inside.scores[name]) for name in SCORES[1:-1]},
         "predict.lexical_r2_by_window": {"value": round(inside.windows[-1].r2_all, 4), "windows": by_window(inside)},
-        "predict.lexical_ms": {
-            "value": round(fastest_ms(32, apart.prompts), 4),
-            "batch_1": round(fastest_ms(1, apart.prompts), 4),
-        },
+        "predict.lexical_ms": {"value": round(batch_32, 4), "batch_1": round(batch_1, 4)},
         "predict.knowable": known_share(text, draws),
         "predict.reached": reached(text),
     }
-    for name, found in outside.items():
-        told[f"predict.tau_apart_{name}"] = apart_figures(found)
-    if not fast:
-        told["predict.tau_from_to"] = from_to(text)
-    return told
+    known = "oasst" if quick else "wide"
+    for name, predictor, samples in ((known, model, other), ("shipped", default(), apart)):
+        found = evaluate(predictor, samples, windows=APART, draws=draws, clock=None)
+        rows[f"predict.tau_apart_{name}"] = {
+            **number(found.scores["tau_within"]),
+            "tau_by_model": {model: round(of["tau"], 4) for model, of in found.by_model.items()},
+            "coverage90": number(found.scores["coverage90"]),
+            "mae": number(found.scores["mae"]),
+            "by_window": by_window(found),
+        }
+    if not quick:
+        rows["predict.tau_from_to"] = from_to(text)
+    return rows
 
 
-def number(estimate: Estimate) -> dict:
+def _folder(shared: Path) -> Path:
+    if not (shared / "data/text").is_dir():
+        raise FileNotFoundError(f"no folder {shared / 'data/text'}")
+    return shared / "data/text"
+
+
+def number(estimate: Estimate) -> dict[str, float]:
+    """Return a rounded value and half-width."""
     return {"value": round(estimate.value, 4), "half_width": round(estimate.half_width, 4)}
 
 
-def by_window(found: Evaluation) -> list[dict]:
-    """What is known after so many tokens: of all requests (those that ended count as known), and of those that run."""
+def by_window(found: Evaluation) -> list[dict[str, Any]]:
+    """Return scores after so many tokens: of all requests (ended ones count as known), and of those running."""
     return [
         {
             "tokens": w.tokens,
@@ -78,52 +95,27 @@ def by_window(found: Evaluation) -> list[dict]:
             "r2_all": round(w.r2_all, 4),
             "r2_running": round(w.r2.value, 4),
             "tau_running": round(w.tau.value, 4),
-            "mae_running": round(w.mae.value, 1),
             "coverage90": round(w.coverage90.value, 4),
         }
         for w in found.windows
     ]
 
 
-def apart_figures(found: Evaluation) -> dict:
-    """Scores on models and prompts that were not learnt from."""
-    taus = {name: of["tau"] for name, of in found.by_model.items()}
-    return {
-        **number(found.scores["tau_within"]),
-        "elis_models": {name: round(taus[name], 4) for name in ELIS_MODELS},
-        "tau_by_model": {name: round(tau, 4) for name, tau in taus.items()},
-        "coverage90": number(found.scores["coverage90"]),
-        "mae": number(found.scores["mae"]),
-        "by_window": by_window(found),
-    }
-
-
-def fastest_ms(batch: int, prompts: Prompts) -> float:
-    """Milliseconds of processor time a prompt: other processes do not count, and of five rounds the least does."""
-    return min(latency_ms(default(), prompts, batch, time.thread_time) for _ in range(5))
-
-
-def known_share(text: Path, draws: int) -> dict:
-    """The between-prompt share of the variance over 70 runs; uncut lengths, and all of them."""
+def known_share(text: Path, draws: int) -> dict[str, Any]:
+    """Return the between-prompt share of the variance over 70 runs: of all lengths, and of those not truncated."""
     rows = _texts.sample_lengths(text)
-    out: dict = {}
-    for name, kept in (("all", np.ones(len(rows["run"]), bool)), ("uncut", ~rows["censored"])):
-        found = knowable(rows["run"][kept], rows["prompt"][kept], rows["tokens"][kept], draws=draws)
-        shares = [share for share, _ in found.runs.values()]
-        out[name] = {
-            "share": number(found.share),
-            "log_share": number(found.log_share),
-            "runs": len(shares),
-            "runs_quartiles": [round(float(q), 4) for q in np.quantile(shares, [0.25, 0.5, 0.75])],
-            "cut": round(float(rows["censored"].mean()), 4),
-        }
+    out: dict[str, Any] = {}
+    for name, use in (("all", np.ones(len(rows["run"]), bool)), ("uncut", ~rows["censored"])):
+        found = knowable(rows["run"][use], rows["prompt"][use], rows["tokens"][use], draws=draws)
+        out[name] = {"share": number(found.share), "log_share": number(found.log_share), "runs": len(found.runs)}
     return {**out["all"]["share"], **out}
 
 
-def reached(text: Path) -> dict:
-    """R2 within a run on Open-Assistant's prompts, each predicted by a model that has not seen it.
+def reached(text: Path) -> dict[str, float]:
+    """Return R2 within a run on Open-Assistant's prompts, each predicted by a model that has not seen it.
 
     Lengths are those of ``known_share``'s "all": cut at the run's limit, and so is the prediction, in every quantile.
+    R2 is about each run's own mean, to which the prediction's mean is moved.
     """
     samples = _texts.oasst(text)
     prompts, prompt = np.unique(list(samples.prompts.text), return_inverse=True)
@@ -134,48 +126,99 @@ def reached(text: Path) -> dict:
     p, log_p = np.zeros(len(y)), np.zeros(len(y))
     for k in range(FOLDS):
         own, out = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-        model = Lexical(most_windows=1).fit(samples.take(own))
-        said = model.predict(samples.prompts.take(out))
-        cut = np.minimum(said.tokens, limit[out][:, None])
-        steps = np.diff(said.levels)
+        said = Lexical(most_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
+        cut, steps = np.minimum(said.tokens, limit[out][:, None]), np.diff(said.levels)
         p[out] = ((cut[:, 1:] + cut[:, :-1]) / 2) @ steps
         log_p[out] = ((np.log(cut[:, 1:]) + np.log(cut[:, :-1])) / 2) @ steps
-    taus = [kendall(p[run == r], y[run == r]) for r in np.unique(run)]
-    return {
-        "value": round(_within(y, p, run), 4),
-        "log_r2_within_run": round(_within(np.log(y), log_p, run), 4),
-        "tau_within_run": round(float(np.mean(taus)), 4),
-    }
+
+    def within(actual: np.ndarray, predicted: np.ndarray) -> float:
+        a, b = (side - (np.bincount(run, side) / np.bincount(run))[run] for side in (actual, predicted))
+        return round(1 - float(((a - b) ** 2).sum() / (a**2).sum()), 4)
+
+    tau = float(np.mean([kendall(p[run == r], y[run == r]) for r in np.unique(run)]))
+    return {"value": within(y, p), "log_r2_within_run": within(np.log(y), log_p), "tau_within_run": round(tau, 4)}
 
 
-def _within(y: np.ndarray, p: np.ndarray, run: np.ndarray) -> float:
-    """R2 about each run's own mean, the prediction's mean moved there, too: what prompts told."""
-    y = y - (np.bincount(run, y) / np.bincount(run))[run]
-    p = p - (np.bincount(run, p) / np.bincount(run))[run]
-    return 1 - float(((y - p) ** 2).sum() / (y**2).sum())
-
-
-def from_to(text: Path) -> dict:
-    """Mean tau within a model, from a training set to a test set of other prompts and models."""
-    zeroeval = _texts.together([_texts.zeroeval(text, task) for task in ("gsm", "crux", "math-l5")])
-    gpteacher = [
-        _texts.instructions(text, "gpteacher", name)
-        for name in ("codegen-instruct", "roleplay-simple-deduped", "toolformer-similarity-0.8")
-    ]
+def from_to(text: Path) -> dict[str, dict[str, float]]:
+    """Return mean tau within a model, from a training set to a test set of other prompts and models."""
     sets: dict[str, Samples] = {
         "oasst": _texts.oasst(text),
-        "zeroeval": zeroeval,
+        "zeroeval": _texts.together([_texts.zeroeval(text, task) for task in _texts.ZEROEVAL]),
         "arena_hard": _texts.arena_hard(text),
         "alpaca_en_demo": _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo"),
-        "gpteacher": _texts.together(gpteacher),
+        "gpteacher": _texts.together([_texts.instructions(text, "gpteacher", name) for name in _texts.GPTEACHER]),
     }
     tests = {"alpaca_eval": _texts.alpaca_eval(text), "oasst": sets["oasst"], "zeroeval": sets["zeroeval"]}
-    out: dict[str, dict[str, float]] = {}
+    out: dict[str, dict[str, float]] = {source: {} for source in sets}
     for source, samples in sets.items():
         model = Lexical(most_windows=1).fit(samples)
         for target, other in tests.items():
             if target != source:
-                rest = _texts.without(other, list(samples.prompts.text))
+                rest = _texts.without(other, samples.prompts.text)
                 found = evaluate(model, rest, windows=(), draws=0, clock=None)
-                out.setdefault(source, {})[target] = round(found.scores["tau_within"].value, 4)
+                out[source][target] = round(found.scores["tau_within"].value, 4)
     return out
+
+
+def encoder(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the rows of the sentence encoder by name.
+
+    Raises:
+        FileNotFoundError: There is no encoder, or no recorded data.
+    """
+    text = _folder(shared)
+    try:
+        folder = Encoder().encoder.folder
+    except InputError as error:
+        raise FileNotFoundError(str(error)) from error
+    parts, lexical = learnt(text, quick)
+    started = time.process_time()
+    sentences = Encoder(folder, most_windows=1500 if quick else 6000).fit(parts.train)
+    cpu_s = round(time.process_time() - started, 1)
+    inside, outside = parts.test, _texts.alpaca_eval(text)
+    members = {"encoder": sentences, "lexical": lexical, "both": Ensemble([sentences, lexical], [0.5, 0.5])}
+
+    def evaluated(samples: Samples, draws: int) -> dict[str, Evaluation]:
+        return {k: evaluate(one, samples, windows=(), draws=draws, clock=None) for k, one in members.items()}
+
+    def scores(found: dict[str, Evaluation]) -> dict[str, Any]:
+        return {k: {name: number(of.scores[name]) for name in SCORES} for k, of in found.items()}
+
+    held_out, apart = evaluated(inside, 0 if quick else 60), evaluated(outside, 0)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(~inside.censored))[: 400 if quick else WINDOW_REQUESTS]
+    some = inside.take(np.sort(rows))
+    windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
+    metadata = {"prompts": sentences.facts_["prompts"], "samples": len(parts.train), "cpu_s": cpu_s}
+    best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
+    share = {"value": sentences.location_.sense_share, "of": "the location, by cross-validation"}
+    return {
+        "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
+        "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
+        "predict.in_distribution": scores(held_out),
+        "predict.apart": scores(apart),
+        "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
+        "predict.encoder_ms": encoder_latency(sentences, outside.prompts),
+        "predict.encoder_share": share,
+    }
+
+
+def encoder_latency(predictor: Encoder, prompts: Prompts) -> dict[str, float]:
+    """Return milliseconds of processor time per prompt, with tokenization and lexical features, of new prompts.
+
+    Of three passes over a prompt the quickest counts: other processes may share the machine.
+    """
+
+    def timed(requested: Prompts) -> float:
+        predictor.encoder.discard()
+        started = time.process_time()
+        predictor.predict(requested)
+        return time.process_time() - started
+
+    texts = list(dict.fromkeys(prompts.text))[:192]
+    out: dict[str, float] = {}
+    for batch in (1, 32):
+        chunks = [Prompts(batch, text=texts[at : at + batch]) for at in range(0, len(texts) - batch + 1, batch)]
+        times = [min(timed(chunk) for _ in range(3)) / batch * 1e3 for chunk in chunks]
+        out[f"batch_{batch}_median"] = round(float(np.median(times)), 2)
+        out[f"batch_{batch}_p95"] = round(float(np.quantile(times, 0.95)), 2)
+    return {"value": max(out["batch_1_median"], out["batch_32_median"]), **out}

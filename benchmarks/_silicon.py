@@ -91,7 +91,7 @@ def _engine(
     *,
     front: bool = True,
 ) -> tuple[list[Point], Floats]:
-    """Return (points, [n, 2] TTFT and TPOT), by tables where ``shared`` is given; points that do not fit are omitted."""
+    """Return (points, [n, 2] TTFT and TPOT), by tables where ``shared`` is given; without points that do not fit."""
     found, said = [], []
     for point in points:
         theta = theta_of(point.pair)

@@ -28,9 +28,7 @@ SPREADS: dict[str, float] = {
         for constant in ("efficiency", "memory_efficiency", "latency_s")
     },
     **dict.fromkeys(("prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD),
-    **dict.fromkeys(
-        ("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s"), 2 * KERNEL_SPREAD
-    ),
+    **dict.fromkeys(("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s"), 2 * KERNEL_SPREAD),
     **dict.fromkeys(("routing", "launch", "queue", *HOST), COMMON_SPREAD),
     **{f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS},
     **{f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]},

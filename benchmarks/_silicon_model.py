@@ -259,9 +259,7 @@ def attention_ratio(place: str, gpu: str, kind: str, heads: float, kv_heads: flo
     if kind == "context":
         tokens, pairs = isl, isl * (isl + 1) / 2
         moved = 256 * kv * isl + 512 * measured_heads * isl
-        work = kernels.prefill(
-            "", pairs=pairs, mean_keys=(isl + 1) / 2, keys=isl, head_flops=flops, moved_bytes=moved
-        )
+        work = kernels.prefill("", pairs=pairs, mean_keys=(isl + 1) / 2, keys=isl, head_flops=flops, moved_bytes=moved)
     else:
         tokens = isl + step
         keys, group = batch * tokens, float(measured_heads[0] / kv[0])

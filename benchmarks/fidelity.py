@@ -2,8 +2,8 @@
 
 ``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
 recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and are skipped with
-a reason where it is absent; ``coverage`` calibrates to planted runs, ``counters`` to planted runs whose server counts as
-vLLM does; ``times`` measures the time of calibrations; ``profiles`` measures this machine's operators; ``gpu`` runs the
+a reason where it is absent; ``coverage`` calibrates to planted runs, ``counters`` to ones whose server counts as vLLM
+does; ``times`` measures the time of calibrations; ``profiles`` measures this machine's operators; ``gpu`` runs the
 campaign of gpu_campaign.py where torch finds a CUDA GPU.
 
 --save writes the rows to results/fidelity.json, from which `make tables` renews docs/fidelity.md, and moves those of
@@ -55,9 +55,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
 }
 
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
-SECTIONS = Sections(
-    "fidelity", __doc__.splitlines()[0], MODULES, TARGETS, campaigns=CAMPAIGNS, made=_frozen.making
-)
+SECTIONS = Sections("fidelity", __doc__.splitlines()[0], MODULES, TARGETS, campaigns=CAMPAIGNS, made=_frozen.making)
 
 if __name__ == "__main__":
     sys.exit(SECTIONS.main())

@@ -1,4 +1,4 @@
-"""Trains the predictor that is shipped, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
+"""Trains the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
 
 SHARED is the folder of recorded data. ``--check`` compares with the shipped file instead of writing it. The
 bytes follow from the data, scikit-learn's and numpy's versions, which the file names.
@@ -27,47 +27,37 @@ LICENCE = (
     "fine-tunes of Pythia 12B, Falcon 7B, Llama 2 13B and Code Llama 13B, none of a commercial provider's model. "
     "The predictor: Apache-2.0."
 )
-SCORES = (
-    "mae",
-    "rmse",
-    "r2",
-    "log_r2",
-    "tau",
-    "tau_within",
-    "accuracy_4",
-    "within_one_4",
-    "coverage90",
-    "width90",
-    "pinball",
+WEAKNESSES = (
+    "191 English prompts of everyday use; outputs were cut at 400 tokens, so that longer ones are "
+    "extrapolated; no mathematics with long reasoning, no long code, no reasoning models; how long a model that it "
+    "has not seen answers on the whole is a guess, the order of its requests is not"
 )
+SCORES = (
+    "mae", "rmse", "r2", "log_r2", "tau", "tau_within", "accuracy_4", "within_one_4", "coverage90", "width90", "pinball"
+)  # fmt: skip
 
 
 def trained(text: Path) -> tuple[Lexical, dict]:
-    """The predictor of all the data, and its facts: how one of four fifths does on the others' prompts."""
+    """Return the predictor of all the data, and its metadata: scores on prompts held out, and on other models."""
     samples = _texts.shipped(text)
     parts = split(samples, 0.2, 0)
-    held = evaluate(Lexical().fit(parts.train), parts.test, clock=None, windows=(0,), draws=100)
-    whole = Lexical().fit(samples)
-    other = _texts.alpaca_eval(text)
-    apart = _texts.without(other, list(samples.prompts.text))
-    out = evaluate(whole, apart, clock=None, windows=(0,), draws=100)
-    metadata = {
+    held_out = evaluate(Lexical().fit(parts.train), parts.test, clock=None, windows=(0,), draws=100)
+    predictor = Lexical().fit(samples)
+    apart = _texts.without(_texts.alpaca_eval(text), samples.prompts.text)
+    return predictor, {
         "name": "default",
         "trained": TRAINED,
         "license": LICENCE,
         "censored": int(samples.censored.sum()),
         "versions": {name: version(name) for name in ("numpy", "scikit-learn")},
-        "held_out": figures(held),
-        "other_prompts_and_models": figures(out),
-        "weaknesses": "191 English prompts of everyday use; outputs were cut at 400 tokens, so that longer ones are "
-        "extrapolated; no mathematics with long reasoning, no long code, no reasoning models; how long a model that it "
-        "has not seen answers on the whole is a guess, the order of its requests is not",
+        "held_out": figures(held_out),
+        "other_prompts_and_models": figures(evaluate(predictor, apart, clock=None, windows=(0,), draws=100)),
+        "weaknesses": WEAKNESSES,
     }
-    return whole, metadata
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
-    """Scores with their half-widths, rounded."""
+    """Return scores with their half-widths, rounded."""
     return {
         name: [float(f"{found.scores[name].value:.4g}"), float(f"{found.scores[name].half_width:.2g}")]
         for name in SCORES
@@ -76,19 +66,20 @@ def figures(found: Evaluation) -> dict[str, list[float]]:
 
 
 def main() -> int:
+    """Train, then write or compare; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shared", type=Path)
     parser.add_argument("--check", action="store_true")
-    given = parser.parse_args()
-    predictor, metadata = trained(given.shared / "data/text")
-    if not given.check:
+    args = parser.parse_args()
+    predictor, metadata = trained(args.shared / "data/text")
+    if not args.check:
         save(predictor, SHIPPED, metadata)
         print(f"wrote {SHIPPED} ({SHIPPED.stat().st_size} bytes)")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        again = Path(folder) / "default.lwp"
-        save(predictor, again, metadata)
-        same = again.read_bytes() == SHIPPED.read_bytes()
+        made = Path(folder) / "default.lwp"
+        save(predictor, made, metadata)
+        same = made.read_bytes() == SHIPPED.read_bytes()
     print("the same, byte for byte" if same else "not the same bytes")
     return 0 if same else 1
 

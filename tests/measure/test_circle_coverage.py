@@ -23,7 +23,7 @@ N = 60
 def modules():
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        yield importlib.import_module("_circle"), importlib.import_module("_circle_coverage")
+        yield importlib.import_module("_circle"), importlib.import_module("_circle_rows")
     finally:
         sys.path.remove(str(BENCHMARKS))
 
@@ -50,18 +50,18 @@ def run_of(circle, deployment, slower: float, *, load: str = "high", repeat: int
 def test_an_engine_lies_within_where_it_is_off_by_what_errors_say(modules, deployment, slower, side):
     circle, coverage = modules
     run = run_of(circle, deployment, slower)
-    found = coverage.of_run(deployment, run, 32, 0.95, sampling=False)
-    assert coverage.counted({"wide-high-0": found})[side] == len(coverage.METRICS)
+    found = coverage.intervals_of(deployment, run, 32, 0.95, sampling=False)
+    assert coverage.counted({"wide-high-0": found})[side] == len(coverage.COUNTED)
 
 
 def test_sampling_widens_and_no_error_leaves_the_number_alone(modules, deployment):
     circle, coverage = modules
     run, exact = (run_of(circle, deployment, 1.0), replace(deployment, cost=replace(deployment.cost, errors=())))
-    alone = coverage.of_run(exact, run, 32, 0.95, sampling=False)
+    alone = coverage.intervals_of(exact, run, 32, 0.95, sampling=False)
     for one in alone.values():
         assert one.low_s == pytest.approx(one.said_s)
         assert one.high_s == pytest.approx(one.said_s)
-    model, both = (coverage.of_run(deployment, run, 32, 0.95, sampling=on) for on in (False, True))
+    model, both = (coverage.intervals_of(deployment, run, 32, 0.95, sampling=on) for on in (False, True))
     for metric, one in model.items():
         assert both[metric].low_s <= one.low_s < one.said_s < one.high_s <= both[metric].high_s
     tpot = model["tpot_p50"]
@@ -71,10 +71,10 @@ def test_sampling_widens_and_no_error_leaves_the_number_alone(modules, deploymen
 def test_a_load_is_the_median_of_its_repeats(modules):
     _, coverage = modules
     each = {
-        f"wide-high-{k}": dict.fromkeys(coverage.METRICS, coverage.Interval(s, 1.0, 1.0 - s / 10, 1.0 + s / 10))
+        f"wide-high-{k}": dict.fromkeys(coverage.COUNTED, coverage.Interval(s, 1.0, 1.0 - s / 10, 1.0 + s / 10))
         for k, s in enumerate((1.0, 1.05, 3.0))
     }
-    (load,) = coverage.by_load(each).values()
+    (load,) = coverage.medians(each).values()
     assert load["jct_p50"] == coverage.Interval(1.05, 1.0, pytest.approx(0.895), pytest.approx(1.105))
     assert coverage.counted(each) == {"n": 15, "satisfied": 10, "below": 0, "above": 5}
 
@@ -83,14 +83,12 @@ def test_the_row_takes_blind_errors_and_tells_what_the_stored_ones_would_hold(mo
     circle, coverage = modules
     held = [run_of(circle, deployment, slower, repeat=k) for k, slower in enumerate((1.28, 1.3, 1.32))]
     stored = replace(deployment, cost=replace(deployment.cost, errors=(PartError("step", 0.3),)))
-    row = coverage.row({"wide": stored}, [PartError("step", 0.01)], held)
+    row = coverage.coverage_row({"wide": stored}, [PartError("step", 0.01)], held)
     details = row["details"]
-    assert details["errors_as_stored"]["satisfied"] == details["n"] == len(coverage.METRICS)
+    assert details["errors_as_stored"]["satisfied"] == details["n"] == len(coverage.COUNTED)
     assert details["model_alone"] == {"n": 5, "satisfied": 0, "below": 0, "above": 5}
     assert row["value"] == details["satisfied"] / 5
     assert row["ci"][0] <= row["value"] <= row["ci"][1]
-    assert details["by_load"] == {"wide-high": {"n": 5, "satisfied": details["satisfied"]}}
     jct = details["each"]["wide-high"]["jct_p50"]
     assert jct[2] < jct[1] < jct[3] < jct[0]
     assert 1.0 < details["ends_apart"]["wide-high"] < 1.25
-    assert details["errors"] == {"blind": {"step": 0.01}, "stored": {"step": 0.3}}

@@ -1,4 +1,4 @@
-"""Intervals of a circle's errors: repeats and blocks of requests drawn anew, or of what rows keep."""
+"""Intervals of a circle's errors: repeats and blocks of requests drawn anew."""
 
 from __future__ import annotations
 
@@ -21,33 +21,25 @@ def intervals():
         sys.path.remove(str(BENCHMARKS))
 
 
-def kept(*errors: float, measured_s: tuple[float, ...] = (1.0, 1.0, 1.0)) -> dict:
-    """A row of one load that was held out, a repeat an error, beside a run that was learnt from."""
-    runs = {
-        f"a-high-{k}": {"calibrated": error, "measured_s": s}
-        for k, (error, s) in enumerate(zip(errors, measured_s, strict=False))
-    }
-    learnt = {"a-static-0": {"calibrated": 0.9, "measured_s": 1.0}}
-    details = {"signed_by_load": {"a-high": {"calibrated": errors[0]}}, "signed_by_run": runs | learnt}
-    return {"name": "fidelity.live.jct_p50_error", "value": abs(errors[0]), "details": details}
+def repeats(*errors: float, measured_s: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list:
+    """Runs of one draw each: seconds measured, and simulated with an error."""
+    return [(np.array([s]), np.array([(1 + error) * s])) for error, s in zip(errors, measured_s, strict=False)]
 
 
-def test_of_kept_rows_repeats_are_drawn_anew(intervals):
-    assert intervals.of_kept(kept(0.1, 0.1, 0.1)) == pytest.approx((0.1, 0.1))
-    low, high = intervals.of_kept(kept(0.1, 0.05, 0.3))
-    assert (low, high) == pytest.approx((0.05, 0.3))
+def test_repeats_are_drawn(intervals):
+    assert intervals.of_repeats({"a-high": repeats(0.1, 0.1, 0.1)}, 0.1) == pytest.approx((0.1, 0.1))
+    assert intervals.of_repeats({"a-high": repeats(0.1, 0.05, 0.3)}, 0.1) == pytest.approx((0.05, 0.3))
 
 
 def test_a_load_measured_once_has_no_interval(intervals):
-    assert intervals.of_kept(kept(0.1)) is None
-    assert intervals.of_kept({"name": "profile.x", "value": 1.0, "details": {}}) is None
+    assert intervals.of_repeats({"a-high": repeats(0.1)}, 0.1) is None
+    assert intervals.of_repeats({}, 1.0) is None
 
 
-def test_the_same_simulation_against_repeats_that_lie_apart_is_as_unsure_as_they_are(intervals):
-    """Each simulated run says 1 s; the engine took 1, 1.1 and 0.8 s."""
+def test_one_simulation_is_as_uncertain_as_the_repeats_are_far_apart(intervals):
+    """Each simulated run takes 1 s; the engine took 1, 1.1 and 0.8 s."""
     seconds = (1.0, 1.1, 0.8)
-    row = kept(*(1 / s - 1 for s in seconds), measured_s=seconds)
-    low, high = intervals.of_kept(row)
+    low, high = intervals.of_repeats({"a-high": repeats(*(1 / s - 1 for s in seconds), measured_s=seconds)}, 0.0)
     assert low == pytest.approx(0.0)
     assert high == pytest.approx(0.25)
 
@@ -70,11 +62,10 @@ def test_a_quantile_that_nobody_tells_is_no_draw(intervals):
     measured_s = np.array([1.0, np.nan, np.nan, np.nan])
     told, simulated_s = intervals.of_run(measured_s, np.ones(4), 0.5, 0)
     assert np.isfinite(told).all()
-    assert len(told) == len(simulated_s) < intervals.OF_A_RUN
+    assert len(told) == len(simulated_s) < intervals.DRAWS_OF_A_RUN
 
 
 def test_of_scores_all_ends_are_taken_together(intervals):
     runs = {"one": {"p50": [0.3, 0.1, -0.05, 0.2], "p90": [0.3, -0.2, -0.3, -0.1]}}
-    row = {"name": "fidelity.calibrated.ttft_mape", "value": 0.15, "details": {"runs": runs}}
-    assert intervals.of_kept(row) == pytest.approx((0.05, 0.25))
+    assert intervals.of_scores(runs) == pytest.approx((0.05, 0.25))
     assert intervals.of_scores({}) is None

@@ -19,7 +19,6 @@ sys.path.append(str(BENCHMARKS))  # what is benchmarked is what is tested
 import _circle  # noqa: E402
 import _continuous  # noqa: E402
 import _gpu  # noqa: E402
-import _gpu_plan  # noqa: E402
 import fidelity  # noqa: E402
 
 READY = "import sys, time\nprint('ready {}', flush=True)\n"
@@ -93,7 +92,7 @@ def loads(served, monkeypatch, **words):
     sizes = {"static_n": 40, "seconds": 25.0, "repeats": 2, "least": 16} | words
     setting = _circle.Setting("s", 8, 64)
     _circle.measure_loads(
-        served.run, setting, _circle.Lengths(), retained=kept.append, say=said.append, left_s=served.left_s, **sizes
+        served.run, setting, _circle.Lengths(), on_run=kept.append, say=said.append, left_s=served.left_s, **sizes
     )
     return [run.name for run in kept], said
 
@@ -124,14 +123,14 @@ def test_first_runs_share_the_time_that_there_is(monkeypatch):
 
 
 def test_model_is_chosen_by_the_memory_that_is_free():
-    plans = [_gpu_plan.BIG, _gpu_plan.MIDDLE]
-    assert 26e9 < _gpu_plan.BIG.needs_bytes < 32e9
-    assert _gpu_plan.fitting(plans, 139e9) is _gpu_plan.BIG
-    assert _gpu_plan.fitting(plans, 22e9) is _gpu_plan.MIDDLE
-    assert _gpu_plan.fitting(plans, 4e9) is None
+    plans = [_gpu.BIG, _gpu.MIDDLE]
+    assert 26e9 < _gpu.BIG.needs_bytes < 32e9
+    assert _gpu.fitting(plans, 139e9) is _gpu.BIG
+    assert _gpu.fitting(plans, 22e9) is _gpu.MIDDLE
+    assert _gpu.fitting(plans, 4e9) is None
 
 
-@pytest.mark.parametrize("plan", [_gpu_plan.BIG, _gpu_plan.MIDDLE, _gpu_plan.SMALL], ids=lambda p: p.name)
+@pytest.mark.parametrize("plan", [_gpu.BIG, _gpu.MIDDLE, _gpu.SMALL], ids=lambda p: p.name)
 def test_memory_that_a_plan_needs_is_more_than_its_weights(plan):
     from lengthwise import catalog
 
@@ -145,9 +144,9 @@ def asked(**words):
 
 
 def test_machine_that_lacks_modules_is_told_all_of_them(monkeypatch):
-    monkeypatch.setattr(_gpu_plan, "NEEDED", ("numpy", "no_such_module", "nor_this"))
-    with pytest.raises(_gpu_plan.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
-        _gpu_plan.chosen(asked(device="cpu"))
+    monkeypatch.setattr(_gpu, "NEEDED", ("numpy", "no_such_module", "nor_this"))
+    with pytest.raises(_gpu.UnfitError, match=r"needs no_such_module, nor_this in .*pip install"):
+        _gpu.chosen(asked(device="cpu"))
 
 
 def torch_that_sees(monkeypatch, gpus):
@@ -157,18 +156,18 @@ def torch_that_sees(monkeypatch, gpus):
 
 def test_machine_without_a_gpu_is_told_that_before_anything_that_could_be_installed(monkeypatch):
     torch_that_sees(monkeypatch, gpus=0)
-    monkeypatch.setattr(_gpu_plan, "NEEDED", ("no_such_module",))
-    with pytest.raises(_gpu_plan.UnfitError, match="no CUDA GPU"):
-        _gpu_plan.chosen(asked(engine_python=sys.executable))
+    monkeypatch.setattr(_gpu, "NEEDED", ("no_such_module",))
+    with pytest.raises(_gpu.UnfitError, match="no CUDA GPU"):
+        _gpu.chosen(asked(engine_python=sys.executable))
     torch_that_sees(monkeypatch, gpus=1)
-    with pytest.raises(_gpu_plan.UnfitError, match="needs no_such_module in"):
-        _gpu_plan.chosen(asked())
+    with pytest.raises(_gpu.UnfitError, match="needs no_such_module in"):
+        _gpu.chosen(asked())
 
 
 def test_machine_without_torch_is_told_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(_gpu_plan.UnfitError, match="needs torch, which does not import in"):
-        _gpu_plan.chosen(asked(engine_python=sys.executable))
+    with pytest.raises(_gpu.UnfitError, match="needs torch, which does not import in"):
+        _gpu.chosen(asked(engine_python=sys.executable))
 
 
 @pytest.fixture
@@ -178,7 +177,7 @@ def section(monkeypatch, tmp_path):
 
     def rows(code=""):
         _gpu.CAMPAIGN.write_text("import pathlib, sys\nout = pathlib.Path(sys.argv[2])\n" + code)
-        return fidelity.SECTIONS.rows("gpu", Path(), fast=True)
+        return fidelity.SECTIONS.rows("gpu", Path(), quick=True)
 
     return rows
 
@@ -203,7 +202,7 @@ def test_benchmark_keeps_what_a_whole_campaign_writes(section, monkeypatch, tmp_
     )
     section(code)
     assert not (tmp_path / "results").exists()
-    fidelity.SECTIONS.rows("gpu", Path(), fast=False)
+    fidelity.SECTIONS.rows("gpu", Path(), quick=False)
     assert (tmp_path / "results" / "profile.parquet").exists()
 
 
@@ -212,14 +211,14 @@ def test_benchmark_takes_the_campaign_s_rows_where_there_is_a_gpu(section, monke
     told = '{"name": "fidelity.gpu.x.jct_p50_error", "value": 0.03, "unit": "relative", "target": 0.1, "ci": null}'
     (row,) = section(f"assert sys.argv[3:] == ['--tiny']\n(out / 'rows.json').write_text({told!r})")
     assert (row.name, row.value, row.target) == ("fidelity.gpu.x.jct_p50_error", 0.03, 0.1)
-    (row,) = section("sys.exit('the GPU lets nobody in')")
-    assert "ended without rows (1): the GPU lets nobody in" in row.details["skipped"]
+    (row,) = section("sys.exit('the GPU does not respond')")
+    assert "ended without rows (1): the GPU does not respond" in row.details["skipped"]
 
 
 def test_budget_has_a_last_part_for_what_follows_the_measuring():
-    clock = _gpu_plan.Clock(470.0)
+    clock = _gpu.Clock(470.0)
     assert 400 < clock.to_measure_s() < clock.left_s() <= 470
-    assert _gpu_plan.Clock(0.0).to_measure_s() == 0
+    assert _gpu.Clock(0.0).to_measure_s() == 0
 
 
 def test_campaign_imports_no_more_than_it_names():
@@ -257,6 +256,6 @@ def test_campaign_ends_itself_whatever_it_is_doing():
 def test_checkout_that_is_not_installed_tells_its_version():
     import importlib.metadata
 
-    folder = _gpu_plan.as_installed(BENCHMARKS.parent)
+    folder = _gpu.as_installed(BENCHMARKS.parent)
     (found,) = importlib.metadata.distributions(name="lengthwise", path=[folder])
     assert found.version == importlib.metadata.version("lengthwise")

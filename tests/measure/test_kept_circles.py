@@ -40,9 +40,9 @@ def saved(prefix: str) -> dict[str, dict]:
     [("fidelity.live", "vllm", ("WIDE", "NARROW")), ("fidelity.live_transformers", "transformers", ("FIFO",))],
 )
 def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, settings, tmp_path):
-    circle = live.Circle(tmp_path, tmp_path, live.FULL, repeat=RETAINED / "live" / engine)
+    circle = live.Circle(tmp_path, tmp_path, live.FULL, again=RETAINED / "live" / engine)
     of = [getattr(live, name) for name in settings]
-    runs = {setting.name: circle.kept_runs(setting) for setting in of}
+    runs = {setting.name: circle.saved_runs(setting) for setting in of}
     split = circle.split([run for each in runs.values() for run in each], of[0])
     tables = split.calibrated().tables
     errors: dict[str, dict[str, float]] = {}
@@ -51,7 +51,7 @@ def test_kept_runs_are_told_as_well_as_the_page_says(live, prefix, engine, setti
     rows = saved(prefix)
     assert rows.keys() == live._circle.METRICS.keys()
     told = {
-        metric: live._circle_rows.by_load({name: of[metric] for name, of in errors.items()}, split.validation, metric)
+        metric: live._circle_rows.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
         for metric in rows
     }
     moved = list(otherwise(rows, told))

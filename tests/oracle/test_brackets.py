@@ -17,8 +17,8 @@ from lengthwise.engine import simulate
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 try:
-    _brackets, _clusters, _silicon_argonne, _front_spread, _silicon_rows = map(
-        importlib.import_module, ("_brackets", "_clusters", "_silicon_argonne", "_front_spread", "_silicon_rows")
+    _brackets, _intervals, _silicon_argonne, _silicon_rows = map(
+        importlib.import_module, ("_brackets", "_intervals", "_silicon_argonne", "_silicon_rows")
     )
 finally:
     sys.path.remove(BENCHMARKS)
@@ -30,7 +30,7 @@ def bracket(measured, low=0.5, high=2.0, gpu="x"):
 
 
 def test_coverage_counts_what_lies_within_and_on_which_side_the_rest_fell():
-    told = _brackets.told_of([*(bracket(1.0) for _ in range(7)), bracket(0.4), bracket(2.0), bracket(2.1)])
+    told = _brackets.coverage([*(bracket(1.0) for _ in range(7)), bracket(0.4), bracket(2.0), bracket(2.1)])
     assert (told["coverage"], told["below"], told["above"]) == (0.8, 1, 1)
     assert told["log_sd_told"] == pytest.approx(0.421, abs=1e-3)
 
@@ -45,20 +45,20 @@ def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
 def test_the_spread_is_fitted_on_a_half_that_shares_no_pair_with_the_other():
     of = {("a", "x"): 5, ("b", "y"): 4, ("a", "y"): 3, ("b", "x"): 2}
     points = [point(model, gpu) for (model, gpu), n in of.items() for _ in range(n)]
-    assert _front_spread.fitted_pairs(points) == {("a", "x"), ("b", "x")}
-    assert _front_spread.fitted_pairs(points[::-1]) == {("a", "x"), ("b", "x")}
+    assert _brackets.fitted_pairs(points) == {("a", "x"), ("b", "x")}
+    assert _brackets.fitted_pairs(points[::-1]) == {("a", "x"), ("b", "x")}
 
 
 def test_the_least_spread_is_that_whose_interval_just_holds_the_point():
     host = HostOverhead(request_s=0.03, queue_s=0.001)
     late = point(ttft_s=0.5)
-    needed = _front_spread.least(late, host)
+    needed = _brackets.least(late, host)
     deployment = _brackets.deployed(late, "roofline", host)
-    requests = _brackets.workload(_brackets.loop_of(late))
+    requests = _silicon_rows.loop_of(late).workload()
     ends = [
         _brackets.interval(
             lambda one: list(_brackets.means(simulate(requests, one, keep_steps=0))),
-            replace(deployment, cost=_front_spread._leaning(deployment.cost, sd)),
+            replace(deployment, cost=_brackets.skewed(deployment.cost, sd)),
         )[2][0]
         for sd in (needed - 0.1, needed)
     ]
@@ -68,9 +68,9 @@ def test_the_least_spread_is_that_whose_interval_just_holds_the_point():
 def test_the_spread_is_that_with_which_one_in_twenty_is_nearest_to_lie_above():
     host = HostOverhead(request_s=0.03, queue_s=0.001)
     early, late = point(ttft_s=0.01), point(ttft_s=0.5)
-    assert _front_spread.least(early, host) == 0.0
-    assert _front_spread.least(point(ttft_s=1e6), host) == math.inf
-    assert _front_spread.spread([early, late], lambda _: host) == _front_spread.least(late, host)
+    assert _brackets.least(early, host) == 0.0
+    assert _brackets.least(point(ttft_s=1e6), host) == math.inf
+    assert _brackets.spread([early, late], lambda _: host) == _brackets.least(late, host)
 
 
 def exact_draws(groups):
@@ -85,35 +85,35 @@ def exact_draws(groups):
 def test_the_interval_of_a_share_is_that_of_all_draws_of_whole_groups():
     groups = {"a": [True] * 9 + [False], "b": [True, False, False], "c": [True] * 4, "d": [False, True] * 10}
     exact = exact_draws(groups)
-    low, high = _clusters.share_interval(groups)
+    low, high = _intervals.share_interval(groups)
     assert low == pytest.approx(exact[int(0.025 * len(exact))], abs=0.03)
     assert high == pytest.approx(exact[int(0.975 * len(exact))], abs=0.03)
-    assert (low, high) == _clusters.share_interval(dict(reversed(groups.items())))
+    assert (low, high) == _intervals.share_interval(dict(reversed(groups.items())))
 
 
 def test_more_points_of_the_same_pairs_tell_no_more():
     groups = {"a": [True] * 9 + [False], "b": [True, False], "c": [True] * 4}
     swept = {pair: points * 50 for pair, points in groups.items()}
-    assert _clusters.share_interval(swept) == _clusters.share_interval(groups)
+    assert _intervals.share_interval(swept) == _intervals.share_interval(groups)
 
 
 @pytest.mark.parametrize("groups", [{"a": [True, False]}, {"a": [True], "b": [True] * 9}])
 def test_where_draws_do_not_differ_no_interval_is_told(groups):
-    assert _clusters.share_interval(groups) is None
+    assert _intervals.share_interval(groups) is None
 
 
 def test_coverage_says_of_how_many_pairs_it_is():
-    told = _brackets.told_of(
+    told = _brackets.coverage(
         [bracket(1.0), bracket(0.4), bracket(1.0, gpu="y"), bracket(1.0, gpu="y"), bracket(3.0, gpu="y")]
     )
     assert (told["n"], told["pairs"], told["coverage"]) == (5, 2, 0.6)
     assert told["ci"] is None  # of two pairs
-    assert _brackets.told_of([bracket(1.0), bracket(0.4)])["ci"] is None
+    assert _brackets.coverage([bracket(1.0), bracket(0.4)])["ci"] is None
 
 
 def test_first_tokens_of_both_files_are_joined_once_a_deployment(shared):
     root = shared(_silicon_argonne.ROOT).parents[2]
-    rows = _silicon_argonne._first_rows(root)
+    rows = _silicon_argonne.first_rows(root)
     keys = [(r["Hardware"], r["Num of Hardware"], r["Framework"], r["Model"]) for r in rows]
     assert len(set(keys)) == len(keys) >= 29
     amd = next(r for r in rows if r["Hardware"] == "AMD MI300X GPU" and r["Model"] == "meta-llama/Llama-2-7b-hf")
@@ -122,7 +122,7 @@ def test_first_tokens_of_both_files_are_joined_once_a_deployment(shared):
 
 
 def test_an_interval_is_told_from_five_pairs_on():
-    few = [bracket(3.0 if at else 1.0, gpu=str(at)) for at in range(_clusters.LEAST_GROUPS)]
-    assert _brackets.told_of(few[1:] + few[1:2])["ci"] is None
-    low, high = _brackets.told_of(few)["ci"]
+    few = [bracket(3.0 if at else 1.0, gpu=str(at)) for at in range(_intervals.MIN_GROUPS)]
+    assert _brackets.coverage(few[1:] + few[1:2])["ci"] is None
+    low, high = _brackets.coverage(few)["ci"]
     assert 0 <= low < high <= 1

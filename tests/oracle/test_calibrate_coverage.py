@@ -13,7 +13,7 @@ from lengthwise.measure.calibration.result import Parameter
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 try:
-    _clusters, _coverage = map(importlib.import_module, ("_clusters", "_coverage"))
+    _intervals, _planted = map(importlib.import_module, ("_intervals", "_planted"))
 finally:
     sys.path.remove(BENCHMARKS)
 
@@ -28,15 +28,15 @@ def found(**parameters: tuple[float, float, bool]):
 
 
 def test_an_interval_that_was_widened_to_hold_its_value_counts_as_the_runs_told_it():
-    planted = _coverage.PLANTED["work"]
-    assert _coverage.satisfied(found(work=(planted, 2.0, True))) == {"work": (True, True)}
-    assert _coverage.satisfied(found(work=(planted + 0.1, 2.0, True))) == {"work": (True, False)}
-    assert _coverage.satisfied(found(decode=(1.1, 2.0, True))) == {"decode": (True, False)}  # nothing was planted: 1
+    planted = _planted.PLANTED["work"]
+    assert _planted.satisfied(found(work=(planted, 2.0, True))) == {"work": (True, True)}
+    assert _planted.satisfied(found(work=(planted + 0.1, 2.0, True))) == {"work": (True, False)}
+    assert _planted.satisfied(found(decode=(1.1, 2.0, True))) == {"decode": (True, False)}  # nothing was planted: 1
 
 
 def test_what_was_not_told_is_counted_apart():
     runs = {1: {"work": (True, True), "decode": (False, False)}, 2: {"work": (True, False), "decode": (True, True)}}
-    row = _coverage.counted(runs)
+    row = _planted.coverage_row(runs)
     assert row["value"] == pytest.approx(2 / 3)
     details = row["details"]
     assert (details["n"], details["satisfied"], details["of_runs"]) == (3, 2, 2)
@@ -53,16 +53,16 @@ def test_what_was_not_told_is_counted_apart():
     ("hits", "n", "ends"), [(0, 10, (0.0, 0.3085)), (10, 10, (0.6915, 1.0)), (5, 10, (0.1871, 0.8129))]
 )
 def test_the_exact_interval_is_that_of_clopper_and_pearson(hits, n, ends):
-    assert _clusters.exact_interval(hits, n) == pytest.approx(ends, abs=1e-4)
+    assert _intervals.exact_interval(hits, n) == pytest.approx(ends, abs=1e-4)
 
 
 def test_widths_are_of_what_the_runs_told_and_stand_beside_how_far_off_values_are():
-    planted = _coverage.PLANTED["work"]
+    planted = _planted.PLANTED["work"]
     told = [
         *found(work=(0.8 * planted, 1.2 * planted, True)).parameters,
         *found(work=(planted, 3.0 * planted, True)).parameters,
         *found(client=(0.5, 2.0, True)).parameters,
     ]
-    widths = _coverage.widths(told)
+    widths = _planted.widths(told)
     assert widths["work"] == {"n": 2, "times": 2.25, "widest": 3.0, "off": pytest.approx(1 - 1 / planted, abs=1e-4)}
     assert widths["client"] == {"n": 1, "times": 4.0, "widest": 4.0, "off": 0.0}

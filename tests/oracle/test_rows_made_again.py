@@ -32,11 +32,11 @@ def benchmark():
 
 
 def test_a_recorded_run_calibrated_on_its_first_half_is_as_far_off_on_the_second_as_its_rows_say(shared, benchmark):
-    calibrate = benchmark("_calibrate")
-    run = calibrate.RUNS[0]
+    recorded = benchmark("_recorded")
+    run = recorded.RUNS[0]
     root = shared("data/profiles/llmservingsim/measured_runs").parents[3]
-    found = calibrate.of_run(root, run)
-    for name, metric in calibrate.METRICS.items():
+    found = recorded.calibration(root, run)
+    for name, metric in recorded.LATENCIES.items():
         told = {s.statistic: (s.before, s.after, s.low, s.high) for s in found.scores if s.metric == metric}
         kept = ROWS[f"fidelity.calibrated.{name}_mape"]["details"]["runs"][run.name]
         assert told.keys() == kept.keys()
@@ -45,10 +45,10 @@ def test_a_recorded_run_calibrated_on_its_first_half_is_as_far_off_on_the_second
 
 
 def test_a_planted_runs_intervals_hold_what_the_row_says_that_they_hold(benchmark):
-    coverage = benchmark("_coverage")
+    planted = benchmark("_planted")
     deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
     kept = ROWS["calibrate_coverage"]["details"]["runs"]
     missed = next(run for run, held in kept.items() if not all(held.values()))
     for run in ("1", missed):
-        found = coverage.satisfied(coverage._calibrated(deployment, int(run)))
+        found = planted.satisfied(planted.covered(deployment, int(run)))
         assert {name: holds for name, (told, holds) in found.items() if told} == kept[run]
