@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 from fleet_world import run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.discovery import EndpointSlices
 from lengthwise.schema.errors import InputError
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 LIKE = Engine("http://found")
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -275,4 +275,4 @@ def test_outside_of_a_pod_an_address_is_asked_for(monkeypatch):
         EndpointSlices("default/engines:8000", LIKE)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    assert EndpointSlices("default/engines:8000", LIKE)._kube.url == "https://[fd00::1]:6443"
+    assert EndpointSlices("default/engines:8000", LIKE).client.url == "https://[fd00::1]:6443"

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientSession, web
 from fleet_world import config_of, engines, fleet_of, run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet import kubernetes_api
 from lengthwise.gateway.fleet.discovery import EndpointSlices
-from lengthwise.gateway.fleet.engine_probe import EngineMetadata, greeted
+from lengthwise.gateway.fleet.engine_probe import EngineMetadata, send_prompt
 from lengthwise.testing.engine_server import EngineSpec
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
@@ -152,7 +152,7 @@ def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_lo
 
     async def work():
         async with answering(endless) as (url, asked), ClientSession() as session:
-            metadata = await greeted(Engine(url), session, EngineMetadata(), priority=False)
+            metadata = await send_prompt(Engine(url), session, EngineMetadata(), priority=False)
             assert not metadata.received
             assert not metadata.capabilities.ids_each
             assert asked == ["POST /v1/completions"]

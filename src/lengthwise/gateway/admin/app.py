@@ -1,4 +1,4 @@
-"""The admin port: metrics, the page and its data. It is read-only."""
+"""Serve the read-only admin port: metrics, the page and its data."""
 
 from __future__ import annotations
 
@@ -78,10 +78,9 @@ _SECURITY_HEADERS = [
 
 
 class AdminApp:
-    """An ASGI app; as an async context manager it samples the queue.
+    """ASGI app; as an async context manager it samples the queue.
 
-    Args:
-        monitor: Estimates the gain of ordering; None: mode "observe" starts one, other modes have none.
+    Without a ``monitor`` of the gain, mode "observe" starts one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""State of the admin page as plain values."""
+"""Compute the state of the admin page as plain values."""
 
 from __future__ import annotations
 
@@ -66,12 +66,11 @@ class Recent:
 
     def _add_error(self, at_s: float, what: str, model: str, tenant: str, worker: str) -> None:
         last = self.errors[-1] if self.errors else None
-        if last and (last["what"], last["model"], last["worker"]) == (what, model, worker):
-            last["count"] += 1
-            last["at_s"] = at_s
-            return
         error = {"at_s": at_s, "what": what, "model": model, "tenant": tenant, "worker": worker, "count": 1}
-        self.errors.append(error)
+        if last and (last["what"], last["model"], last["worker"]) == (what, model, worker):
+            last |= {"count": last["count"] + 1, "at_s": at_s}
+        else:
+            self.errors.append(error)
 
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -157,12 +156,7 @@ _T_975 = 2.201
 
 
 class Policies:
-    """Rows of the table of policies, recomputed on demand at most every ``interval_s`` seconds.
-
-    Args:
-        window_s: Requests that finished earlier do not count.
-        seed: Of the bootstrap.
-    """
+    """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
 
     def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
         self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
@@ -172,10 +166,7 @@ class Policies:
     def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
 
-        Args:
-            mode: Order of all requests of this gateway.
-            pairs: ``Regret.pairs``.
-            found: Estimated gain as JSON.
+        ``mode`` is the order of all requests of this gateway, ``found`` the estimated gain as JSON.
         """
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
@@ -262,11 +253,7 @@ class Forecaster(Protocol):
 
 
 class State:
-    """Computes the state on demand.
-
-    Args:
-        monitor: Estimates the gain of ordering; None: no estimate is shown.
-    """
+    """Compute the state on demand, with an estimate of the gain if there is a ``monitor``."""
 
     def __init__(
         self,
@@ -280,20 +267,18 @@ class State:
         clock: Clock,
     ) -> None:
         self.config = config
-        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
+        self._driver, self._fleet, self._forecaster = driver, fleet, forecaster
         self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
         self._policies = Policies(clock, WINDOW_S)
         self._started_s = clock()
 
     def now(self) -> dict[str, Any]:
         """Return the state; unknown numbers are None."""
-        now_s, statistics = self._clock(), self._hub.statistics()
-        rows = self._recent.rows()
+        now_s, statistics, rows = self._clock(), self._driver.statistics(), self._recent.rows()
         mode, metrics, regret = self.config.order.mode, self._telemetry.metrics, self._telemetry.regret
         found = self._monitor.found if self._monitor else None
         numbers = {worker.name: worker for worker in statistics.workers}
-        jct_s, fcfs_s = regret.recent()
-        pairs = regret.pairs()
+        (jct_s, fcfs_s), pairs = regret.recent(), regret.pairs()
         outcomes: Counter[str] = Counter()
         for (outcome, _, _), count in metrics.requests.items():
             outcomes[outcome] += count
@@ -331,24 +316,16 @@ class State:
     def _queue(self, now_s: float) -> list[dict[str, Any]]:
         """Return the first waiting requests in the order in which they will be scheduled."""
         waiting = list(islice((t for t in self._telemetry.traces if math.isnan(t.sent_s)), MAX_RANKED))
-        positions = [(self._hub.position(trace.request.id), trace) for trace in waiting]
+        positions = [(self._driver.position(trace.request.id), trace) for trace in waiting]
         known = sorted(((at, trace) for at, trace in positions if at is not None), key=lambda pair: pair[0])
         return [_waiting(trace, now_s) for _, trace in known[:MAX_SHOWN]]
 
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
-        row = {
-            "name": state.name,
-            "models": list(state.models),
-            "up": state.up,
-            "slots": state.slots,
-            "tokens_per_s": state.tokens_per_s,
-            "running": state.signals.running,
-            "waiting": state.signals.waiting,
-            "kv_used": state.signals.kv_used,
-            "in_flight": numbers.in_flight if numbers else 0,
-            "cap": numbers.cap if numbers else None,
-            "backlog_tokens": numbers.backlog_tokens if numbers else 0.0,
-        }
+        row = {name: getattr(state, name) for name in ("name", "models", "up", "slots", "tokens_per_s")}
+        row |= {name: getattr(state.signals, name) for name in ("running", "waiting", "kv_used")}
+        row |= {"in_flight": 0, "cap": None, "backlog_tokens": 0.0}
+        if numbers:
+            row |= {name: getattr(numbers, name) for name in ("in_flight", "cap", "backlog_tokens")}
         try:
             worker = self._fleet.worker(state.name)
         except KeyError:
@@ -364,11 +341,10 @@ class State:
         phases = self.config.dispatch.phases
         if self.config.order.mode != "rra" or phases is None:
             return None
-        tracker = self._telemetry.metrics.tracker
-        if tracker is None:
-            return {"phases": asdict(phases), "follows": None}
-        now = tracker()
-        follows = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
+        follows = None
+        if (tracker := self._telemetry.metrics.tracker) is not None:
+            now = tracker()
+            follows = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
         return {"phases": asdict(phases), "follows": follows}
 
 

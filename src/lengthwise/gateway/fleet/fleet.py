@@ -1,4 +1,4 @@
-"""The workers of a gateway: discovered, monitored, and published to the scheduler with their current state."""
+"""Manage a gateway's workers: discover, monitor, and publish their states to the scheduler."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ class _Member:
 
 
 class WorkerRegistry:
-    """The workers by name: add, drain and remove them as endpoints come and go.
+    """Workers by name: add, drain and remove them as endpoints come and go.
 
     Args:
         changed: Called after every change; with True if requests in progress must know at once.
         renamed: Called when another engine takes a name, before any request goes to it.
         on_release: Called with a name that its engine gave up.
         busy: Returns the requests in flight at a worker; None if unknown.
-        rng: Randomizes the monitors' intervals.
     """
 
     def __init__(
@@ -78,15 +77,15 @@ class WorkerRegistry:
             self._drain(self._members[name])
         for endpoint in endpoints:
             member = self._members.get(endpoint.name)
-            if member is not None and not member.monitor.reconfigure_engine(endpoint.engine):
-                self._replace(member)
-                member = None
-            if member is not None:
+            if member is not None and member.monitor.reconfigure_engine(endpoint.engine):
                 if member.drain is not None:
                     member.drain.cancel()
                     member.drain = None
                 member.worker.draining = not endpoint.up
-            elif endpoint.up:
+                continue
+            if member is not None:
+                self._replace(member)
+            if endpoint.up:
                 self._add(endpoint)
         self._changed(True)
 
@@ -116,14 +115,9 @@ class WorkerRegistry:
     def _add(self, endpoint: Endpoint) -> None:
         resilience, dispatch = self.config.resilience, self.config.dispatch
         worker = Worker(endpoint.engine, resilience, dispatch, epoch=self._epochs.get(endpoint.name, 0))
+        priority = self.config.order.mode == "engine-priority"
         monitor = Monitor(
-            worker,
-            resilience,
-            dispatch.adapt_every_s,
-            self._clock,
-            self._changed,
-            priority=self.config.order.mode == "engine-priority",
-            rng=self._rng,
+            worker, resilience, dispatch.adapt_every_s, self._clock, self._changed, priority=priority, rng=self._rng
         )
         task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
         self._members[endpoint.name] = _Member(worker, monitor, task)
@@ -188,7 +182,7 @@ class WorkerRegistry:
 
 
 class FirstTokenListener(Listener):
-    """Report the worker and the time from dispatch to the first token of every request."""
+    """Report every request's worker and time from dispatch to first token."""
 
     def __init__(self, report: Callable[[str, float], None]) -> None:
         self._report = report
@@ -205,7 +199,7 @@ _MIN_TIMER_S = 0.005
 
 
 class Fleet:
-    """The workers of a gateway; an async context manager.
+    """Workers of a gateway; an async context manager.
 
     A worker that discovery no longer reports gets no new requests; it is removed when its port is closed, no request
     runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed.
@@ -213,10 +207,6 @@ class Fleet:
     Args:
         on_change: Called with all worker states after every change, at most once per tick of the event loop.
         busy: Returns the requests in flight at a worker, by its name; None if unknown.
-        seed: Seed of the randomized intervals.
-
-    Attributes:
-        listener: Takes part in the gateway's events to learn the times to first token.
 
     Raises:
         InputError: Two engines have one name, or the target of discovery is invalid.
@@ -267,10 +257,9 @@ class Fleet:
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration; unchanged engines stay, and circuit and connect settings affect new ones only.
+        """Apply another configuration, or raise InputError and change nothing.
 
-        Raises:
-            InputError: The configuration is invalid; nothing has changed.
+        Unchanged engines stay, and circuit and connect settings affect new ones only.
         """
         change = self._discovery.plan(config)
         for endpoint in change.endpoints:
@@ -291,8 +280,7 @@ class Fleet:
 
     def worker(self, name: str) -> Worker:
         """Return the worker of a name; raise KeyError if it is gone."""
-        worker = self._registry.get(name)
-        if worker is None:
+        if (worker := self._registry.get(name)) is None:
             raise KeyError(name)
         return worker
 
@@ -314,28 +302,23 @@ class Fleet:
 
     def failed(self, name: str, cause: str) -> None:
         """Record a request without a response, or with a broken one."""
-        worker = self._registry.get(name)
-        if worker is None:
-            return
-        self._record_failure(worker, self._clock())
-        if cause in ("no connection", "closed early"):
-            self._registry.check_soon(name)
+        if (worker := self._registry.get(name)) is not None:
+            self._record_failure(worker, self._clock())
+            if cause in ("no connection", "closed early"):
+                self._registry.check_soon(name)
 
     def erred(self, name: str, caller: Hashable | None) -> None:
         """Record a request answered with an error; it never opens the circuit of a model's last worker.
 
-        Args:
-            name: Worker.
-            caller: Client, which counts once per period; None if a peer served the same request.
+        A caller counts once per period; None if a peer served the same request.
         """
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
             return
         others = [one for one in self._registry if one is not worker and not one.unavailable_reason(now_s)]
         served = {model for one in others for model in one.capabilities.models}
-        if not others or not served.issuperset(worker.capabilities.models):
-            return
-        if caller is None or worker.breaker.is_new(caller, now_s):
+        replaceable = bool(others) and served.issuperset(worker.capabilities.models)
+        if replaceable and (caller is None or worker.breaker.is_new(caller, now_s)):
             self._record_failure(worker, now_s)
 
     def rejected(self, name: str, model: str, session: str) -> None:
@@ -377,9 +360,9 @@ class Fleet:
 
     def _changed(self, urgent: bool) -> None:
         """Publish in the next tick if urgent, otherwise together with other changes."""
-        if self._pending is not None and (self._pending_is_urgent or not urgent):
-            return
         if self._pending is not None:
+            if self._pending_is_urgent or not urgent:
+                return
             self._pending.cancel()
         loop = asyncio.get_running_loop()
         self._pending_is_urgent = urgent

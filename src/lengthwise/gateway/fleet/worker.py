@@ -1,8 +1,9 @@
-"""A worker: an engine with its properties, health, circuit and signals, and the monitor that keeps them current."""
+"""A worker with its properties, health, circuit and signals, and the monitor that updates them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -41,17 +42,15 @@ _MIN_RATE_PERIOD_S = 0.05
 
 
 class Worker:
-    """An engine behind the gateway.
+    """Engine behind the gateway.
 
     Attributes:
-        name: Unique name.
         url: Address without ``/v1``.
         session: aiohttp session with the key and certificates of the engine.
         identified: Whether ``metadata`` belongs to the process that runs now.
-        probe_error: Reason why the last probe failed, or "".
         epoch: Number of restarts; counts on when another engine takes the name.
-        draining: Whether discovery withdrew the worker, so that it gets no new requests.
-        ejected: Whether outlier ejection excludes the worker from new requests.
+        draining: Whether discovery withdrew the worker.
+        ejected: Whether outlier ejection excludes the worker.
         renamed_from: Name before another engine took it, or "".
     """
 
@@ -182,9 +181,8 @@ class Worker:
         return min(limit, int(2 ** max(0, math.floor(steps))))
 
     def _stale_s(self) -> float:
-        if self.sample is None:
-            return -math.inf
-        return self.sample.signals.at_s + STALE_FACTOR * self._dispatch.adapt_every_s
+        at_s = -math.inf if self.sample is None else self.sample.signals.at_s
+        return at_s + STALE_FACTOR * self._dispatch.adapt_every_s
 
 
 _JITTER = 0.2
@@ -199,15 +197,10 @@ MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0
 
 
 class Monitor:
-    """Keep the health, metadata and signals of one worker current until cancelled.
+    """Update the health, metadata and signals of one worker until cancelled.
 
-    Args:
-        changed: Called after every change; with True if requests in progress must know at once.
-        priority: Whether the gateway uses engine priorities.
-        rng: Randomizes the intervals.
-
-    Attributes:
-        checked: Set after the first check.
+    ``changed`` is called after every change, with True if requests in progress must know at once. ``checked`` is set
+    after the first check.
     """
 
     def __init__(
@@ -246,8 +239,7 @@ class Monitor:
             return False
         worker.engine = engine
         if engine.generation_defaults != previous.generation_defaults:
-            own_defaults = False if engine.generation_defaults == "none" else None
-            self._set_capabilities(own_defaults=own_defaults)
+            self._set_capabilities(own_defaults=False if engine.generation_defaults == "none" else None)
         return True
 
     def check_soon(self) -> None:
@@ -263,11 +255,9 @@ class Monitor:
             self.checked.set()
             await asyncio.sleep(_MIN_CHECK_S)
             wait_s = self._resilience.health_every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER) - _MIN_CHECK_S
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
 
     async def _check(self) -> None:  # noqa: C901 - one pass in its order

@@ -1,14 +1,14 @@
-"""A predicted length as a row of quantiles, the query of a predictor, and predictors that run on the event loop."""
+"""Predicted lengths as rows of quantiles, predictor queries, and predictors on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,9 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Belief(LengthPrediction):
-    """A prediction with its origin, so that it can be updated and learnt from.
+    """Prediction with its origin: ``raw`` [25] before correction and ``complete`` [25] after, both without limits.
 
-    Attributes:
-        raw: [25] the predictor's quantiles before the first token; None without any.
-        complete: [25] the same after correction, without limits; None if nothing is known.
-        first_tokens: The statistic before the first token.
+    ``first_tokens`` is the statistic before the first token.
     """
 
     raw: Floats | None = None
@@ -70,15 +67,7 @@ _WARMUP, _REPEATS = 3, 15
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a predictor learns about one request.
-
-    Attributes:
-        text: The prompt.
-        prompt_tokens: Its length.
-        model: Name of the model.
-        so_far: Tokens generated so far.
-        output: Their text; "" if unknown.
-    """
+    """Input of a predictor for one request; ``output`` is the text of the ``so_far`` tokens, "" if unknown."""
 
     text: str
     prompt_tokens: int
@@ -89,14 +78,7 @@ class Query:
 
 @dataclass(frozen=True)
 class PredictedRows:
-    """Predictions for n queries.
-
-    Attributes:
-        rows: [n, 25] float64 quantiles at LEVELS.
-        valid: [n] bool, which rows are usable.
-        faults: Number of unusable rows by kind (``Guarded``).
-        error: The last exception, or None.
-    """
+    """Quantiles [n, 25] at LEVELS for n queries; only rows with ``valid`` [n] are usable, ``faults`` counts others."""
 
     rows: Floats
     valid: npt.NDArray[np.bool_]
@@ -113,13 +95,14 @@ def truncate_text(text: str | None) -> str:
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
-    n = len(queries)
-    result = _Result(n)
+    result = _Result(n := len(queries))
     try:
-        output, ages = [q.output for q in queries], [q.so_far for q in queries]
-        text, models = [q.text for q in queries], [q.model for q in queries]
-        prompt_tokens = np.array([q.prompt_tokens for q in queries], np.int64)
-        prompts = Prompts(n, text, prompt_tokens, models, output if "".join(output) else None)
+        text, prompt_lengths, models, ages, output = (
+            [getattr(query, name) for query in queries]
+            for name in ("text", "prompt_tokens", "model", "so_far", "output")
+        )
+        prompt_tokens = np.array(prompt_lengths, np.int64)
+        prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
         so_far: Any = np.array(ages, np.int64) if max(ages, default=0) else 0
         try:
             result.value = predictor.predict(prompts, so_far)
@@ -127,8 +110,7 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
             result.error = error
         if isinstance(so_far, int) and result.is_valid():
             return PredictedRows(result.value.tokens, np.ones(n, bool))
-        guard = Guarded(result, _FALLBACK, MAX_TOKENS)
-        rows = guard.predict(prompts, so_far).tokens
+        rows = (guard := Guarded(result, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
     except Exception as error:  # noqa: BLE001 - even checking may fail, such as for lack of memory
         return PredictedRows(np.ones((n, len(LEVELS))), np.zeros(n, bool), {"raised": n}, _location(error))
     faults = {kind: count for kind, count in guard.faults_.items() if count}
@@ -186,22 +168,11 @@ PendingRow = asyncio.Future[Floats | None]
 """[25] quantiles, or None without a usable row; never an exception."""
 
 
-class PredictorRunner(Protocol):
-    """A predictor on the event loop or in a process; ``waits`` states whether its result needs a deadline."""
-
-    waits: bool
-
-    async def stop(self) -> None:
-        """Stop; every pending row gets its result."""
-        ...
-
-    def submit(self, query: Query) -> PendingRow:
-        """Start a prediction."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the admin page."""
-        ...
+def settle(rows: Iterable[PendingRow]) -> None:
+    """Resolve pending rows without a result."""
+    for row in rows:
+        if not row.done():
+            row.set_result(None)
 
 
 class FaultCounter:
@@ -233,9 +204,10 @@ _QUIET_TICKS = 2
 
 
 class InlineRunner:
-    """Runs a predictor on the event loop: fast and trusted, because nothing can stop one that hangs."""
+    """Run a predictor on the event loop: fast and trusted, because nothing can stop one that hangs."""
 
     waits = False
+    """Whether a result needs a deadline."""
 
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
@@ -244,10 +216,8 @@ class InlineRunner:
 
     async def stop(self) -> None:
         """Resolve all waiting queries without a result."""
-        queue, self._queue = self._queue, []
-        for _, row in queue:
-            if not row.done():
-                row.set_result(None)
+        settle(row for _, row in self._queue)
+        self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
         """Start a prediction, which is ready in this tick of the loop or soon after."""

@@ -1,4 +1,4 @@
-"""A predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
+"""Run a predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from lengthwise.gateway.length_prediction.prediction import (
     measure_latency_s,
     predict_rows,
     resolve,
+    settle,
 )
 from lengthwise.gateway.request import MAX_TOKENS
 from lengthwise.predict.distribution import LEVELS
@@ -44,7 +45,7 @@ _HEAD = struct.Struct("<II")
 
 
 class ProtocolError(Exception):
-    """The process sent something else than the response to its query, and is killed."""
+    """The process sent something other than the response to its query, and is killed."""
 
 
 def _encode(number: int, predicted: PredictedRows) -> bytes:
@@ -94,7 +95,7 @@ class ProcessLimits:
     Attributes:
         start_s: Timeout of its start.
         hang_s: Timeout of a response, after which the process is killed.
-        backoff_s: Wait before a restart; doubles with every failure in a row, up to ``max_backoff_s``.
+        backoff_s: Wait before a restart; doubled with every failure in a row, up to ``max_backoff_s``.
         max_waiting: Queries that may wait; further ones get no result.
         max_bytes: Memory of the process.
     """
@@ -108,12 +109,10 @@ class ProcessLimits:
 
 
 class ProcessRunner:
-    """Runs a predictor in a process; queries that arrive while it is busy form its next batch.
+    """Run a predictor in a process; queries that arrive while it is busy form its next batch.
 
-    Args:
-        file: The predictor's file or "default"; "" with ``predictor``.
-        predictor: A predictor that can be pickled, in place of a file.
-        faults: Counts faults of rows, and "died", "hung", "rubbish", "down", "busy".
+    The predictor is a file, "default", or a picklable object. ``faults`` counts faults of rows, and "died", "hung",
+    "rubbish", "down", "busy".
     """
 
     waits = True
@@ -132,11 +131,7 @@ class ProcessRunner:
         self._failures, self._refused = 0, ""
 
     async def start(self) -> None:
-        """Return after the first start, or after its failure.
-
-        Raises:
-            InputError: The process reports that the predictor cannot be loaded.
-        """
+        """Wait for the first start; raise InputError if the process cannot load the predictor."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         await self._started.wait()
         if self._refused:
@@ -200,8 +195,7 @@ class ProcessRunner:
             raise ProtocolError("expected the greeting of the process")
         self._refused = hello.get("refused", "")
         if not self._refused:
-            self.seconds, self.reads_text = hello["seconds"], bool(hello.get("reads_text"))
-            self.up = True
+            self.seconds, self.reads_text, self.up = hello["seconds"], bool(hello.get("reads_text")), True
         self._started.set()
 
         async def wake_on_exit() -> None:
@@ -245,9 +239,7 @@ class ProcessRunner:
         """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
-        for row in [*self._batch, *(row for _, row in self._queue)]:
-            if not row.done():
-                row.set_result(None)
+        settle([*self._batch, *(row for _, row in self._queue)])
         self._batch = []
         self._queue.clear()
         self._wake.clear()
@@ -267,8 +259,7 @@ def main() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    first = pipe.receive()
-    if first is None:
+    if (first := pipe.receive()) is None:
         return
     task = pickle.loads(first)  # noqa: S301 - from the parent process
     sys.path[:] = task["path"]

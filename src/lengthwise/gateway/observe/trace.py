@@ -1,4 +1,4 @@
-"""Finished requests as columns: the input of the estimate of the gain."""
+"""Finished requests as columns, the input of the gain estimate."""
 
 from __future__ import annotations
 
@@ -27,17 +27,10 @@ _MAX_S = 1e11
 class Trace:
     """[n] columns in order of arrival, of requests with at least one output token.
 
-    Attributes:
-        arrival_s: From any origin.
-        predicted_tokens: Before the first token.
-        dispatched_s: First dispatch to a worker.
-        first_token_s: At the gateway; NaN for buffered responses.
-        finished_s: At the gateway.
-        queued_for_s: In the gateway's queue.
-        complete: Whether the request ran at one worker from dispatch to finish.
-        worker: Index into ``workers``.
-        model: Index into ``models``.
-        repredictions: Later predictions: (tokens generated so far, total).
+    Times of arrival, first dispatch, first token (NaN for buffered responses) and finish are measured at the gateway
+    from any origin. ``predicted_tokens`` dates from before the first token, ``repredictions`` are (tokens so far,
+    total). ``complete``: the request ran at one worker from dispatch to finish. ``worker`` and ``model`` index
+    ``workers`` and ``models``.
     """
 
     arrival_s: Floats
@@ -114,11 +107,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
 
 
 def of_journal(path: Path | str) -> Trace:
-    """Return the trace of a journal and its older files; a pause between two runs is shortened to the median gap.
-
-    Raises:
-        InputError: The file is no journal or not readable.
-    """
+    """Return the trace of a journal and its older files; a pause between two runs is shortened to the median gap."""
     rows: list[Row] = []
     started_s: dict[int, float] = {}
     for run, row in read_all(path):
@@ -157,15 +146,11 @@ def _is_valid(row: Row) -> bool:
     )
 
 
-MIN_POOL = 50
-"""Smaller pools are left out."""
+MIN_POOL = 50  # smaller pools are left out
 
 
 def pools_of(trace: Trace) -> list[Trace]:
-    """Split a trace into pools: connected components of the graph of models and the workers that serve them.
-
-    Returns the complete trace where no pool is large enough.
-    """
+    """Split a trace into connected components of models and workers; return it unsplit if all are small."""
     if not len(trace):
         return [trace]
     from scipy.sparse import coo_array

@@ -1,4 +1,4 @@
-"""An emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
+"""Emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
 
 ``python -m lengthwise.testing.engine_server`` runs it as a process.
 """

@@ -85,11 +85,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 class LeanProtocol(asyncio.Protocol):
-    """One connection, whose requests are answered one after another.
-
-    Args:
-        parser: ``httptools.HttpRequestParser``.
-    """
+    """One connection, whose requests are answered one after another by an ``httptools.HttpRequestParser``."""
 
     def __init__(self, parser: Any) -> None:
         self._parser_class = parser

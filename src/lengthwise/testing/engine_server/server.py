@@ -1,4 +1,4 @@
-"""HTTP server of an emulated engine on loopback."""
+"""Serve an emulated engine over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -195,14 +195,8 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     async def log(request: web.Request) -> web.Response:
         entries = server.log.entries[int(request.query.get("since", "0")) :]
-        return web.json_response(
-            {
-                "entries": [dataclasses.asdict(entry) for entry in entries],
-                "aborts": server.aborts,
-                "slots_in_use": server.slots_in_use,
-                "open": server.log.open,
-            }
-        )
+        numbers = {"aborts": server.aborts, "slots_in_use": server.slots_in_use, "open": server.log.open}
+        return web.json_response({"entries": [dataclasses.asdict(entry) for entry in entries]} | numbers)
 
     async def set_faults(request: web.Request) -> web.Response:
         try:
@@ -243,20 +237,15 @@ _SHUTDOWN_TIMEOUT_S = 0.05
 
 
 class EngineServer:
-    """An OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
+    """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
-    An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``).
-
-    Args:
-        port: 0 picks a free one, which a restart reuses.
-        faults: May be changed at any time.
+    An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``). ``port`` 0 picks a free
+    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts.
 
     Attributes:
-        log: Continues over restarts.
         healthy: Whether /health returns 200; otherwise 503.
         is_sleeping: Whether /sleep was called; completions get 503.
         clocked: The batch; a restart creates a new one.
-        restarts: Number of restarts.
         exit_process: Called by the fault "die" before the server closes; ends a process that serves engines alone.
     """
 
@@ -269,12 +258,8 @@ class EngineServer:
         faults: FaultPlan | None = None,
     ) -> None:
         self.spec: EngineSpec = spec
-        self.host, self.port = host, port
-        self.faults = faults or FaultPlan()
-        self.log = Log()
-        self.healthy = True
-        self.is_sleeping = False
-        self.restarts = 0
+        self.host, self.port, self.faults, self.log = host, port, faults or FaultPlan(), Log()
+        self.healthy, self.is_sleeping, self.restarts = True, False, 0
         self.exit_process: Any = None
         self.handlers: dict[int, tuple[str, RequestHandler]] = {}
         self.clocked: ClockedBatch
@@ -317,15 +302,10 @@ class EngineServer:
             from aiohttp import web
         except ImportError as error:
             raise MissingExtraError("lengthwise.testing.engine_server", "gateway") from error
-        self.clocked = ClockedBatch(
-            self.spec.limits, self.spec.steps, asyncio.get_running_loop(), speed=self.spec.speed
-        )
+        spec, loop = self.spec, asyncio.get_running_loop()
+        self.clocked = ClockedBatch(spec.limits, spec.steps, loop, speed=spec.speed)
         runner = web.AppRunner(
-            _app(self),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
-            handle_signals=False,
+            _app(self), access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_TIMEOUT_S
         )
         await runner.setup()
         await web.TCPSite(runner, self.host, self.port, reuse_address=True).start()
@@ -370,9 +350,7 @@ class EngineServer:
 
     def abort(self, request_ids: set[str]) -> int:
         """Abort requests by the ids that clients chose; return how many were found."""
-        handlers = [
-            handler for request_id, handler in self.handlers.values() if request_id and request_id in request_ids
-        ]
+        handlers = [handler for name, handler in self.handlers.values() if name and name in request_ids]
         for handler in handlers:
             with contextlib.suppress(KeyError):
                 handler.abort()
