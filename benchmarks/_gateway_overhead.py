@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import _gateway_wire as wire
@@ -62,7 +63,7 @@ def figures(target: Target, *, fast: bool) -> dict[str, Any]:
 
 @contextmanager
 def _backend() -> Iterator[Process]:
-    argv = [sys.executable, "-m", "lengthwise.testing.engine_server.lean"]
+    argv = [sys.executable, str(Path(__file__).with_name("_lean_engine.py"))]
     with running(argv, cores()[1]) as (process, log):
         yield Process(process.pid, told(process, log)["url"])
 

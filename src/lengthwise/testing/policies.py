@@ -136,7 +136,7 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
         batching=str(rng.choice(_BATCHINGS)),
         takeover=str(rng.choice(["never", "by_rank", "is_improvement"])),
         preempt=str(rng.choice(["recompute", "swap"])),
-        router=str(rng.choice(["round_robin", "central", "min_tokens"])),
+        router=str(rng.choice(["round_robin", "central", "least_tokens"])),
     )
     if policy.axis == "binning":
         scheduler = replace(scheduler, rank="completed_batches", batching="static_bins", batch_wait_s=0.2)

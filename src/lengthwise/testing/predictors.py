@@ -162,7 +162,7 @@ def censored_outputs(make: Make, samples: Samples) -> None:
     y = np.minimum(samples.output_tokens, limit)
     cut = Samples(samples.prompts, y, samples.censored | (samples.output_tokens > limit), samples.output)
     mean = float(_predict(_fit(make, cut, " on half-censored outputs"), cut.prompts, 0).mean.mean())
-    rule = f"where half of the outputs are censored at {y.mean():.3g} tokens on average, more must be predicted"
+    rule = f"censored outputs are longer than observed, so that more than {y.mean():.3g} tokens must be predicted"
     require(mean > 1.05 * y.mean() or not cut.censored.any(), f"{rule}; got {mean:.3g}")
 
 
@@ -211,8 +211,8 @@ def _fit(make: Make, samples: Samples, where: str = "") -> Any:
 def _predict(predictor: Any, prompts: Prompts, tokens_so_far: Any, where: str = "") -> LengthDistribution:
     with _no_exception(f"predict{where}"):
         prediction = predictor.predict(prompts, tokens_so_far)
-    kind = type(prediction)
-    require(issubclass(kind, LengthDistribution), f"predict must return a LengthDistribution, not {kind.__name__}")
+    message = f"predict must return a LengthDistribution; it returned {type(prediction).__name__}"
+    require(isinstance(prediction, LengthDistribution), message)
     return prediction  # type: ignore[no-any-return]
 
 

@@ -39,7 +39,7 @@ def pods(*names, slice_name="a", **conditions):
 async def watched(api, tmp_path, **extra):
     told = Report()
     source = EndpointSlices(
-        "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, dice=random.Random(1), **extra
+        "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, rng=random.Random(1), **extra
     )
     task = asyncio.create_task(source.run(told))
     try:
@@ -158,7 +158,7 @@ def test_a_silent_watch_is_begun_again(tmp_path):
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 1
 
-    scripted(work, tmp_path, silent_s=0.4)
+    scripted(work, tmp_path, timeout_s=0.4)
 
 
 def test_while_the_api_is_away_the_engines_stay(tmp_path):

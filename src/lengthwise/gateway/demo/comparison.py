@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 1024
-LOAD = 3.0
-"""Rate of a burst relative to the engines' capacity, as in ELIS."""
+LOAD = 3.0  # rate of a burst relative to the engines' capacity, as in ELIS
 _GAMMA_SHAPE = 0.73
-_SIGMA = 0.5
-"""Standard deviation of the log length around its kind's median: no prompt determines its length."""
+_SIGMA = 0.5  # standard deviation of the log length around its kind's median: no prompt determines its length
 KINDS = (  # a question, and the median tokens of its answers
     ("What is the capital of {}? Answer in one word.", 6),
     ("Translate into French: I would like to visit {} next spring.", 18),
@@ -93,8 +91,7 @@ def body(model: str, question: Question) -> dict[str, Any]:
 
 MODES = ("fcfs", "isrtf")
 REQUESTS = 48
-WARM_UP_ROUND = 1 << 20
-"""Number of the burst whose times are discarded."""
+WARM_UP_ROUND = 1 << 20  # number of the burst whose times are discarded
 _POLL_INTERVAL_S = 0.25
 _LEVEL = 0.95
 

@@ -23,18 +23,13 @@ NUM_ENGINES, MAX_NUM_SEQS = 2, 4
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: in two they wait for each other in busy loops."""
 _ENGINE_SIDE = Path(__file__).parent / "engine_side"
-MAKE_MODEL = _ENGINE_SIDE / "make_model.py"
-"""Run by an engine's interpreter: FOLDER [SIZE]."""
+MAKE_MODEL = _ENGINE_SIDE / "make_model.py"  # run by an engine's interpreter: FOLDER [SIZE]
 _STEP_S, _DECODE_S, _PROMPT_S = 0.012, 0.001, 0.0001
 _ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
     "KMP_BLOCKTIME": "0",  # waiting threads sleep
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

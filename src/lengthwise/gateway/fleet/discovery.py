@@ -33,8 +33,7 @@ class Endpoint:
     up: bool = True
 
 
-Publish = Callable[[Sequence[Endpoint]], None]
-"""Takes all endpoints that a source knows now."""
+Publish = Callable[[Sequence[Endpoint]], None]  # takes all endpoints that a source knows now
 
 
 def engine_name(engine: Engine) -> str:
@@ -169,8 +168,7 @@ def _pod_key(row: Mapping[str, Any]) -> str:
 
 WATCH_DURATION_S, WATCH_TIMEOUT_S = 300.0, 150.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 30.0
-_GOOD_WATCH_S = 1.0
-"""A watch that lasted longer was good even without an event."""
+_GOOD_WATCH_S = 1.0  # a watch that lasted longer was good even without an event
 
 
 class EndpointSlices:

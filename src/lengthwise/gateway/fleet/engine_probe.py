@@ -21,8 +21,7 @@ from lengthwise.gateway.relay import read_bounded
 from lengthwise.gateway.scheduling import Signals
 
 MAX_BYTES = 2 << 20
-MAX_LINES = 1024
-"""Lines read of one metric: an engine reports one for each of its data parallel ranks."""
+MAX_LINES = 1024  # lines read of one metric: an engine reports one for each of its data parallel ranks
 _LABELS, _VALUE = re.compile(rb"\{([^\n]*)\}"), re.compile(rb"[ \t]+([^ \t\r\n]+)")
 _CACHE_TOKENS = re.compile(rb'kv_cache_size_tokens="(\d{1,15})"')
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
@@ -144,8 +143,7 @@ async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tu
 FETCH_TIMEOUT_S, PROMPT_TIMEOUT_S = 5.0, 10.0
 _MAX_CHUNKS = 64
 _PROMPT_IDS = (301, 302, 303, 304, 305, 306, 307)
-SMALLER, LARGER = 1, -1
-"""Which priority values run first; 0 for an engine without priorities."""
+SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine without priorities
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from typing import Self
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet.discovery import Endpoint, EndpointDiscovery
 from lengthwise.gateway.fleet.health import OutlierDetector
-from lengthwise.gateway.fleet.worker import EJECTED, Monitor, Worker
+from lengthwise.gateway.fleet.worker import EJECTED, Monitor, MonitorContext, Worker
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.request import Request
 from lengthwise.gateway.scheduling import WorkerState
 
 _POLL_INTERVAL_S = 0.5
-_MAX_EPOCHS = 4096
-"""Names whose epochs are remembered: pods come and go under ever new names."""
+_MAX_EPOCHS = 4096  # names whose epochs are remembered: pods come and go under ever new names
 
 
 @dataclass
@@ -54,9 +53,8 @@ class WorkerRegistry:
         busy: Callable[[str], int] | None,
         rng: random.Random,
     ) -> None:
-        self.config = config
-        self._clock, self._busy, self._rng = clock, busy, rng
-        self._changed, self._renamed, self._on_release = changed, renamed, on_release
+        self._context = MonitorContext(config, clock, changed, rng)
+        self._changed, self._renamed, self._on_release, self._busy = changed, renamed, on_release, busy
         self._members: dict[str, _Member] = {}
         self._epochs: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -86,14 +84,16 @@ class WorkerRegistry:
             if member is not None:
                 self._replace(member)
             if endpoint.up:
-                self._add(endpoint)
+                config, epoch = self._context.config, self._epochs.get(endpoint.name, 0)
+                worker = Worker(endpoint.engine, config.resilience, config.dispatch, epoch=epoch)
+                monitor = Monitor(worker, self._context)
+                task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
+                self._members[endpoint.name] = _Member(worker, monitor, task)
         self._changed(True)
 
     def configure(self, config: GatewayConfig) -> None:
         """Apply another configuration to the monitors."""
-        self.config = config
-        for member in self._members.values():
-            member.monitor.configure(config.resilience, config.dispatch.adapt_every_s)
+        self._context.config = config
 
     def check_soon(self, name: str) -> None:
         """Check the health of a worker at the next opportunity."""
@@ -111,16 +111,6 @@ class WorkerRegistry:
             self._remove(member)
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        resilience, dispatch = self.config.resilience, self.config.dispatch
-        worker = Worker(endpoint.engine, resilience, dispatch, epoch=self._epochs.get(endpoint.name, 0))
-        priority = self.config.order.mode == "engine-priority"
-        monitor = Monitor(
-            worker, resilience, dispatch.adapt_every_s, self._clock, self._changed, priority=priority, rng=self._rng
-        )
-        task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
-        self._members[endpoint.name] = _Member(worker, monitor, task)
 
     def _replace(self, member: _Member) -> None:
         """Free the name for another engine; requests that run at this one may finish."""
@@ -145,9 +135,9 @@ class WorkerRegistry:
             member.drain = asyncio.create_task(self._remove_when_idle(member), name=f"drain {member.worker.name}")
 
     async def _remove_when_idle(self, member: _Member) -> None:
-        worker, started_s = member.worker, self._clock()
-        limit_s = self.config.resilience.drain_s if self._busy is None else self.config.resilience.leave_s
-        while self._clock() - started_s < limit_s and not worker.health.was_refused:
+        worker, clock, resilience = member.worker, self._context.clock, self._context.config.resilience
+        started_s, limit_s = clock(), resilience.drain_s if self._busy is None else resilience.leave_s
+        while clock() - started_s < limit_s and not worker.health.was_refused:
             await asyncio.sleep(min(_POLL_INTERVAL_S, limit_s))
             if self._busy is not None and self._busy(worker.name) == 0:
                 break
@@ -193,8 +183,7 @@ class FirstTokenListener(Listener):
             self._report(request.worker, now_s - request.dispatched_s)
 
 
-_COALESCE_S = 0.05
-"""Signals of many workers are published together within this time; urgent changes are not delayed."""
+_COALESCE_S = 0.05  # signals of many workers are published together within this time; urgent changes are not delayed
 _MIN_TIMER_S = 0.005
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 REFUSED, UNHEALTHY, TIMEOUT = "refused", "unhealthy", "timeout"
-MAX_TIMEOUTS = 3
-"""Timed-out checks in a row after which a worker is down; any other failed check counts at once."""
+MAX_TIMEOUTS = 3  # timed-out checks in a row after which a worker is down; any other failed check counts at once
 
 
 class Health:
@@ -51,8 +50,7 @@ class Health:
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 MAX_DOUBLINGS = 4
-CALLER_S = 30.0
-"""A caller's requests may fail through their own fault, so each caller counts once in this period."""
+CALLER_S = 30.0  # a caller's requests may fail through their own fault, so each caller counts once in this period
 _MAX_CALLERS = 1024
 
 
@@ -124,15 +122,13 @@ class Breaker:
 
 
 WINDOW_S = 30.0
-MIN_REQUESTS = 10
-"""Fewer requests support no comparison."""
+MIN_REQUESTS = 10  # fewer requests support no comparison
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
 MIN_CONFIRMED = 3
 """Requests that a worker rejected and a peer then served, before the worker is ejected for its rejections."""
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
-_FORGET_FACTOR = 10.0
-"""A worker in service for this many times its last ejection starts again with the shortest one."""
+_FORGET_FACTOR = 10.0  # a worker in service for this many times its last ejection starts again with the shortest one
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -18,8 +19,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
 MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20
 """Bytes of all pages of a list, and of an event; etcd stores no object above 1.5 MiB."""
-_PAGE_SIZE = 100
-"""Slices of a page: each may have 1,000 endpoints and is parsed on the event loop."""
+_PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
 
 
 class ExpiredError(Exception):
@@ -132,17 +132,15 @@ class KubernetesClient:
 def _require_success(status: int) -> None:
     if status == 410:
         raise ExpiredError
-    if status == 403:
-        raise KubernetesError("not allowed: the role needs get, list and watch of endpointslices", status)
     if status != 200:
-        raise KubernetesError(f"http {status}", status)
+        forbidden = "not allowed: the role needs get, list and watch of endpointslices"
+        raise KubernetesError(forbidden if status == 403 else f"http {status}", status)
 
 
 def _parse_object(body: bytes, kind: str) -> dict[str, Any]:
-    try:
+    parsed = None
+    with contextlib.suppress(ValueError, RecursionError):
         parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        raise KubernetesError(f"{kind} that is no JSON") from None
     if not isinstance(parsed, dict):
         raise KubernetesError(f"{kind} that is no JSON object")
     return parsed

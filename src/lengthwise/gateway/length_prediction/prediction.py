@@ -22,8 +22,7 @@ from lengthwise.predict.wrappers import Guarded
 _MEDIAN, _P80, _P90 = (int(np.searchsorted(LEVELS, p)) for p in (0.5, 0.8, 0.9))
 _TAIL = pareto_tail([1.0], LEVELS)[0]
 _WIDTHS = np.diff(LEVELS, prepend=0.0, append=1.0)
-_WEIGHTS: Floats = (_WIDTHS[1:] + _WIDTHS[:-1]) / 2
-"""[25] weights of the quantiles in the mean."""
+_WEIGHTS: Floats = (_WIDTHS[1:] + _WIDTHS[:-1]) / 2  # [25] weights of the quantiles in the mean
 STATISTICS: dict[str, Callable[[Floats], float]] = {
     "mean": lambda row: float((row * _WEIGHTS).sum()),
     "median": lambda row: float(row[_MEDIAN]),
@@ -55,8 +54,7 @@ def condition(row: Floats, tokens_so_far: int) -> Floats:
     return np.maximum(remaining, tokens_so_far + 1)
 
 
-MAX_CHARS = 1 << 19
-"""Of a longer text both ends are shown to the predictor, so that it cannot delay other requests."""
+MAX_CHARS = 1 << 19  # of a longer text both ends are shown to the predictor, so that it cannot delay other requests
 _FALLBACK = Constant(2 * MAX_TOKENS)
 _SAMPLE = (
     "Write a detailed guide about how to plan a three day trip to Rome with a small budget. Include ten tips, a list "
@@ -164,8 +162,7 @@ def measure_latency_s(predictor: Any, clock: Callable[[], float] = time.perf_cou
     return best_s
 
 
-PendingRow = asyncio.Future[Floats | None]
-"""[25] quantiles, or None without a usable row; never an exception."""
+PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a usable row; never an exception
 
 
 def settle(rows: Iterable[PendingRow]) -> None:
@@ -197,10 +194,8 @@ def resolve(pending: Sequence[PendingRow], predicted: PredictedRows) -> None:
             row.set_result(predicted.rows[index] if predicted.valid[index] else None)
 
 
-_MAX_BATCH = 16
-"""Queries of one batch; more wait for the next tick of the loop, so that other tasks run in between."""
-_QUIET_TICKS = 2
-"""Ticks of the loop without a query, after which the batch starts."""
+_MAX_BATCH = 16  # queries of one batch; more wait for the next tick of the loop, so that other tasks run in between
+_QUIET_TICKS = 2  # ticks of the loop without a query, after which the batch starts
 
 
 class InlineRunner:

@@ -139,10 +139,8 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-MIN_GAIN = 0.01
-"""A smaller gain in mean JCT does not justify a change, however significant."""
-MAX_ERROR = 0.35
-"""Beyond it simulated FCFS differs too much from the observations."""
+MIN_GAIN = 0.01  # a smaller gain in mean JCT does not justify a change, however significant
+MAX_ERROR = 0.35  # beyond it simulated FCFS differs too much from the observations
 
 
 def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
@@ -207,13 +205,10 @@ DRAWS = 100
 LEVEL = 0.975
 ORDER = Order()
 MAX_REQUESTS = 5000
-BLOCKS = 12
-"""Blocks of a draw, as long as blocks have at least 50 requests."""
-_MIN_RELEVANT = 0.01
-"""Of the mean JCT: an earlier dispatch by less does not count as out of order."""
+BLOCKS = 12  # blocks of a draw, as long as blocks have at least 50 requests
+_MIN_RELEVANT = 0.01  # of the mean JCT: an earlier dispatch by less does not count as out of order
 _CUTS = (ISRTF, SRTF)
-_LINEAR_LOG = 0.05
-"""Log ratios scatter in proportion to their square far above it, and constantly far below it."""
+_LINEAR_LOG = 0.05  # log ratios scatter in proportion to their square far above it, and constantly far below it
 _MAX_STABILIZED = 0.98
 
 
@@ -326,19 +321,15 @@ def _change(ratio: float, drawn: list[float], level: float) -> Change:
         return Change(ratio - 1, math.nan, math.nan)
     half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
     center = float(_stabilized(np.log([ratio]))[0])
-    low, high = (_ratio(center + sign * half) - 1 for sign in (-1, 1))
+    ends = np.array([center - half, center + half])
+    share = np.minimum(np.abs(ends), _MAX_STABILIZED)  # the inverse of _stabilized follows
+    low, high = np.expm1(np.copysign(_LINEAR_LOG * share / (1 - share), ends)).tolist()
     return Change(ratio - 1, low, high)
 
 
 def _stabilized(logs: Floats) -> Floats:
     """Return log ratios on a scale with constant variance: the variance of a gain grows with its size."""
     return logs / (np.abs(logs) + _LINEAR_LOG)
-
-
-def _ratio(stabilized: float) -> float:
-    """Return the inverse of ``_stabilized``, exponentiated."""
-    share = min(abs(stabilized), _MAX_STABILIZED)
-    return math.exp(math.copysign(_LINEAR_LOG * share / (1 - share), stabilized))
 
 
 def _in_order(trace: Trace) -> bool:

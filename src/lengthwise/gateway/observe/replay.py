@@ -28,15 +28,11 @@ from lengthwise.schema.records import Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
 
-_FULL_SHARE = 1e-3
-"""Share of the busy time in which at least ``max_num_seqs`` requests run at once."""
-MIN_WAITED_SHARE = 0.02
-"""Share of all JCT; with less waiting no limit of the engines was reached."""
+_FULL_SHARE = 1e-3  # share of the busy time in which at least max_num_seqs requests run at once
+MIN_WAITED_SHARE = 0.02  # share of all JCT; with less waiting no limit of the engines was reached
 _NO_LIMIT = 4096
-_ROUNDS = 30
-"""Of iteratively reweighted least squares."""
-_EXACT = 0.02
-"""Relative errors below it count squared, larger ones linearly: a stall must not count squared."""
+_ROUNDS = 30  # of iteratively reweighted least squares
+_EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a stall must not count squared
 
 
 @dataclass(frozen=True)

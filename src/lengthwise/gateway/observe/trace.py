@@ -16,11 +16,9 @@ from lengthwise.gateway.telemetry import Row, read_all
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_ROUNDING_S = 1e-3
-"""Times in a journal are rounded independently, so that order may break by less."""
+_ROUNDING_S = 1e-3  # times in a journal are rounded independently, so that order may break by less
 _MAX_TOKENS = 10**9
-_MAX_S = 1e11
-"""Beyond it a double does not resolve microseconds."""
+_MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 
 @dataclass(frozen=True)
@@ -164,12 +162,9 @@ def pools_of(trace: Trace) -> list[Trace]:
     return [part for part in parts if len(part) >= MIN_POOL] or [trace]
 
 
-MIN_DECODE_TOKENS = 4
-"""Tokens after the first that suffice to measure the time per token."""
-MIN_STREAMED = 50
-"""Streamed responses that suffice to estimate the others' time per token."""
-_RARE = 0.01
-"""Share of first tokens that engines may produce out of order."""
+MIN_DECODE_TOKENS = 4  # tokens after the first that suffice to measure the time per token
+MIN_STREAMED = 50  # streamed responses that suffice to estimate the others' time per token
+_RARE = 0.01  # share of first tokens that engines may produce out of order
 
 
 def is_measurable(trace: Trace) -> bool:

@@ -9,13 +9,6 @@ from lengthwise.gateway.plugin.rra_scheduler import EngineState, Phase, PhaseTra
 from lengthwise.gateway.plugin.settings import Hint, RraSettings, Settings, hint_of
 
 __all__ = [
-    "EngineState",
-    "Hint",
-    "LengthScheduler",
-    "Phase",
-    "PhaseTracker",
-    "RraScheduler",
-    "RraSettings",
-    "Settings",
+    "EngineState", "Hint", "LengthScheduler", "Phase", "PhaseTracker", "RraScheduler", "RraSettings", "Settings",
     "hint_of",
-]
+]  # fmt: skip

@@ -11,19 +11,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from lengthwise.gateway.plugin import vllm_adapter
 from lengthwise.gateway.plugin.settings import Hint, Settings, hint_of, settings_of
-from lengthwise.gateway.plugin.vllm_adapter import (
-    GuardedScheduler,
-    SchedulerPlugin,
-    class_warnings,
-    log,
-    scheduler_warnings,
-)
 from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
 
-Key = tuple[int, int, float, int]
-"""(0 if overdue else 1, class, the rank's key, arrival)"""
+Key = tuple[int, int, float, int]  # (0 if overdue else 1, class, the rank's key, arrival)
 _PRUNE_ABOVE = 256
 _MANY, _SORT_EVERY = 8, 100
 
@@ -195,8 +188,7 @@ class Registry:
         self._changed = True
 
 
-PREFILL_WEIGHT = 0.1
-"""Cost of a prompt token in output tokens, as in the gateway's own queue."""
+PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gateway's own queue
 
 
 class Preemption:
@@ -259,8 +251,7 @@ class Preemption:
         return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
-TIGHT_KV_USAGE = 0.8
-"""Above this share of the KV cache in use, a lack of memory may preempt soon."""
+TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon
 _READY = ("WAITING", "PREEMPTED")
 
 
@@ -307,7 +298,7 @@ class QueueOrder:
         if self.registry.num_unhinted and not self._has_warned:
             self._has_warned = True
             text = "lengthwise: a request has no valid length (%s) and counts as %g tokens long. Others are not logged"
-            log.warning(text, self.registry.error, self.registry.settings.prior_tokens)
+            vllm_adapter.log.warning(text, self.registry.error, self.registry.settings.prior_tokens)
 
     def _preempt(self, scheduler: Any) -> Any:
         if scheduler.connector is not None or scheduler.ec_connector is not None or scheduler.kv_holding_waiting:
@@ -332,7 +323,7 @@ class QueueOrder:
         return victim
 
 
-class OrderedScheduler(GuardedScheduler):
+class OrderedScheduler(vllm_adapter.GuardedScheduler):
     """Mixin that orders the queue."""
 
     lengthwise: QueueOrder | None = None
@@ -373,11 +364,11 @@ def _description(settings: Settings) -> str:
     return f"orders this engine: {policies}; after {settings.max_wait_s:g} s no later arrival overtakes a request"
 
 
-_PLUGIN = SchedulerPlugin(
+_PLUGIN = vllm_adapter.SchedulerPlugin(
     OrderedScheduler,
     settings_of,
-    lambda stock, _: class_warnings(stock, import_module("vllm.v1.request").Request),
-    scheduler_warnings,
+    lambda stock, _: vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request),
+    vllm_adapter.scheduler_warnings,
     QueueOrder,
     _description,
     "order",

@@ -13,14 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from lengthwise.gateway.plugin import vllm_adapter
 from lengthwise.gateway.plugin.settings import RraSettings, rra_settings_of
-from lengthwise.gateway.plugin.vllm_adapter import (
-    GuardedScheduler,
-    SchedulerPlugin,
-    attribute_warnings,
-    class_warnings,
-    log,
-)
 from lengthwise.policy.contracts import NEW_PHASE, ONE_BY_ONE, Policy
 
 _MAX_PHASES = 256
@@ -180,8 +174,7 @@ class PhaseTracker:
         return int(admit), int(flags)
 
 
-NEVER = 1 << 62
-"""A step number that no engine reaches."""
+NEVER = 1 << 62  # a step number that no engine reaches
 
 
 class StepRestriction:
@@ -266,7 +259,7 @@ class PhaseHooks:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-            log.warning("lengthwise: phases are no longer recorded: %s", error)
+            vllm_adapter.log.warning("lengthwise: phases are no longer recorded: %s", error)
 
 
 def _is_last_token(request: Any) -> bool:
@@ -275,7 +268,7 @@ def _is_last_token(request: Any) -> bool:
     return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
 
 
-class PhasedScheduler(GuardedScheduler):
+class PhasedScheduler(vllm_adapter.GuardedScheduler):
     """Mixin that separates prefill and decode phases."""
 
     lengthwise: PhaseHooks | None = None
@@ -331,7 +324,7 @@ class RraScheduler:
 
 def _class_warnings(stock: type, config: Any) -> Iterator[str]:
     """Yield the properties of an engine whose steps cannot be phases, or that cannot skip decodes."""
-    yield from class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
+    yield from vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
     code = getattr(getattr(stock, "schedule", None), "__code__", None)
     if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):
         yield "its schedule() does not check when a decode is due and how many requests may run"
@@ -347,11 +340,11 @@ def _class_warnings(stock: type, config: Any) -> Iterator[str]:
     yield from (warning for warning, applies in obstacles.items() if applies)
 
 
-_PLUGIN = SchedulerPlugin(
+_PLUGIN = vllm_adapter.SchedulerPlugin(
     PhasedScheduler,
     rra_settings_of,
     _class_warnings,
-    lambda scheduler: attribute_warnings(scheduler, ATTRIBUTES),
+    lambda scheduler: vllm_adapter.attribute_warnings(scheduler, ATTRIBUTES),
     PhaseHooks,
     lambda settings: f"restricts this engine to {settings.policy().name}",
     "schedule",

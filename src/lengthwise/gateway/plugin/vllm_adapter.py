@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-TESTED = ("0.32.0",)
-"""Versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run."""
+TESTED = ("0.32.0",)  # versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run
 METHODS = {
     "schedule": (), "add_request": ("request",), "finish_requests": ("request_ids", "finished_status"),
     "get_kv_cache_usage": (), "_preempt_request": ("request", "timestamp"),
@@ -78,8 +77,7 @@ def attribute_warnings(scheduler: Any, attributes: Mapping[str, type]) -> Iterat
             yield f"its scheduler's {name} is {type(getattr(scheduler, name)).__name__}"
 
 
-log = logging.getLogger("vllm.lengthwise")
-"""A child of vLLM's logger: vLLM's handlers show its records."""
+log = logging.getLogger("vllm.lengthwise")  # a child of vLLM's logger: vLLM's handlers show its records
 
 
 class GuardedScheduler:

@@ -17,11 +17,9 @@ from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
 
 LOGGER = "lengthwise.gateway.requests"
-MAX_REFUSALS_PER_S = 50
-"""Further refusals of the same second are only counted."""
+MAX_REFUSALS_PER_S = 50  # further refusals of the same second are only counted
 _MAX_LENGTH = 120
-_ENGINE_FAILED = "The engine failed"
-"""One of the relay's fixed reasons follows these words ("stalled", "http 500")."""
+_ENGINE_FAILED = "The engine failed"  # one of the relay's fixed reasons follows these words ("stalled", "http 500")
 _SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
 _RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
 

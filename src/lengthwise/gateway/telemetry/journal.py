@@ -18,10 +18,8 @@ from typing import Any, Self
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.schema.errors import InputError, OutputError
 
-Reprediction = tuple[int, float]
-"""(tokens generated so far, predicted total)"""
-_MAX_INTEGER = 1 << 53
-"""Larger integers lose digits in JSON readers that use doubles."""
+Reprediction = tuple[int, float]  # (tokens generated so far, predicted total)
+_MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use doubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +115,8 @@ FORMAT = "lengthwise-journal"
 VERSION = 1
 FLUSH_S = 0.5
 MAX_BYTES = 256 << 20
-MAX_OLD_FILES = 16
-"""``read_all`` looks for so many older files."""
-MAX_BUFFERED_ROWS = 100_000
-"""For a disk that rejects writes; beyond it the oldest rows are dropped and counted."""
+MAX_OLD_FILES = 16  # read_all looks for so many older files
+MAX_BUFFERED_ROWS = 100_000  # for a disk that rejects writes; beyond it the oldest rows are dropped and counted
 _log = logging.getLogger("lengthwise.gateway")
 
 

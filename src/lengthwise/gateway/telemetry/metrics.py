@@ -316,56 +316,45 @@ class Metrics(Listener):
 
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
-        yield from self._request_families()
-        yield from self._model_families()
-        yield from self._regret_families()
-        yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
-        if self.journal is not None:
-            written, lost = self.journal()
-            yield _counter("journal_rows", "Rows written to the journal", {(): written})
-            yield _counter("journal_rows_lost", "Rows that could not be written", {(): lost})
         from importlib.metadata import version
 
-        yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
-        yield from self.phases.families()
-        if self.tracker is not None:
-            yield from _replanning_families(self.tracker())
-        if self.statistics is not None:
-            yield from _scheduler_families(self.statistics())
-
-    def _request_families(self) -> Iterator[Any]:
-        c = self.counts
+        c, (written, lost) = self.counts, self.journal() if self.journal else (0, 0)
         labels = ("outcome", "model", "tenant")
         yield _counter("requests", "Requests by outcome", self.requests, *labels)
         yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
         yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
+        prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
         for name, description, value in (
             ("preemptions", "Preempted requests", c["cut"] + c["window"]),
             ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
             ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
-            ("prefix_hits", "Requests dispatched to an engine that probably caches a prefix of their prompt",
-             c["prefix_hits"]),
+            ("prefix_hits", prefix_hits, c["prefix_hits"]),
             ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
             ("retries", "Requests retried before any token was sent", c["retried"]),
-        ):  # fmt: skip
-            yield _counter(name, description, {(): value})
-
-    def _model_families(self) -> Iterator[Any]:
+            ("shadow_requests", "Requests in the shadow FCFS queue", self.regret.count),
+            ("shadow_fcfs_request_seconds", "Their JCT under FCFS", self.regret.shadow_jct_s),
+            ("shadow_real_request_seconds", "Their real JCT", self.regret.jct_s),
+            ("journal_rows", "Rows written to the journal", written),
+            ("journal_rows_lost", "Rows that could not be written", lost),
+        ):
+            if self.journal is not None or not name.startswith("journal"):
+                yield _counter(name, description, {(): value})
         for name in ("prompt_tokens", "output_tokens"):
             values = {(model,): getattr(counts, name) for model, counts in self.by_model.items()}
             yield _counter(name, f"{name.replace('_', ' ').capitalize()} of finished requests", values, "model")
         for attribute, name, description in _MODEL_HISTOGRAMS:
             histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
             yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
-
-    def _regret_families(self) -> Iterator[Any]:
-        mean_s = self.regret.mean_s()
-        if not math.isnan(mean_s):
+        if not math.isnan(mean_s := self.regret.mean_s()):
             description = "Mean JCT of recent requests minus that of a shadow FCFS queue; negative: a gain"
             yield _gauge("regret_seconds", description, {(): mean_s})
-        yield _counter("shadow_requests", "Requests in the shadow FCFS queue", {(): self.regret.count})
-        yield _counter("shadow_fcfs_request_seconds", "Their JCT under FCFS", {(): self.regret.shadow_jct_s})
-        yield _counter("shadow_real_request_seconds", "Their real JCT", {(): self.regret.jct_s})
+        yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
+        yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
+        yield from self.phases.families()
+        if self.tracker is not None:
+            yield from _replanning_families(self.tracker())
+        if self.statistics is not None:
+            yield from _scheduler_families(self.statistics())
 
     def registry(self) -> CollectorRegistry:
         """Return a registry of these metrics and the process's; raise MissingExtraError without prometheus-client."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Self
@@ -18,8 +19,7 @@ from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics, Regret
 
-MAX_REPREDICTIONS = 64
-"""Of a request; beyond it every second one is dropped, which keeps the span covered."""
+MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, which keeps the span covered
 FAILED_OVER = "failed_over"
 
 
@@ -156,8 +156,7 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
     return float(np.interp(output_tokens, length_prediction.quantiles, LEVELS, left=0.0, right=1.0))
 
 
-LAG_INTERVAL_S = 0.2
-SLOTS_INTERVAL_S = 1.0
+LAG_INTERVAL_S, SLOTS_EVERY = 0.2, 5
 _UNLIMITED_SLOTS = 1 << 14
 """Slots of the shadow queue where a worker's requests are unlimited: more than any worker runs."""
 
@@ -192,7 +191,7 @@ class Telemetry(Listeners):
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
         self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -208,14 +207,14 @@ class Telemetry(Listeners):
         """Start; raise OutputError where the journal is not writable."""
         if self.journal is not None:
             await self._stack.enter_async_context(self.journal)
-        self._tasks = [asyncio.ensure_future(self._measure_lag()), asyncio.ensure_future(self._update_slots())]
+        self._task = asyncio.ensure_future(self._sample())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; write the remaining rows and spans."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -259,14 +258,12 @@ class Telemetry(Listeners):
         if slots:
             self.regret.set_max_num_seqs(self._clock(), slots)
 
-    async def _update_slots(self) -> None:
-        while True:
-            self.update_slots()
-            await asyncio.sleep(SLOTS_INTERVAL_S)
-
-    async def _measure_lag(self) -> None:
+    async def _sample(self) -> None:
+        """Measure the loop's lag, and update the slots every few samples."""
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count():
+            if number % SLOTS_EVERY == 0:
+                self.update_slots()
             due_s = loop.time() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self.metrics.lag_s.add(max(0.0, loop.time() - due_s))

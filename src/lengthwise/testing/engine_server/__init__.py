@@ -10,17 +10,6 @@ from lengthwise.testing.engine_server.request_handler import LAST, Entry, Fault,
 from lengthwise.testing.engine_server.server import EngineServer, in_thread
 
 __all__ = [
-    "LAST",
-    "EngineServer",
-    "EngineSpec",
-    "Entry",
-    "Fault",
-    "FaultPlan",
-    "Limits",
-    "LinearSteps",
-    "Log",
-    "decode",
-    "emulated",
-    "encode",
-    "in_thread",
-]
+    "LAST", "EngineServer", "EngineSpec", "Entry", "Fault", "FaultPlan", "Limits", "LinearSteps", "Log", "decode",
+    "emulated", "encode", "in_thread",
+]  # fmt: skip

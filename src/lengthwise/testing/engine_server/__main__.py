@@ -50,8 +50,8 @@ def main() -> None:
         names = ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "max_num_queued_reqs")
         limits = Limits(**{name: getattr(args, name) for name in names}, by_priority=args.priority)
         steps = LinearSteps(args.fixed_s, args.decode_s, args.prompt_token_s)
-        names = ("model", "kind", "speed", "max_model_len", "mean_tokens", "api_key")
-        spec = EngineSpec(**{name: getattr(args, name) for name in names}, limits=limits, steps=steps)
+        fields = ("model", "kind", "speed", "max_model_len", "mean_tokens", "api_key")
+        spec = EngineSpec(**{name: getattr(args, name) for name in fields}, limits=limits, steps=steps)
         asyncio.run(_serve(spec, args))
     except LengthwiseError as error:
         sys.stderr.write(f"{error}\n")

@@ -13,12 +13,9 @@ from typing import Any
 
 from lengthwise.testing.engine_server.engine import EngineSpec
 
-BEGIN = 1 << 29
-"""Appended to every text prompt: the output starts after it."""
-END = BEGIN + 1
-"""End of the output; counts as a token, has no text."""
-_FIXED = BEGIN + 16
-"""``_FIXED + n`` fixes the output length at n tokens."""
+BEGIN = 1 << 29  # appended to every text prompt: the output starts after it
+END = BEGIN + 1  # end of the output; counts as a token, has no text
+_FIXED = BEGIN + 16  # _FIXED + n fixes the output length at n tokens
 MAX_ID = _FIXED + (1 << 28)
 
 _MASK = (1 << 64) - 1

@@ -47,8 +47,7 @@ _BEFORE_PARSING = ("status", "full")
 _SILENT = ("close", "die", "hang", "stall")
 _FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")
 """These change how chunks are written and have no single point in time."""
-LAST = -1
-"""``after_tokens`` of a fault between the last token and [DONE]."""
+LAST = -1  # after_tokens of a fault between the last token and [DONE]
 
 
 @dataclass(frozen=True)

@@ -33,37 +33,30 @@ if TYPE_CHECKING:
 
 VERSION = "0.33.0+emulated"
 
-_METRICS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "vllm": (
-        ("vllm:num_requests_running", "running", "gauge"),
-        ("vllm:num_requests_waiting", "queued", "gauge"),
-        ("vllm:kv_cache_usage_perc", "kv_used", "gauge"),
-        ("vllm:num_preemptions_total", "preemptions", "counter"),
-        ("vllm:generation_tokens_total", "tokens", "counter"),
-    ),
-    "sglang": (
-        ("sglang:num_running_reqs", "running", "gauge"),
-        ("sglang:num_queue_reqs", "queued", "gauge"),
-        ("sglang:token_usage", "kv_used", "gauge"),
-        ("sglang:num_retracted_reqs", "preemptions", "gauge"),
-        ("sglang:generation_tokens_total", "tokens", "counter"),
-    ),
-    "llama.cpp": (
-        ("llamacpp:requests_processing", "running", "gauge"),
-        ("llamacpp:requests_deferred", "queued", "gauge"),
-        ("llamacpp:kv_cache_usage_ratio", "kv_used", "gauge"),
-        ("llamacpp:tokens_predicted_total", "tokens", "counter"),
-    ),
-}
-"""Metrics by kind: (name, attribute of the batch, Prometheus type)."""
+_METRICS: dict[str, dict[str, str]] = {
+    "vllm": {
+        "vllm:num_requests_running": "running", "vllm:num_requests_waiting": "queued",
+        "vllm:kv_cache_usage_perc": "kv_used", "vllm:num_preemptions_total": "preemptions",
+        "vllm:generation_tokens_total": "tokens",
+    },
+    "sglang": {
+        "sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "queued", "sglang:token_usage": "kv_used",
+        "sglang:num_retracted_reqs": "preemptions", "sglang:generation_tokens_total": "tokens",
+    },
+    "llama.cpp": {
+        "llamacpp:requests_processing": "running", "llamacpp:requests_deferred": "queued",
+        "llamacpp:kv_cache_usage_ratio": "kv_used", "llamacpp:tokens_predicted_total": "tokens",
+    },
+}  # fmt: skip
+"""Metrics by kind: name and attribute of the batch; only names that end in ``_total`` are counters."""
 
 
 def metrics(server: EngineServer) -> str:
     """Return Prometheus text under the kind's own names; "" where it has none."""
     spec, lines = server.spec, []
-    for name, attribute, kind in _METRICS.get(spec.kind, ()):
+    for name, attribute in _METRICS.get(spec.kind, {}).items():
         labels = f'{{engine="0",model_name="{spec.model}"}}' if spec.kind != "llama.cpp" else ""
-        value = float(getattr(server.clocked.batch, attribute))
+        kind, value = "counter" if name.endswith("_total") else "gauge", float(getattr(server.clocked.batch, attribute))
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
     if spec.kind == "vllm":
         labels = f'block_size="{spec.limits.block_size}",engine="0",num_gpu_blocks="{spec.limits.num_blocks}"'
@@ -232,8 +225,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
 _DEFAULT_SPEC = EngineSpec()
 _POLL_INTERVAL_S = 0.002
-_SHUTDOWN_TIMEOUT_S = 0.05
-"""For a handler that started while the port was closed; aiohttp takes 0 as no limit."""
+_SHUTDOWN_TIMEOUT_S = 0.05  # for a handler that started while the port was closed; aiohttp takes 0 as no limit
 
 
 class EngineServer:
