@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -14,7 +15,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def url():
-    command = [sys.executable, "-m", "lengthwise.testing.engine_server.lean"]
+    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "_lean_engine.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield json.loads(process.stdout.readline())["url"]

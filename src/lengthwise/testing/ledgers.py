@@ -13,6 +13,7 @@ import numpy as np
 from lengthwise.apps.ledger import Ending, Lease, Ledger, Output, Partial, State, TaskRow
 from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError
+from lengthwise.testing.checks import require, run_checks
 
 
 @dataclass
@@ -176,10 +177,7 @@ _ENDINGS = (State.DONE, State.DONE, State.DONE, State.READY, State.SKIPPED, Stat
 class _RandomWalk:
     """Random operations on two handles of one store, each repeated on the model."""
 
-    OPERATIONS = (
-        *("lease", "lease", "lease", "finalize", "finalize", "finalize"),
-        *("save", "heartbeat", "expire", "note", "reopen", "open"),
-    )
+    OPERATIONS = (*["lease", "finalize"] * 3, "save", "heartbeat", "expire", "note", "reopen", "open")
 
     def __init__(self, open_ledger: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator) -> None:
         self._open_ledger, self._model, self._rng = open_ledger, model, rng
@@ -195,14 +193,14 @@ class _RandomWalk:
             operation = str(self._rng.choice(self.OPERATIONS))
             where = f"step {step}, {operation}"
             actual, expected = getattr(self, operation)()
-            _require(actual == expected, f"{where}: the model returns {expected}; the ledger returned {actual}")
+            require(actual == expected, f"{where}: the model returns {expected}; the ledger returned {actual}")
             handle = self._handle()
             for name, values in (("rows", (0, 99)), ("counts", ()), ("results", (_KEYS,)), ("partials", (_KEYS,)),
                                  ("metadata", ()), ("outputs", (range(_TASKS + 1),))):  # fmt: skip
                 actual, expected = getattr(handle, name)(*values), getattr(self._model, name)(*values)
-                _require(actual == expected, f"{where}: {name} must be {expected}; the ledger returned {actual}")
+                require(actual == expected, f"{where}: {name} must be {expected}; the ledger returned {actual}")
             violation = broken_law(self._tasks, handle.rows(0, 99))
-            _require(not violation, f"{where}: {violation}")
+            require(not violation, f"{where}: {violation}")
         for handle in self._handles:
             handle.close()
 
@@ -281,16 +279,13 @@ def check_ledger(open_ledger: OpenLedger, *, seed: int = 0, skip: Sequence[str] 
     Args:
         open_ledger: Opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
             again, even while the first one is open, is another handle on the same store.
-        seed: Of random operations.
+        seed: Seed of random operations.
         skip: Names of checks to leave out.
 
     Raises:
         AssertionError: A check failed; one sentence states the requirement and what the ledger returned.
     """
-    passed = [name for name in LEDGER_CHECKS if name not in skip]
-    for name in passed:
-        LEDGER_CHECKS[name](open_ledger, seed)
-    return passed
+    return run_checks(LEDGER_CHECKS, skip, lambda: (open_ledger, seed))
 
 
 def broken_law(tasks: Tasks, rows: Sequence[TaskRow]) -> str:
@@ -335,7 +330,7 @@ def creates_tasks_once(open_ledger: OpenLedger, seed: int) -> None:
     _equal("counts of a changed run", sum(other.counts().values()), 30)
     _equal("results of a changed run", set(other.results(["k", "none"])), {"k"})
     leased = {lease.task for lease in _lease(other, 30)}
-    _require({lease.task for lease in stale} <= leased, "tasks of a changed run must be new")
+    require({lease.task for lease in stale} <= leased, "tasks of a changed run must be new")
     accepted = ledger.finalize([_done(lease, f"s{lease.task}", "old") for lease in stale])
     _equal("leases from before the change", accepted, [False] * len(stale))
     ledger.close()
@@ -438,7 +433,7 @@ def concurrent_leases_are_unique(open_ledger: OpenLedger, seed: int) -> None:
             leases = ledger.lease(0, 7, owner=f"owner{number}", now_s=0, lease_s=1e9)
             leased += [lease.task for lease in leases]
             accepted = ledger.finalize([_done(lease, f"k{lease.task}", "x") for lease in leases])
-            _require(all(accepted), "the owner of a lease must be able to end it")
+            require(all(accepted), "the owner of a lease must be able to end it")
         ledger.close()
         return leased
 
@@ -449,18 +444,10 @@ def concurrent_leases_are_unique(open_ledger: OpenLedger, seed: int) -> None:
     first.close()
 
 
-LEDGER_CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        results_equal_model,
-        creates_tasks_once,
-        first_output_wins,
-        stores_any_text,
-        rejects_batches_atomically,
-        aggregates_match_rows,
-        concurrent_leases_are_unique,
-    )
-}
+LEDGER_CHECKS: dict[str, Check] = {check.__name__: check for check in (
+    results_equal_model, creates_tasks_once, first_output_wins, stores_any_text, rejects_batches_atomically,
+    aggregates_match_rows, concurrent_leases_are_unique,
+)}  # fmt: skip
 """Checks by name, in the order in which they run."""
 
 
@@ -473,9 +460,4 @@ def _done(lease: Lease, key: str, text: str) -> Ending:
 
 
 def _equal(subject: str, actual: object, expected: object) -> None:
-    _require(actual == expected, f"{subject}: must be {str(expected)[:200]}; the ledger returned {str(actual)[:200]}")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+    require(actual == expected, f"{subject}: must be {str(expected)[:200]}; the ledger returned {str(actual)[:200]}")

@@ -21,14 +21,14 @@ from lengthwise.schema.errors import LengthwiseError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.testing.checks import require, run_checks
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _CALLS = 60
-_NON_NEGATIVE = {
-    *("now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens", "recompute_steps")
-}
+_NON_NEGATIVE = {"now_s", "arrival_s", "queued_for_s", "service_tokens", "predicted_tokens", "index_tokens",
+                 "recompute_steps"}  # fmt: skip
 _KEYS = {"waiting_key", "running_key"}
 _REMAINING = {"remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens"}
 _UNIT_INTERVAL = {"draw_a", "draw_b"}
@@ -141,32 +141,22 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
     if policy.axis == "binning":
         scheduler = replace(scheduler, rank="completed_batches", batching="static_bins", batch_wait_s=0.2)
     axis: dict[str, Any] = {policy.axis: policy}
-    deployment = Deployment(
-        _MODEL,
-        _GPU,
-        _NODE,
-        parallelism,
-        limits,
-        replace(scheduler, **axis),
-        _costs(),
-        KvPlan(blocks, 4, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
-        max_model_len=_MAX_LEN,
-    )
+    scheduler, kv = replace(scheduler, **axis), KvPlan(blocks, 4, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5)
+    deployment = Deployment(_MODEL, _GPU, _NODE, parallelism, limits, scheduler, _costs(), kv, max_model_len=_MAX_LEN)
     return World(_workload(rng, _PREDICTIONS[number % len(_PREDICTIONS)], number), deployment)
 
 
 def _workload(rng: np.random.Generator, kind: str, number: int) -> Workload:
     n = int(rng.integers(15, 30))
-    output = rng.integers(1, 40, n)
-    window = int(rng.choice([0, 5, 20]))
+    output, window = rng.integers(1, 40, n), int(rng.choice([0, 5, 20]))
     total, predictions = None, None
     if window == 0:
         total = _predict(rng, kind, output)
     else:
         rows = -(-output // window)
-        start = np.concatenate([[0], np.cumsum(rows)])
         repeated = _predict(rng, kind, np.repeat(output, rows))
-        predictions = Predictions(window, start, repeated, rng.uniform(1, 50, len(repeated)))
+        remaining = rng.uniform(1, 50, len(repeated))
+        predictions = Predictions(window, np.concatenate([[0], np.cumsum(rows)]), repeated, remaining)
     return Workload(
         np.sort(rng.uniform(0, rng.choice([0.01, 0.5]), n)),
         rng.integers(1, 60, n),
@@ -221,22 +211,18 @@ def check_policy(
     """Run the checks of ``POLICY_CHECKS``, in any test runner or without one; return the names of those passed.
 
     Args:
-        policy: Of any axis, made by a decorator of ``lengthwise.policy``.
+        policy: Policy of any axis, made by a decorator of ``lengthwise.policy``.
         compiled: Whether it must compile; if not, only the reference engine runs it.
         count: Number of small simulated worlds.
-        seed: Of the worlds.
+        seed: Seed of the worlds.
         skip: Names of checks to leave out.
 
     Raises:
         AssertionError: A check failed; one sentence states the requirement and the actual value.
     """
-    _require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
+    require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
     samples = worlds(policy, count, seed)
-    skipped = {*skip, *(() if compiled else _COMPILED)}
-    passed = [name for name in POLICY_CHECKS if name not in skipped]
-    for name in passed:
-        POLICY_CHECKS[name](policy, samples)
-    return passed
+    return run_checks(POLICY_CHECKS, {*skip, *(() if compiled else _COMPILED)}, lambda: (policy, samples))
 
 
 def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
@@ -244,16 +230,15 @@ def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
     function = policies.interpreted(policy)
     for arguments in calls(policy):
         result = _call(policy, function, arguments)
-        given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
-        wrong = violation(policy, result, given)
-        _require(not wrong, f"{_label(policy)} {wrong}; it returned {result!r} for {_format(policy, given)}")
+        wrong = violation(policy, result, dict(zip(ARGUMENTS[policy.axis], arguments, strict=True)))
+        require(not wrong, f"{_label(policy)} {wrong}; it returned {result!r} for {_format(policy, arguments)}")
 
 
 def deterministic(policy: Policy, _: Sequence[World]) -> None:
     """Check that equal arguments give equal results: no randomness, no clock, no state."""
     function = policies.interpreted(policy)
     first, second = ([_call(policy, function, arguments) for arguments in calls(policy)] for _ in range(2))
-    _require(first == second, f"{_label(policy)} must return the same for the same arguments; two calls differ")
+    require(first == second, f"{_label(policy)} must return the same for the same arguments; two calls differ")
 
 
 def compiles(policy: Policy, _: Sequence[World]) -> None:
@@ -269,12 +254,8 @@ def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
     compiled, interpreted = policies.compiled(policy), policies.interpreted(policy)
     for arguments in calls(policy):
         one, other = compiled(*arguments), interpreted(*arguments)
-        given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
-        _require(
-            one == other,
-            f"{_label(policy)} must return the same compiled and interpreted; it returned {one!r} and {other!r} for "
-            f"{_format(policy, given)}",
-        )
+        rule = f"{_label(policy)} must return the same compiled and interpreted"
+        require(one == other, f"{rule}; it returned {one!r} and {other!r} for {_format(policy, arguments)}")
 
 
 def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
@@ -282,7 +263,7 @@ def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
     for world in samples:
         unfinished = ~np.isin(_run(policy, world).requests.status, (Status.FINISHED, Status.REJECTED))
         message = f"{_label(policy)} must let every request finish; {unfinished.sum()} did not in {world}"
-        _require(not unfinished.any(), message)
+        require(not unfinished.any(), message)
 
 
 def waiting_is_bounded(policy: Policy, samples: Sequence[World]) -> None:
@@ -300,18 +281,13 @@ def _check_bound(policy: Policy, world: World) -> None:
         same_queue = (r.replica >= 0) if is_central else (r.replica == r.replica[i])
         is_earlier = np.arange(len(r.arrival_s)) < i
         overtakes = same_queue & ~is_earlier & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
-        _require(
-            not overtakes.any(),
-            f"{_label(policy)}: after max_wait_s no later arrival may overtake a request; request {i} was overtaken by "
-            f"request {np.argmax(overtakes)}, in {world}",
-        )
+        rule = f"{_label(policy)}: after max_wait_s no later arrival may overtake a request"
+        require(not overtakes.any(), f"{rule}; request {i} was overtaken by {np.argmax(overtakes)}, in {world}")
         blocking = same_queue & (is_earlier | (r.scheduled_s <= overdue_s[i])) & (r.finished_s > overdue_s[i])
         last_s = r.finished_s[blocking].max(initial=overdue_s[i])
-        _require(
-            r.scheduled_s[i] <= last_s,
-            f"{_label(policy)}: a request that has waited max_wait_s must be admitted when the earlier ones have "
-            f"finished ({last_s:g} s); request {i} was at {r.scheduled_s[i]:g} s, in {world}",
-        )
+        rule = f"{_label(policy)}: after max_wait_s a request must be admitted when the earlier ones have finished"
+        actual = f"request {i} was at {r.scheduled_s[i]:g} s, they at {last_s:g} s, in {world}"
+        require(r.scheduled_s[i] <= last_s, f"{rule}; {actual}")
 
 
 def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
@@ -324,41 +300,28 @@ def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
         lengths = np.where(is_unfinished, other, world.workload.output_tokens)
         changed = World(replace(world.workload, output_tokens=lengths), world.deployment)
         column = _first_difference(before, _run(policy, changed, time_limit_s=limit_s))
-        _require(
-            not column,
-            f"{_label(policy)} must not depend on the lengths of unfinished outputs; {column} did, before "
-            f"{limit_s:g} s in {world}",
-        )
+        rule = f"{_label(policy)} must not depend on the lengths of unfinished outputs"
+        require(not column, f"{rule}; {column} did, before {limit_s:g} s in {world}")
 
 
 def runs_are_repeatable(policy: Policy, samples: Sequence[World]) -> None:
     """Check that the same world gives the same records."""
     for world in samples:
         column = _first_difference(_run(policy, world), _run(policy, world))
-        _require(not column, f"{_label(policy)} must be repeatable; {column} differs in two runs of {world}")
+        require(not column, f"{_label(policy)} must be repeatable; {column} differs in two runs of {world}")
 
 
 def kernel_as_reference(policy: Policy, samples: Sequence[World]) -> None:
     """Check that the compiled kernel and the reference engine agree to the last bit."""
     for world in samples:
         column = _first_difference(_run(policy, world, engine="kernel"), _run(policy, world))
-        _require(not column, f"{_label(policy)}: kernel and reference must agree; {column} differs in {world}")
+        require(not column, f"{_label(policy)}: kernel and reference must agree; {column} differs in {world}")
 
 
-POLICY_CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        answers_in_range,
-        deterministic,
-        compiles,
-        compiled_as_interpreted,
-        all_requests_finish,
-        waiting_is_bounded,
-        reads_no_true_length,
-        runs_are_repeatable,
-        kernel_as_reference,
-    )
-}
+POLICY_CHECKS: dict[str, Check] = {check.__name__: check for check in (
+    answers_in_range, deterministic, compiles, compiled_as_interpreted, all_requests_finish, waiting_is_bounded,
+    reads_no_true_length, runs_are_repeatable, kernel_as_reference,
+)}  # fmt: skip
 """Checks by name, in the order in which they run."""
 
 
@@ -384,21 +347,14 @@ def _call(policy: Policy, function: Callable[..., Any], arguments: tuple[Any, ..
     try:
         return function(*arguments)
     except Exception as error:
-        given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
-        raise AssertionError(
-            f"{_label(policy)} must accept all arguments of its axis; it raised {type(error).__name__}: {error} for "
-            f"{_format(policy, given)}"
-        ) from error
+        rule, raised = f"{_label(policy)} must accept all arguments of its axis", f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{rule}; it raised {raised} for {_format(policy, arguments)}") from error
 
 
 def _label(policy: Policy) -> str:
     return f"{policy.axis} policy {policy.name!r}"
 
 
-def _format(policy: Policy, given: dict[str, Any]) -> str:
+def _format(policy: Policy, arguments: tuple[Any, ...]) -> str:
+    given = dict(zip(ARGUMENTS[policy.axis], arguments, strict=True))
     return ", ".join(f"{name}={given[name]}" for name in policy.arguments) or "no argument"
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

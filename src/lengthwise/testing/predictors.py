@@ -12,6 +12,7 @@ import numpy as np
 
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, Samples
 from lengthwise.predict.wrappers import pinball
+from lengthwise.testing.checks import require, run_checks
 
 _PREFIXES = ("Yes or no:", "In one sentence,", "List", "Explain step by step", "Write a long story about")
 _THINGS = ("the moon", "a queue", "tea", "old maps", "rivers", "a lost key", "winter", "two ships")
@@ -56,17 +57,11 @@ def check_predictor(
     Raises:
         AssertionError: A check failed; one sentence states the requirement and the actual value.
     """
-    _require(
-        callable(make_predictor),
-        f"check_predictor takes a function that makes predictors, as it makes several: pass the class "
-        f"{type(make_predictor).__name__}, or a function, not an instance",
-    )
+    advice = f"pass the class {type(make_predictor).__name__}, or a function, not an instance"
+    require(callable(make_predictor), f"check_predictor takes a function that makes predictors: {advice}")
     samples = toy_samples() if samples is None else samples
     skipped = {*skip, *(() if requires_training else ("requires_training",))}
-    passed = [name for name in PREDICTOR_CHECKS if name not in skipped]
-    for name in passed:
-        PREDICTOR_CHECKS[name](make_predictor, copy.deepcopy(samples))
-    return passed
+    return run_checks(PREDICTOR_CHECKS, skipped, lambda: (make_predictor, copy.deepcopy(samples)))
 
 
 def answers_in_shape(make: Make, samples: Samples) -> None:
@@ -74,25 +69,25 @@ def answers_in_shape(make: Make, samples: Samples) -> None:
     predictor = make()
     with _no_exception("fit"):
         result = predictor.fit(samples)
-    _require(result is predictor, f"fit must return the predictor itself; it returned {type(result).__name__}")
+    require(result is predictor, f"fit must return the predictor itself; it returned {type(result).__name__}")
     rows = len(_predict(predictor, samples.prompts, 0))
-    _require(rows == len(samples), f"predict must return one row per request ({len(samples)}); it returned {rows}")
+    require(rows == len(samples), f"predict must return one row per request ({len(samples)}); it returned {rows}")
 
 
 def quantiles_in_order(make: Make, samples: Samples) -> None:
     """Check that quantiles are finite, at least 1 and do not decrease along the levels."""
     tokens = np.asarray(_predict(_fit(make, samples), samples.prompts, 0).tokens)
-    _require(bool(np.isfinite(tokens).all()), "predicted lengths must be finite; some are NaN or infinite")
-    _require(bool((tokens >= 1).all()), f"predicted lengths must be at least 1; the minimum is {tokens.min()}")
-    _require(bool((np.diff(tokens, axis=1) >= 0).all()), "quantiles must not decrease along the levels; some do")
+    require(bool(np.isfinite(tokens).all()), "predicted lengths must be finite; some are NaN or infinite")
+    require(bool((tokens >= 1).all()), f"predicted lengths must be at least 1; the minimum is {tokens.min()}")
+    require(bool((np.diff(tokens, axis=1) >= 0).all()), "quantiles must not decrease along the levels; some do")
 
 
 def deterministic(make: Make, samples: Samples) -> None:
     """Check that equal samples make equal predictors, and that repeated predictions are equal."""
     one, two = _fit(make, samples), _fit(make, samples)
     first, repeated, other = (_quantiles(predictor, samples.prompts, 0) for predictor in (one, one, two))
-    _require(np.array_equal(first, repeated), "repeated predictions for one prompt must be equal; they differ")
-    _require(np.array_equal(first, other), "predictors fitted on the same samples must predict the same; they differ")
+    require(np.array_equal(first, repeated), "repeated predictions for one prompt must be equal; they differ")
+    require(np.array_equal(first, other), "predictors fitted on the same samples must predict the same; they differ")
 
 
 def rows_are_independent(make: Make, samples: Samples) -> None:
@@ -103,32 +98,26 @@ def rows_are_independent(make: Make, samples: Samples) -> None:
     for ages in (np.zeros(len(prompts), np.int64), rows * 37):
         batch = _quantiles(predictor, prompts, ages)
         reverse = _quantiles(predictor, prompts.take(rows[::-1]), ages[::-1])[::-1]
-        _require(_is_close(batch, reverse), "the order of a batch must not matter; reversed, predictions differ")
+        require(_is_close(batch, reverse), "the order of a batch must not matter; reversed, predictions differ")
         for row in rows[::5]:
             single = _quantiles(predictor, prompts.take(rows[[row]]), ages[[row]])[0]
-            _require(
-                _is_close(single, batch[row]),
-                f"a request alone must be predicted as in a batch; the median of request {row} is "
-                f"{single[12]:g} alone and {batch[row][12]:g} in a batch of {len(prompts)}",
-            )
+            medians = f"{single[12]:g} alone and {batch[row][12]:g} in a batch of {len(prompts)}"
+            rule = "a request alone must be predicted as in a batch"
+            require(_is_close(single, batch[row]), f"{rule}; the median of request {row} is {medians}")
         repeats = np.repeat(rows, 1 + rows % 3)
-        _require(
-            _is_close(_quantiles(predictor, prompts.take(repeats), ages[repeats]), batch[repeats]),
-            "how often a request is in a batch must not matter; with some of them repeated, predictions differ",
-        )
+        repeated = _quantiles(predictor, prompts.take(repeats), ages[repeats])
+        rule = "how often a request is in a batch must not matter"
+        require(_is_close(repeated, batch[repeats]), f"{rule}; with some of them repeated, predictions differ")
 
 
 def inputs_untouched(make: Make, samples: Samples) -> None:
     """Check that neither ``fit`` nor ``predict`` changes its arguments."""
-    given = copy.deepcopy(samples)
-    ages = np.full(len(samples), 3)
-    predictor = make()
-    with _no_exception("fit"):
-        predictor.fit(given)
-    _require(_is_equal(given, samples), "fit must not change its samples; it did")
+    given, ages = copy.deepcopy(samples), np.full(len(samples), 3)
+    predictor = _fit(make, given)
+    require(_is_equal(given, samples), "fit must not change its samples; it did")
     _predict(predictor, given.prompts, ages)
-    _require(_is_equal(given, samples), "predict must not change the prompts; it did")
-    _require(bool((ages == 3).all()), "predict must not change tokens_so_far; it did")
+    require(_is_equal(given, samples), "predict must not change the prompts; it did")
+    require(bool((ages == 3).all()), "predict must not change tokens_so_far; it did")
 
 
 def above_tokens_so_far(make: Make, samples: Samples) -> None:
@@ -137,13 +126,11 @@ def above_tokens_so_far(make: Make, samples: Samples) -> None:
     prompts = samples.prompts.take(np.arange(min(8, len(samples))))
     for age in _AGES:
         minimum = float(_predict(predictor, prompts, age).tokens.min())
-        _require(
-            minimum > age,
-            f"a length must be above the tokens so far; after {age} tokens a total of {minimum:g} is predicted",
-        )
+        rule = "a length must be above the tokens so far"
+        require(minimum > age, f"{rule}; after {age} tokens a total of {minimum:g} is predicted")
     mixed = np.array(_AGES)[np.arange(len(prompts)) % len(_AGES)]
     tokens = _predict(predictor, prompts, mixed).tokens[:, 0]
-    _require(bool((tokens > mixed).all()), "each request has its own tokens so far; in a mixed batch one is ignored")
+    require(bool((tokens > mixed).all()), "each request has its own tokens so far; in a mixed batch one is ignored")
 
 
 def unusual_prompts(make: Make, samples: Samples) -> None:
@@ -159,14 +146,14 @@ def unusual_prompts(make: Make, samples: Samples) -> None:
     }.items():
         prediction = _predict(predictor, prompts, 0, f" on {subject}")
         is_valid = len(prediction) == len(prompts) and bool(np.isfinite(prediction.tokens).all())
-        _require(is_valid, f"predictions for {subject} must be finite, one row per request; they are not")
+        require(is_valid, f"predictions for {subject} must be finite, one row per request; they are not")
 
 
 def constant_length(make: Make, samples: Samples) -> None:
     """Check that a constant output length is learned."""
     same = Samples(samples.prompts, np.full(len(samples), 64), np.zeros(len(samples), bool), samples.output)
     mean = float(np.median(_predict(_fit(make, same, " on one constant length"), same.prompts, 0).mean))
-    _require(48 <= mean <= 96, f"outputs that all have 64 tokens must be predicted as about 64; got {mean:g}")
+    require(48 <= mean <= 96, f"outputs that all have 64 tokens must be predicted as about 64; got {mean:g}")
 
 
 def censored_outputs(make: Make, samples: Samples) -> None:
@@ -175,11 +162,8 @@ def censored_outputs(make: Make, samples: Samples) -> None:
     y = np.minimum(samples.output_tokens, limit)
     cut = Samples(samples.prompts, y, samples.censored | (samples.output_tokens > limit), samples.output)
     mean = float(_predict(_fit(make, cut, " on half-censored outputs"), cut.prompts, 0).mean.mean())
-    _require(
-        mean > 1.05 * y.mean() or not cut.censored.any(),
-        f"censored outputs are longer than observed: where half are censored and {y.mean():.3g} tokens are observed on "
-        f"average, more must be predicted; got {mean:.3g}",
-    )
+    rule = f"censored outputs are longer than observed, so that more than {y.mean():.3g} tokens must be predicted"
+    require(mean > 1.05 * y.mean() or not cut.censored.any(), f"{rule}; got {mean:.3g}")
 
 
 def state_round_trip(make: Make, samples: Samples) -> None:
@@ -193,12 +177,12 @@ def state_round_trip(make: Make, samples: Samples) -> None:
     except (TypeError, ValueError) as error:
         raise AssertionError(f"state must return a JSON-serializable dict; it does not: {error}") from error
     invalid = [name for name, array in arrays.items() if np.asarray(array).dtype.kind not in "biuf"]
-    _require(not invalid, f"arrays of a state must be plain numbers; {', '.join(invalid)} are not")
+    require(not invalid, f"arrays of a state must be plain numbers; {', '.join(invalid)} are not")
     with _no_exception("from_state"):
         loaded = type(predictor).from_state(metadata, {name: np.array(array) for name, array in arrays.items()})
     for age in (0, 60):
         one, other = (_predict(p, samples.prompts, age).tokens for p in (predictor, loaded))
-        _require(np.array_equal(one, other), "a predictor restored from its state must predict the same; it does not")
+        require(np.array_equal(one, other), "a predictor restored from its state must predict the same; it does not")
 
 
 def requires_training(make: Make, samples: Samples) -> None:
@@ -206,34 +190,15 @@ def requires_training(make: Make, samples: Samples) -> None:
     del samples
     train, test = toy_samples(800, seed=1), toy_samples(400, seed=2)
     loss, constant = (pinball(_quantiles(_fit(m, train), test.prompts, 0), test) for m in (make, Constant))
-    _require(
-        loss < 0.9 * constant,
-        f"pinball loss on new questions must be well below a constant's {constant:.3g}; it is {loss:.3g}",
-    )
+    rule = f"pinball loss on new questions must be well below a constant's {constant:.3g}"
+    require(loss < 0.9 * constant, f"{rule}; it is {loss:.3g}")
 
 
-PREDICTOR_CHECKS: dict[str, Check] = {
-    check.__name__: check
-    for check in (
-        answers_in_shape,
-        quantiles_in_order,
-        deterministic,
-        rows_are_independent,
-        inputs_untouched,
-        above_tokens_so_far,
-        unusual_prompts,
-        constant_length,
-        censored_outputs,
-        state_round_trip,
-        requires_training,
-    )
-}
+PREDICTOR_CHECKS: dict[str, Check] = {check.__name__: check for check in (
+    answers_in_shape, quantiles_in_order, deterministic, rows_are_independent, inputs_untouched, above_tokens_so_far,
+    unusual_prompts, constant_length, censored_outputs, state_round_trip, requires_training,
+)}  # fmt: skip
 """Checks by name; each takes a function that makes predictors, and samples, and raises AssertionError."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
 
 
 def _fit(make: Make, samples: Samples, where: str = "") -> Any:
@@ -246,10 +211,8 @@ def _fit(make: Make, samples: Samples, where: str = "") -> Any:
 def _predict(predictor: Any, prompts: Prompts, tokens_so_far: Any, where: str = "") -> LengthDistribution:
     with _no_exception(f"predict{where}"):
         prediction = predictor.predict(prompts, tokens_so_far)
-    _require(
-        isinstance(prediction, LengthDistribution),
-        f"predict must return a LengthDistribution; it returned {type(prediction).__name__}",
-    )
+    message = f"predict must return a LengthDistribution; it returned {type(prediction).__name__}"
+    require(isinstance(prediction, LengthDistribution), message)
     return prediction  # type: ignore[no-any-return]
 
 

@@ -95,7 +95,7 @@ class World:
                     self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
             self.schedule(queued, running)
             if step % 8 == 0:
-                self.app.recent.sample()
+                self.app.state.recent.sample()
                 self.tell_engines()
         return self
 

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from lengthwise.gateway.config import Care, Engine, GatewayConfig, Listen
+from lengthwise.gateway.config import Engine, GatewayConfig, Listen, ResilienceConfig
 from lengthwise.gateway.serve import Gateway
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
@@ -39,7 +39,9 @@ def held(gateway: Gateway) -> dict[str, float]:
 
 async def main(url: str) -> None:
     config = GatewayConfig(
-        engines=(Engine(url, in_flight=8),), listen=Listen(port=0, admin_port=0), resilience=Care(health_every_s=1.0)
+        engines=(Engine(url, in_flight=8),),
+        listen=Listen(port=0, admin_port=0),
+        resilience=ResilienceConfig(health_every_s=1.0),
     )
     loop = asyncio.get_running_loop()
     async with Gateway(config) as gateway:

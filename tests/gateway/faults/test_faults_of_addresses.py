@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 from fault_world import CARE, Report, ask, body
+from kube_api import KubeApi, endpoint, endpoint_slice
 from relay_world import run, until
 
 from lengthwise.gateway.config import Discovery, Engine, Forecasting, GatewayConfig, Listen, Order
 from lengthwise.gateway.fleet.discovery import Dns
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 pytestmark = pytest.mark.slow
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

@@ -16,6 +16,7 @@ import pytest
 from fault_world import process
 
 CHILD = Path(__file__).with_name("counting_gateway.py")
+LEAN_ENGINE = Path(__file__).parents[3] / "benchmarks" / "_lean_engine.py"
 COUNT, FIRST, CLIENTS = 100_000, 20_000, 32
 MOST_MIB = 4.0
 """By so much may the memory grow over the last 80,000 (about 50 bytes a request; seen: 0.2)."""
@@ -90,7 +91,7 @@ async def load(port: int, numbers: range) -> Counter[str]:
 @asynccontextmanager
 async def gateway() -> AsyncIterator[tuple[int, Any]]:
     """Its port, and a question for what it holds."""
-    async with process("-m", "lengthwise.testing.engine_server.lean") as (_, first):
+    async with process(str(LEAN_ENGINE)) as (_, first):
         url = json.loads(first)["url"]
         child = await asyncio.create_subprocess_exec(
             sys.executable, str(CHILD), url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

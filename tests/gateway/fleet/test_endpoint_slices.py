@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 import trustme
 from fleet_world import run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.discovery import EndpointSlices
 from lengthwise.schema.errors import InputError
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 LIKE = Engine("http://found")
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -39,7 +39,7 @@ def pods(*names, slice_name="a", **conditions):
 async def watched(api, tmp_path, **extra):
     told = Report()
     source = EndpointSlices(
-        "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, dice=random.Random(1), **extra
+        "default/engines:8000", LIKE, api_url=api.url, account=tmp_path, rng=random.Random(1), **extra
     )
     task = asyncio.create_task(source.run(told))
     try:
@@ -158,7 +158,7 @@ def test_a_silent_watch_is_begun_again(tmp_path):
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 1
 
-    scripted(work, tmp_path, silent_s=0.4)
+    scripted(work, tmp_path, timeout_s=0.4)
 
 
 def test_while_the_api_is_away_the_engines_stay(tmp_path):
@@ -275,4 +275,4 @@ def test_outside_of_a_pod_an_address_is_asked_for(monkeypatch):
         EndpointSlices("default/engines:8000", LIKE)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    assert EndpointSlices("default/engines:8000", LIKE)._kube.url == "https://[fd00::1]:6443"
+    assert EndpointSlices("default/engines:8000", LIKE).client.url == "https://[fd00::1]:6443"

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientSession, web
 from fleet_world import config_of, engines, fleet_of, run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet import kubernetes_api
 from lengthwise.gateway.fleet.discovery import EndpointSlices
-from lengthwise.gateway.fleet.engine_probe import EngineMetadata, greeted
+from lengthwise.gateway.fleet.engine_probe import EngineMetadata, send_prompt
+from lengthwise.gateway.fleet.kubernetes_api import KubernetesClient
 from lengthwise.testing.engine_server import EngineSpec
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
@@ -71,11 +72,11 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
             async def elsewhere(_):
                 raise web.HTTPTemporaryRedirect(api.url + PATH)
 
-            async with answering(elsewhere) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
-                with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
+            async with answering(elsewhere) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+                with pytest.raises(kubernetes_api.KubernetesError, match="http 307"):
                     await client.list(PATH, "")
-                with pytest.raises(kubernetes_api.NoAnswerError, match="http 307"):
-                    await anext(client.monitor(PATH, "", "1", lasts_s=5.0, silent_s=5.0))
+                with pytest.raises(kubernetes_api.KubernetesError, match="http 307"):
+                    await anext(client.watch(PATH, "", "1", duration_s=5.0, timeout_s=5.0))
                 assert len(asked) == 2
                 assert not api.paths
 
@@ -83,7 +84,7 @@ def test_no_kubernetes_api_sends_the_gateway_elsewhere(tmp_path):
 
 
 def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 200_000)
+    monkeypatch.setattr(kubernetes_api, "MAX_LIST_BYTES", 200_000)
     row = json.dumps({"metadata": {"name": "x" * 1000}})
 
     async def endless(request):
@@ -97,15 +98,15 @@ def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypat
             await answer.write(b" " * 65_536)
 
     async def work():
-        async with answering(endless) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
-            with pytest.raises(kubernetes_api.NoAnswerError, match="a list of more than 200000 bytes"):
+        async with answering(endless) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+            with pytest.raises(kubernetes_api.KubernetesError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
             assert len(asked) == 10
-        async with answering(flood) as (url, asked), kubernetes_api.Kube(url, account=tmp_path) as client:
-            with pytest.raises(kubernetes_api.NoAnswerError, match="a list of more than 200000 bytes"):
+        async with answering(flood) as (url, asked), KubernetesClient(url, account=tmp_path) as client:
+            with pytest.raises(kubernetes_api.KubernetesError, match="a list of more than 200000 bytes"):
                 await client.list(PATH, "")
-            with pytest.raises(kubernetes_api.NoAnswerError, match="an event without an end"):
-                async for _ in client.monitor(PATH, "", "1", lasts_s=5.0, silent_s=5.0):
+            with pytest.raises(kubernetes_api.KubernetesError, match="an event without an end"):
+                async for _ in client.watch(PATH, "", "1", duration_s=5.0, timeout_s=5.0):
                     pass
             assert len(asked) == 2
 
@@ -122,7 +123,7 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             source = EndpointSlices("default/engines:8000", Engine("http://any"), api_url=api.url, account=tmp_path)
             task = asyncio.create_task(source.run(lambda found: told.append({one.name for one in found})))
             await until(lambda: told == [{"a", "b", "c"}] and api.open == 1)
-            monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 700)
+            monkeypatch.setattr(kubernetes_api, "MAX_LIST_BYTES", 700)
             lists = api.lists
             api.delete("a")
             await until(lambda: told[-1] == {"b", "c"})
@@ -130,7 +131,7 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             api.send_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
             assert told[-1] == {"b", "c"}
-            monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 70_000)
+            monkeypatch.setattr(kubernetes_api, "MAX_LIST_BYTES", 70_000)
             await until(lambda: len(told) == 3)
             assert told[-1] == {"b", "c"}
             task.cancel()
@@ -152,8 +153,8 @@ def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_lo
 
     async def work():
         async with answering(endless) as (url, asked), ClientSession() as session:
-            metadata = await greeted(Engine(url), session, EngineMetadata(), priority=False)
-            assert not metadata.received
+            metadata = await send_prompt(Engine(url), session, EngineMetadata(), priority=False)
+            assert not metadata.prompted
             assert not metadata.capabilities.ids_each
             assert asked == ["POST /v1/completions"]
             assert told < 100_000

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Heard, config_of, engines, fleet_of, run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 SPEC = EngineSpec(model="m")
 

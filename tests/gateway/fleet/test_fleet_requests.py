@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fleet_requests import ORDER, SPEC, entries, world
 from fleet_world import CARE, DISPATCH, config_of, engines, run, until
+from kube_api import KubeApi, endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Discovery, Engine, GatewayConfig
 from lengthwise.gateway.protocols import monotonic
-from lengthwise.testing.kube_api import KubeApi, endpoint, endpoint_slice
 
 
 def test_a_stream_outlives_its_endpoint_flapping_and_going():

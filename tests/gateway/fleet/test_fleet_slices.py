@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kube_api import endpoint, endpoint_slice
 
 from lengthwise.gateway.config import Engine, Tls
 from lengthwise.gateway.fleet.discovery import Slices
-from lengthwise.testing.kube_api import endpoint, endpoint_slice
 
 LIKE = Engine("http://found", api_key="k", in_flight=3)
 

@@ -26,7 +26,7 @@ from lengthwise.gateway.observe import (
     report,
     text_report,
 )
-from lengthwise.gateway.observe.ordering_gain import judged
+from lengthwise.gateway.observe.ordering_gain import decide
 from lengthwise.gateway.observe.replay import Service, workload_of
 from lengthwise.gateway.telemetry import Journal
 
@@ -210,14 +210,14 @@ def test_isrtf_is_named_only_where_it_surely_beats_srtf(cuts: Change, named: str
     found = gain(of_rows(single_server(3, 400)), draws=5)
     srtf = OrderGain("srtf", Change(-0.2, -0.3, -0.1), Change(0.0, -0.1, 0.1), 1.0, 2.0)
     isrtf = replace(srtf, name="isrtf", mean=Change(-0.23, -0.33, -0.13))
-    told = judged(replace(found, orders=(srtf, isrtf, found.order("oracle")), cuts=cuts))
-    assert told.decision == "switch on"
-    assert told.description.startswith(f"mode = {named} ")
+    decision, description = decide(replace(found, orders=(srtf, isrtf, found.order("oracle")), cuts=cuts))
+    assert decision == "switch on"
+    assert description.startswith(f"mode = {named} ")
     tail = Change(0.5, 0.4, 0.6)
     dear = (replace(srtf, p99=tail), replace(isrtf, p99=tail), found.order("oracle"))
-    assert judged(replace(found, orders=dear, cuts=cuts)).description.startswith(f"mode = {named} ")
+    assert decide(replace(found, orders=dear, cuts=cuts))[1].startswith(f"mode = {named} ")
     only = (replace(srtf, p99=tail), isrtf, found.order("oracle"))
-    assert judged(replace(found, orders=only, cuts=cuts)).description.startswith("mode = isrtf ")
+    assert decide(replace(found, orders=only, cuts=cuts))[1].startswith("mode = isrtf ")
 
 
 def test_what_cuts_add_is_told_with_its_interval() -> None:

@@ -24,7 +24,7 @@ NOW = Statistics(
     backlog_s=4.5,
     predicted_wait_s=0.7,
     ordering=True,
-    cuts=1,
+    preemptions=1,
     workers=(
         WorkerNumbers("a:1", True, 4, 8, 77.0, 600.0, Signals(running=4, waiting=0, kv_used=0.25)),
         WorkerNumbers('b"\n', False, 1, 8, 11.0, 300.0, Signals()),

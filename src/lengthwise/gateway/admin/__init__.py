@@ -1,4 +1,4 @@
-"""The admin port of a gateway: a page that shows it live, its data, and its metrics."""
+"""Admin port of a gateway: a live page, its data, and metrics."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The admin port: metrics, the page and its data. It is read-only."""
+"""Serve the read-only admin port: metrics, the page and its data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Self
 
-from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, Fleet, Forecaster, Recent, SchedulerDriver, State
+from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.observe import Monitor, Record
 from lengthwise.gateway.protocols import Clock, monotonic
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Telemetry
 
 
@@ -65,23 +68,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
-OPEN = ("/healthz", "/metrics")
-"""Served under any host name, for probes and Prometheus."""
+OPEN = ("/healthz", "/metrics")  # served under any host name, for probes and Prometheus
 _SECURITY_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
-]
+]  # fmt: skip
 
 
 class AdminApp:
-    """An ASGI app; as an async context manager it samples the queue.
+    """ASGI app; as an async context manager it samples the queue.
 
-    Args:
-        monitor: Estimates the gain of ordering; None: mode "observe" starts one, other modes have none.
+    Without a ``monitor`` of the gain, mode "observe" starts one.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class AdminApp:
             record = Record()
             telemetry.traces.subscribe(record.append)
             monitor = self._own_monitor = Monitor(record, config.order)
-        self.recent = Recent(telemetry, clock, driver.statistics)
-        self.state = State(config, driver, fleet, forecaster, telemetry, self.recent, monitor, clock)
+        self.state = State(config, driver, fleet, forecaster, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
         self._clock = clock
@@ -197,7 +194,7 @@ class AdminApp:
 
     async def _sample(self) -> None:
         while True:
-            self.recent.sample()
+            self.state.recent.sample()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
 

@@ -1,23 +1,26 @@
-"""State of the admin page as plain values."""
+"""Compute the state of the admin page as plain values."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.observe import Monitor
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
-from lengthwise.gateway.telemetry import Pair, RequestTrace, Row, Telemetry
+from lengthwise.gateway.telemetry import Pair, Row, Telemetry
 from lengthwise.statistics import circular_blocks
 
 WINDOW_S = 600.0
@@ -66,19 +69,17 @@ class Recent:
 
     def _add_error(self, at_s: float, what: str, model: str, tenant: str, worker: str) -> None:
         last = self.errors[-1] if self.errors else None
-        if last and (last["what"], last["model"], last["worker"]) == (what, model, worker):
-            last["count"] += 1
-            last["at_s"] = at_s
-            return
         error = {"at_s": at_s, "what": what, "model": model, "tenant": tenant, "worker": worker, "count": 1}
-        self.errors.append(error)
+        if last and (last["what"], last["model"], last["worker"]) == (what, model, worker):
+            last |= {"count": last["count"] + 1, "at_s": at_s}
+        else:
+            self.errors.append(error)
 
 
 QUANTILES = (0.5, 0.9, 0.99)
 MAX_POINTS = 400
 CALIBRATION_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-MIN_SAMPLES = 8
-"""Quartiles of fewer values are not shown."""
+MIN_SAMPLES = 8  # quartiles of fewer values are not shown
 
 
 def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -128,7 +129,11 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
     values["points"] = [[round(row.predicted_tokens, 1), row.output_tokens] for row in finished[-MAX_POINTS:]]
     values["bias"] = float(np.median(predicted / actual))
     values["within_2x"] = float(np.mean(np.abs(np.log2(predicted / actual)) <= 1))
-    values["concordance"] = _concordance(predicted[-MAX_POINTS:], actual[-MAX_POINTS:])
+    p, a = predicted[-MAX_POINTS:], actual[-MAX_POINTS:]
+    differs = a[:, None] != a[None, :]
+    agreement = (np.sign(p[:, None] - p[None, :]) * np.sign(a[:, None] - a[None, :]))[differs]
+    # Share of pairs of different lengths that predictions order correctly; a tie counts half.
+    values["concordance"] = float((agreement + 1).mean() / 2) if differs.any() else None
     levels = np.array([row.predicted_level for row in finished])
     levels = levels[np.isfinite(levels)]
     if len(levels) >= MIN_SAMPLES:
@@ -136,33 +141,17 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
     return values
 
 
-def _concordance(predicted: Floats, actual: Floats) -> float | None:
-    """Return the share of pairs of different lengths that predictions order correctly (a tie counts half)."""
-    agreement = np.sign(predicted[:, None] - predicted[None, :]) * np.sign(actual[:, None] - actual[None, :])
-    differs = actual[:, None] != actual[None, :]
-    return float((agreement[differs] + 1).mean() / 2) if differs.any() else None
-
-
 Floats = npt.NDArray[np.float64]
 POLICY_INTERVAL_S = 5.0
 _DRAWS, _BLOCKS = 30, 12
-MAX_POLICY_REQUESTS = 1000
-"""Requests in the table at most: computing it blocks the event loop for some milliseconds."""
-MIN_INTERVAL_REQUESTS = 4 * _BLOCKS
-"""Fewer requests get no interval."""
-_MIN_BEYOND = 5
-"""Requests beyond a quantile that its interval needs."""
-_T_975 = 2.201
-"""97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom."""
+MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds
+MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # fewer requests get no interval
+_MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
+_T_975 = 2.201  # 97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom
 
 
 class Policies:
-    """Rows of the table of policies, recomputed on demand at most every ``interval_s`` seconds.
-
-    Args:
-        window_s: Requests that finished earlier do not count.
-        seed: Of the bootstrap.
-    """
+    """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
 
     def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
         self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
@@ -172,10 +161,7 @@ class Policies:
     def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
 
-        Args:
-            mode: Order of all requests of this gateway.
-            pairs: ``Regret.pairs``.
-            found: Estimated gain as JSON.
+        ``mode`` is the order of all requests of this gateway, ``found`` the estimated gain as JSON.
         """
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
@@ -237,63 +223,33 @@ def _row(kind: str, name: str, count: int, jct: Any, queue: Any) -> dict[str, An
 
 
 MAX_SHOWN = 48
-MAX_RANKED = 400
-"""Oldest waiting requests whose position is computed."""
+MAX_RANKED = 400  # oldest waiting requests whose position is computed
 
 
-class SchedulerDriver(Protocol):
-    """The methods of ``gateway.driver`` that the admin page uses."""
-
-    def statistics(self) -> Statistics: ...  # noqa: D102
-    def position(self, request_id: int, /) -> int | None: ...  # noqa: D102
-
-
-class Fleet(Protocol):
-    """The methods of ``gateway.fleet`` that the admin page uses."""
-
-    def states(self) -> Sequence[WorkerState]: ...  # noqa: D102
-    def worker(self, name: str, /) -> Any: ...  # noqa: D102
-
-
-class Forecaster(Protocol):
-    """The methods of the length predictor that the admin page uses."""
-
-    def state(self) -> dict[str, Any]: ...  # noqa: D102
-
-
+@dataclass
 class State:
-    """Computes the state on demand.
+    """Compute the state on demand, with an estimate of the gain if there is a ``monitor``."""
 
-    Args:
-        monitor: Estimates the gain of ordering; None: no estimate is shown.
-    """
+    config: GatewayConfig
+    driver: SchedulerDriver
+    fleet: Fleet
+    forecaster: Forecaster | None
+    telemetry: Telemetry
+    monitor: Monitor | None
+    clock: Clock
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        driver: SchedulerDriver,
-        fleet: Fleet,
-        forecaster: Forecaster | None,
-        telemetry: Telemetry,
-        recent: Recent,
-        monitor: Monitor | None,
-        clock: Clock,
-    ) -> None:
-        self.config = config
-        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
-        self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
-        self._policies = Policies(clock, WINDOW_S)
-        self._started_s = clock()
+    def __post_init__(self) -> None:
+        self.recent = Recent(self.telemetry, self.clock, self.driver.statistics)
+        self._policies, self._started_s = Policies(self.clock, WINDOW_S), self.clock()
 
     def now(self) -> dict[str, Any]:
         """Return the state; unknown numbers are None."""
-        now_s, statistics = self._clock(), self._hub.statistics()
-        rows = self._recent.rows()
-        mode, metrics, regret = self.config.order.mode, self._telemetry.metrics, self._telemetry.regret
-        found = self._monitor.found if self._monitor else None
+        now_s, statistics, rows = self.clock(), self.driver.statistics(), self.recent.rows()
+        mode, metrics, regret = self.config.order.mode, self.telemetry.metrics, self.telemetry.regret
+        num_preempted, until_ago_s = metrics.counts["cut"] + metrics.counts["window"], now_s - regret.until_s
+        found = self.monitor.found if self.monitor else None
         numbers = {worker.name: worker for worker in statistics.workers}
-        jct_s, fcfs_s = regret.recent()
-        pairs = regret.pairs()
+        (jct_s, fcfs_s), pairs = regret.recent(), regret.pairs()
         outcomes: Counter[str] = Counter()
         for (outcome, _, _), count in metrics.requests.items():
             outcomes[outcome] += count
@@ -303,25 +259,15 @@ class State:
             "up_s": now_s - self._started_s,
             "window_s": WINDOW_S,
             "queue": {name: getattr(statistics, name) for name in _QUEUE_FIELDS} | {"order": self._queue(now_s)},
-            "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self._fleet.states()],
+            "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self.fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),
             "policies": self._policies.rows(mode, pairs, found),
-            "regret": {
-                "mean_s": jct_s - fcfs_s,
-                "jct_s": jct_s,
-                "fcfs_s": fcfs_s,
-                "count": len(pairs),
-                "until_ago_s": now_s - regret.until_s,
-            },
-            "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self._recent.samples]},
-            "counts": {
-                "outcomes": outcomes,
-                "cuts": metrics.counts["cut"] + metrics.counts["window"],
-                "failovers": metrics.counts["failed_over"],
-            },
-            "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self._recent.errors)],
-            "length_prediction": self._forecaster.state() if self._forecaster else {},
+            "regret": dict(zip(_REGRET_FIELDS, (jct_s - fcfs_s, jct_s, fcfs_s, len(pairs), until_ago_s), strict=True)),
+            "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self.recent.samples]},
+            "counts": {"outcomes": outcomes, "cuts": num_preempted, "failovers": metrics.counts["failed_over"]},
+            "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self.recent.errors)],
+            "length_prediction": self.forecaster.state() if self.forecaster else {},
             "observed": found,
             "schedule": self._schedule(now_s),
         }
@@ -330,63 +276,50 @@ class State:
 
     def _queue(self, now_s: float) -> list[dict[str, Any]]:
         """Return the first waiting requests in the order in which they will be scheduled."""
-        waiting = list(islice((t for t in self._telemetry.traces if math.isnan(t.sent_s)), MAX_RANKED))
-        positions = [(self._hub.position(trace.request.id), trace) for trace in waiting]
+        waiting = list(islice((t for t in self.telemetry.traces if math.isnan(t.sent_s)), MAX_RANKED))
+        positions = [(self.driver.position(trace.request.id), trace) for trace in waiting]
         known = sorted(((at, trace) for at, trace in positions if at is not None), key=lambda pair: pair[0])
-        return [_waiting(trace, now_s) for _, trace in known[:MAX_SHOWN]]
+        rows = []
+        for _, trace in known[:MAX_SHOWN]:
+            q, is_new = trace.request, math.isnan(trace.dispatched_s)
+            left = q.length_prediction.remaining_tokens(q.generated_tokens)
+            queued_for_s = now_s - q.arrival_s if is_new else q.queued_for_s
+            row = {"left": left, "got": q.generated_tokens, "queued_for_s": queued_for_s}
+            rows.append(row | {"priority": q.priority, "model": q.model})
+        return rows
 
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
-        row = {
-            "name": state.name,
-            "models": list(state.models),
-            "up": state.up,
-            "slots": state.slots,
-            "tokens_per_s": state.tokens_per_s,
-            "running": state.signals.running,
-            "waiting": state.signals.waiting,
-            "kv_used": state.signals.kv_used,
-            "in_flight": numbers.in_flight if numbers else 0,
-            "cap": numbers.cap if numbers else None,
-            "backlog_tokens": numbers.backlog_tokens if numbers else 0.0,
-        }
+        row = {name: getattr(state, name) for name in ("name", "models", "up", "slots", "tokens_per_s")}
+        row |= {name: getattr(state.signals, name) for name in ("running", "waiting", "kv_used")}
+        row |= {"in_flight": 0, "cap": None, "backlog_tokens": 0.0}
+        if numbers:
+            row |= {name: getattr(numbers, name) for name in ("in_flight", "cap", "backlog_tokens")}
         try:
-            worker = self._fleet.worker(state.name)
+            worker = self.fleet.worker(state.name)
         except KeyError:
             return row | {"kind": "", "breaker": "", "cause": "stopped"}
-        cause = worker.unavailable_reason(now_s) if hasattr(worker, "unavailable_reason") else ""
-        if not cause and self.config.order.mode == "engine-priority" and hasattr(worker, "priority_notice"):
+        cause = worker.unavailable_reason(now_s)
+        if not cause and self.config.order.mode == "engine-priority":
             cause = worker.priority_notice()
-        breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
-        return row | {"kind": worker.kind, "breaker": breaker, "cause": str(cause)[:200]}
+        return row | {"kind": worker.kind, "breaker": worker.breaker.state(now_s), "cause": cause[:200]}
 
     def _schedule(self, now_s: float) -> dict[str, Any] | None:
         """Return the schedule of mode rra and its replanning; None in other modes."""
         phases = self.config.dispatch.phases
         if self.config.order.mode != "rra" or phases is None:
             return None
-        tracker = self._telemetry.metrics.tracker
-        if tracker is None:
-            return {"phases": asdict(phases), "follows": None}
-        now = tracker()
-        follows = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
+        follows = None
+        if (tracker := self.telemetry.metrics.tracker) is not None:
+            now = tracker()
+            follows = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
         return {"phases": asdict(phases), "follows": follows}
 
 
+_REGRET_FIELDS = ("mean_s", "jct_s", "fcfs_s", "count", "until_ago_s")
 _QUEUE_FIELDS = (
     "waiting", "waiting_bytes", "running", "oldest_wait_s", "backlog_tokens", "backlog_s", "predicted_wait_s",
     "ordering",
 )  # fmt: skip
-
-
-def _waiting(trace: RequestTrace, now_s: float) -> dict[str, Any]:
-    request = trace.request
-    return {
-        "left": request.length_prediction.remaining_tokens(request.generated_tokens),
-        "got": request.generated_tokens,
-        "queued_for_s": now_s - request.arrival_s if math.isnan(trace.dispatched_s) else request.queued_for_s,
-        "priority": request.priority,
-        "model": request.model,
-    }
 
 
 def _plain(value: Any) -> Any:

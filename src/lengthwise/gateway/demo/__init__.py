@@ -1,4 +1,4 @@
-"""Demo: FCFS and ISRTF side by side on two engines of this machine, with a verdict after a minute."""
+"""Compare FCFS and ISRTF side by side on two engines of this machine, with a verdict after a minute."""
 
 from __future__ import annotations
 
@@ -30,18 +30,10 @@ def run(
     """Run and print the demo (``lengthwise serve --demo [--engine-python PYTHON]``); return the gain.
 
     Two vLLMs run on the CPU if an interpreter with vLLM is given (or named by LENGTHWISE_ENGINE_PYTHON, or found in
-    .engines/vllm); otherwise two emulated engines, which the output states. The same bursts of requests go through two
+    .engines/vllm); otherwise two emulated engines, also with "emulated". The same bursts of ``requests`` go through two
     gateways in turns, FCFS at ``port`` and ISRTF at ``port`` + 2, each with its admin page at ``admin_port`` and + 2; 0
-    picks free ports. Requests and lengths are synthetic (lengths scatter widely around what such questions require);
-    the predictor is the built-in one and sees only the prompts.
-
-    Args:
-        engine_python: Interpreter of an environment with vLLM for CPUs; "emulated": emulated engines in any case.
-        port: Of the first gateway.
-        admin_port: Of the first gateway's admin page.
-        seconds: No round starts later; starting vLLM takes about a minute more.
-        seed: Of the requests.
-        requests: Per burst.
+    picks free ports. No round starts after ``seconds``; starting vLLM takes about a minute more. Requests and lengths
+    are synthetic (lengths scatter widely around those of such questions); the built-in predictor sees only the prompts.
 
     Raises:
         InputError: The interpreter does not exist, or a port is taken.
@@ -77,13 +69,12 @@ def find_interpreter(given: str | None) -> str | None:
     if given == "emulated":
         return None
     path = given or os.environ.get(_VARIABLE)
-    if path is not None:
-        if not Path(path).exists():
-            raise InputError(
-                f"the engine's interpreter must exist; {path} does not. Give --engine-python PYTHON, or leave it out"
-            )
-        return str(Path(path).absolute())
-    return str(_DEFAULT_PYTHON.absolute()) if _DEFAULT_PYTHON.exists() else None
+    if path is None:
+        return str(_DEFAULT_PYTHON.absolute()) if _DEFAULT_PYTHON.exists() else None
+    if not Path(path).exists():
+        advice = "Give --engine-python PYTHON, or leave it out"
+        raise InputError(f"the engine's interpreter must exist; {path} does not. {advice}")
+    return str(Path(path).absolute())
 
 
 def _print(text: str) -> None:

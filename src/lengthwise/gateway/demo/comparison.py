@@ -1,4 +1,4 @@
-"""Comparison of FCFS and ISRTF: the same bursts through two gateways in turns, as clients see them."""
+"""Send the same bursts through FCFS and ISRTF gateways in turns, and compare their JCT as clients see it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 1024
-LOAD = 3.0
-"""Rate of a burst relative to the engines' capacity, as in ELIS."""
+LOAD = 3.0  # rate of a burst relative to the engines' capacity, as in ELIS
 _GAMMA_SHAPE = 0.73
-_SIGMA = 0.5
-"""Standard deviation of the log length around its kind's median: no prompt determines its length."""
+_SIGMA = 0.5  # standard deviation of the log length around its kind's median: no prompt determines its length
 KINDS = (  # a question, and the median tokens of its answers
     ("What is the capital of {}? Answer in one word.", 6),
     ("Translate into French: I would like to visit {} next spring.", 18),
@@ -63,12 +61,7 @@ class Question:
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
     """Return the requests of a burst, the same for the same seed and number.
 
-    Args:
-        seed: Of kinds, places, lengths and gaps.
-        number: Of the burst.
-        count: Of requests.
-        tokens_per_s: Capacity of the engines.
-        shrink: Divisor of lengths, for slow engines.
+    ``tokens_per_s`` is the capacity of the engines; ``shrink`` divides lengths, for slow engines.
     """
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
@@ -98,23 +91,14 @@ def body(model: str, question: Question) -> dict[str, Any]:
 
 MODES = ("fcfs", "isrtf")
 REQUESTS = 48
-WARM_UP_ROUND = 1 << 20
-"""Number of the burst whose times are discarded."""
+WARM_UP_ROUND = 1 << 20  # number of the burst whose times are discarded
 _POLL_INTERVAL_S = 0.25
 _LEVEL = 0.95
 
 
 @dataclass
 class Side:
-    """One of the two gateways.
-
-    Attributes:
-        rounds: JCT of finished rounds.
-        jct_s: JCT of the running round.
-        waiting: Current requests in the queue.
-        running: Current requests at engines.
-        cuts: Preemptions so far.
-    """
+    """One of the two gateways: JCT by finished round and of the running round, and current numbers."""
 
     mode: str
     port: int = 0
@@ -162,7 +146,7 @@ def gain(sides: Sequence[Side]) -> Gain:
 
 
 class ScaledPredictor:
-    """The built-in predictor with its lengths divided by ``shrink``."""
+    """Built-in predictor with its lengths divided by ``shrink``."""
 
     predicts_once = True
 
@@ -188,13 +172,8 @@ async def race(
 ) -> tuple[Side, ...]:
     """Run at least two rounds and return both sides; which side starts a round alternates.
 
-    Args:
-        engines: Behind both gateways, which use them in turns.
-        ports: (port, admin port) of each gateway.
-        seconds: No round starts later.
-        seed: Of the requests.
-        requests: Per round.
-        show: Called repeatedly with the sides and the seconds so far.
+    ``ports`` has (port, admin port) of each gateway; no round of ``requests`` starts after ``seconds``; ``show`` is
+    called repeatedly with the sides and the seconds so far.
     """
     loop = asyncio.get_running_loop()
     make_burst = partial(burst, seed, tokens_per_s=engines.tokens_per_s, shrink=engines.shrink)
@@ -365,11 +344,8 @@ def change(found: Gain) -> str:
 
 def decision(engines: str, found: Gain) -> str:
     """Return the verdict."""
-    if found.is_significant:
-        verdict = "Shortest predicted first was faster."
-    elif found.low > 0:
-        verdict = "Shortest predicted first was slower."
-    else:
+    verdict = f"Shortest predicted first was {'faster' if found.is_significant else 'slower'}."
+    if not found.is_significant and not found.low > 0:
         verdict = "Not significant: the interval contains 0. Run it again while nothing else uses the CPU."
     return f"{verdict}\n{change(found)}; {engines}; every burst went through both in turns."
 

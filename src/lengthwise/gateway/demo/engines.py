@@ -1,4 +1,4 @@
-"""The demo's two engines: vLLM on this machine's CPU, or emulated ones."""
+"""Run the demo's two engines: vLLM on this machine's CPU, or emulated ones."""
 
 from __future__ import annotations
 
@@ -23,18 +23,13 @@ NUM_ENGINES, MAX_NUM_SEQS = 2, 4
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Model and scheduler in one process: in two they wait for each other in busy loops."""
 _ENGINE_SIDE = Path(__file__).parent / "engine_side"
-MAKE_MODEL = _ENGINE_SIDE / "make_model.py"
-"""Run by an engine's interpreter: FOLDER [SIZE]."""
+MAKE_MODEL = _ENGINE_SIDE / "make_model.py"  # run by an engine's interpreter: FOLDER [SIZE]
 _STEP_S, _DECODE_S, _PROMPT_S = 0.012, 0.001, 0.0001
 _ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
     "KMP_BLOCKTIME": "0",  # waiting threads sleep
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,9 @@ def emulated() -> Iterator[Engines]:
     module = [sys.executable, "-m", "lengthwise.testing.engine_server", "--model", MODEL]
     # stderr goes to a file: the messages about disconnected clients would fill a pipe.
     with tempfile.TemporaryFile("w+") as errors:
+        command = [*module, "--count", str(NUM_ENGINES), *options]
         process = subprocess.Popen(  # noqa: S603 - a module of this package
-            [*module, "--count", str(NUM_ENGINES), *options],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            process_group=0,
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0
         )
         assert process.stdout is not None
         try:
@@ -80,14 +72,7 @@ def emulated() -> Iterator[Engines]:
 
 @contextmanager
 def on_cpu(python: str) -> Iterator[Engines]:
-    """Run two vLLMs with a model of random weights, one thread each.
-
-    Args:
-        python: Interpreter of an environment with vLLM for CPUs.
-
-    Raises:
-        EngineError: They do not start; with the last lines of the log.
-    """
+    """Run two vLLMs with a model of random weights, one thread each; raise EngineError if they do not start."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = Path(folder) / MODEL
         result = subprocess.run(  # noqa: S603 - the user's interpreter, this package's script
@@ -136,17 +121,10 @@ def _start(stack: ExitStack, python: str, model: Path, place: Path, aborted: thr
 
     port = free_port()
     flags = {
-        "model": str(model),
-        "served-model-name": MODEL,
-        "host": "127.0.0.1",
-        "port": str(port),
-        "dtype": "float32",
-        "max-model-len": "2048",
-        "max-num-seqs": str(MAX_NUM_SEQS),
-        "generation-config": "vllm",
-        "middleware": "forced_length.ForcedLength",
-        "distributed-executor-backend": ONE_PROCESS,
-    }
+        "model": str(model), "served-model-name": MODEL, "host": "127.0.0.1", "port": str(port), "dtype": "float32",
+        "max-model-len": "2048", "max-num-seqs": str(MAX_NUM_SEQS), "generation-config": "vllm",
+        "middleware": "forced_length.ForcedLength", "distributed-executor-backend": ONE_PROCESS,
+    }  # fmt: skip
     options = [word for name, value in flags.items() for word in (f"--{name}", value)]
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *options, "--enforce-eager"]
     paths = os.pathsep.join([str(_ENGINE_SIDE), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""The engines: who is there, what each can do, how it fares, and whether it may be given requests."""
+"""Workers: discovery, probing, health, and availability for requests."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Where engines come from: the configured ones, DNS, and the EndpointSlices of a Kubernetes Service."""
+"""Discover engines from the configuration, DNS, and the EndpointSlices of a Kubernetes Service."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ _log = logging.getLogger("lengthwise.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine that a source knows; ``up`` is false if it only finishes its requests and gets no new ones.
-
-    ``name`` is unique and equal to ``engine.name``.
-    """
+    """Engine at an address; ``name`` equals ``engine.name`` and is unique; not ``up``: draining, no new requests."""
 
     name: str
     engine: Engine
     up: bool = True
 
 
-Publish = Callable[[Sequence[Endpoint]], None]
-"""Takes all endpoints that a source knows now."""
+Publish = Callable[[Sequence[Endpoint]], None]  # takes all endpoints that a source knows now
 
 
 def engine_name(engine: Engine) -> str:
@@ -57,48 +53,23 @@ def endpoint_at(address: str, port: int, template: Engine, *, name: str = "", up
     return Endpoint(name or netloc, replace(template, url=url, name=name or netloc), up)
 
 
-def _split_port(text: str, rule: str) -> tuple[str, str]:
-    """Split at the last colon; raise InputError with the rule if there is none."""
-    host, _, port = text.rpartition(":")
-    if not (host and port):
-        raise InputError(f"{rule}; it is {text!r}")
-    return host, port
-
-
 _LOOKUP_TIMEOUT_S, _MIN_INTERVAL_S = 10.0, 0.01
+_Lookup = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return all addresses of a name, by the system's resolver."""
+    """Return all addresses of a name from the system's resolver."""
     rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(row[4][0]) for row in rows]
 
 
 class Dns:
-    """Looks a name up repeatedly; after a failed lookup the last result stands.
+    """Look up ``host:port`` every ``interval_s``; after a failed lookup the last result stands."""
 
-    Args:
-        target: ``host:port``.
-        interval_s: Seconds between two lookups.
-        template: Settings of every engine.
-        lookup: Maps a host and port to addresses.
-
-    Raises:
-        InputError: The target is no host and port.
-    """
-
-    def __init__(
-        self,
-        target: str,
-        interval_s: float,
-        template: Engine,
-        *,
-        lookup: Callable[[str, int], Awaitable[list[str]]] = resolve,
-    ) -> None:
-        rule = "discovery by DNS needs host:port, such as engines.default.svc:8000"
-        self._host, port = _split_port(target, rule)
-        if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InputError(f"{rule}; it is {target!r}")
+    def __init__(self, target: str, interval_s: float, template: Engine, *, lookup: _Lookup = resolve) -> None:
+        self._host, _, port = target.rpartition(":")
+        if not self._host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise InputError(f"discovery by DNS needs host:port, such as engines.default.svc:8000; it is {target!r}")
         self._port, self._interval_s, self._template, self._lookup = int(port), interval_s, template, lookup
 
     async def run(self, publish: Publish) -> None:
@@ -123,12 +94,7 @@ _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
 class Slices:
-    """The EndpointSlices of a Service by name, in whatever shape the API sends them.
-
-    Args:
-        port: Number or name of the port.
-        template: Settings of every engine.
-    """
+    """EndpointSlices of a Service by name, from untrusted JSON; the port is a number or a name."""
 
     def __init__(self, port: str, template: Engine) -> None:
         self._port, self._template = port, template
@@ -151,40 +117,32 @@ class Slices:
             self._slices.pop(str(_dict(item, "metadata").get("name", "")), None)
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the endpoints: one per pod, whatever slices and address families the pod is in.
-
-        If slices differ on a pod, it is up if any of them says so, unless one says that it is terminating.
-        """
+        """Return one endpoint per pod across slices and address families; if slices differ, one that is up wins."""
         by_pod: dict[str, Endpoint] = {}
         for _, endpoint, key in sorted(self._rows(), key=lambda row: (row[0], row[1].name, not row[1].up)):
             by_pod.setdefault(key, endpoint)
         counts = Counter(endpoint.name for endpoint in by_pod.values())
-        found = []
-        for endpoint in by_pod.values():
-            netloc = endpoint.engine.url.partition("://")[2]
+        for key, endpoint in by_pod.items():
             if counts[endpoint.name] > 1:  # several pods share the name, so their addresses distinguish them
-                endpoint = Endpoint(netloc, replace(endpoint.engine, name=netloc), endpoint.up)  # noqa: PLW2901
-            found.append(endpoint)
-        return found
+                netloc = endpoint.engine.url.partition("://")[2]
+                by_pod[key] = Endpoint(netloc, replace(endpoint.engine, name=netloc), endpoint.up)
+        return list(by_pod.values())
 
     def _rows(self) -> Iterator[tuple[int, Endpoint, str]]:
         """Yield address family, endpoint and a key that is the same for one pod and port in every slice."""
         rows = [(item, row) for item in self._slices.values() for row in _dicts(item, "endpoints")]
         terminating = {_pod_key(row) for _, row in rows if _dict(row, "conditions").get("terminating") is True}
         for item, row in rows:
-            address, key = _first_address(row), _pod_key(row)
-            if not address:
+            if not (address := _first_address(row)):
                 continue
+            key, pod = _pod_key(row), str(_dict(row, "targetRef").get("name", ""))
             up = _dict(row, "conditions").get("ready") is not False and key not in terminating
-            pod = str(_dict(row, "targetRef").get("name", ""))
             family = _FAMILIES.get(str(item.get("addressType")), 3)
-            if self._port.isdecimal():
-                ports = [int(self._port)]
-            else:
-                named = [port.get("port") for port in _dicts(item, "ports") if port.get("name") == self._port]
-                ports = [port for port in named if isinstance(port, int)]
+            ports: list[Any] = [int(self._port)] if self._port.isdecimal() else []
+            ports += [port.get("port") for port in _dicts(item, "ports") if port.get("name") == self._port]
             for port in ports:
-                yield family, endpoint_at(address, port, self._template, name=pod, up=up), f"{key}:{port}"
+                if isinstance(port, int):
+                    yield family, endpoint_at(address, port, self._template, name=pod, up=up), f"{key}:{port}"
 
 
 def _dicts(item: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -210,29 +168,16 @@ def _pod_key(row: Mapping[str, Any]) -> str:
 
 WATCH_DURATION_S, WATCH_TIMEOUT_S = 300.0, 150.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 30.0
-_GOOD_WATCH_S = 1.0
-"""A watch that lasted longer was good even without an event."""
+_GOOD_WATCH_S = 1.0  # a watch that lasted longer was good even without an event
 
 
 class EndpointSlices:
-    """The engines of a Service, published after every change of its slices.
+    """Publish the engines of a Service after every change of its slices.
 
-    Lists once, then watches from the version of the list. A watch that ends continues from the last version; one whose
-    version is too old, or that sent invalid events, starts with a list. While the API does not answer, the last result
-    stands, and requests back off: 0.2 s, then twice as long each time up to 30 s, randomly up to half shorter. The
-    role needs get, list and watch of ``endpointslices`` in the namespace.
-
-    Args:
-        target: ``namespace/service:port``, the port a number or a name.
-        template: Settings of every engine.
-        api_url: Address of the API; None finds it as a pod does.
-        account: Folder of the token and the CA.
-        duration_s: Requested duration of a watch.
-        timeout_s: Longest silence of a watch.
-        rng: Randomizes the backoff.
-
-    Raises:
-        InputError: The target is invalid, or there is no API.
+    Lists once, then watches from the version of the list. A watch that ends continues from the last version; an expired
+    version or an invalid event leads to a new list. While the API fails, the last result stands and requests back off:
+    0.2 s, doubled up to 30 s, randomly up to half shorter. The target is ``namespace/service:port`` (port number or
+    name); without ``api_url`` the API of the own pod is used; ``timeout_s`` limits the silence of a watch.
     """
 
     def __init__(
@@ -246,10 +191,10 @@ class EndpointSlices:
         timeout_s: float = WATCH_TIMEOUT_S,
         rng: random.Random | None = None,
     ) -> None:
-        rule = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
-        path, port = _split_port(target, rule)
+        path, _, port = target.rpartition(":")
         namespace, _, service = path.partition("/")
-        if not (namespace and service) or "/" in service:
+        if not (namespace and service and port) or "/" in service:
+            rule = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
             raise InputError(f"{rule}; it is {target!r}")
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = f"{SERVICE_LABEL}={service}"
@@ -334,7 +279,7 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
 
 @dataclass(frozen=True)
 class DiscoveryChange:
-    """A valid new configuration of discovery; ``sources`` is None if the sources stay."""
+    """Valid new configuration; ``sources`` is None if the sources stay."""
 
     config: GatewayConfig
     endpoints: tuple[Endpoint, ...]
@@ -342,13 +287,7 @@ class DiscoveryChange:
 
 
 class EndpointDiscovery:
-    """All sources together; a configured engine hides a discovered one of the same name.
-
-    Args:
-        config: Configuration of the gateway.
-        publish: Called with all endpoints whenever a source reports a change.
-        rng: Randomizes backoffs.
-    """
+    """All sources together; a configured engine hides a discovered one of the same name."""
 
     def __init__(self, config: GatewayConfig, publish: Publish, *, rng: random.Random) -> None:
         self._discovery, self._publish, self._rng = config.discovery, publish, rng
@@ -413,11 +352,11 @@ class EndpointDiscovery:
             await asyncio.sleep(_RESTART_S)
 
     def _publish_all(self) -> None:
-        by_name: dict[str, Endpoint] = {}
-        urls: set[str] = set()
+        names_and_urls: set[str] = set()
+        published = []
         for source in (_CONFIGURED, *self._sources):
             for endpoint in self._by_source.get(source, ()):
-                if endpoint.name not in by_name and endpoint.engine.url not in urls:
-                    by_name[endpoint.name] = endpoint
-                    urls.add(endpoint.engine.url)
-        self._publish(list(by_name.values()))
+                if names_and_urls.isdisjoint((endpoint.name, endpoint.engine.url)):
+                    published.append(endpoint)
+                    names_and_urls |= {endpoint.name, endpoint.engine.url}
+        self._publish(published)

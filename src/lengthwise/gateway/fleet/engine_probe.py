@@ -1,4 +1,4 @@
-"""Probe an engine: metrics, models, capacity, and what it supports, by few and bounded requests."""
+"""Probe an engine's metrics, models, capacity and features with few and bounded requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from lengthwise.backend.openai import Client
@@ -19,8 +21,7 @@ from lengthwise.gateway.relay import read_bounded
 from lengthwise.gateway.scheduling import Signals
 
 MAX_BYTES = 2 << 20
-MAX_LINES = 1024
-"""Lines read of one metric: an engine reports one for each of its data parallel ranks."""
+MAX_LINES = 1024  # lines read of one metric: an engine reports one for each of its data parallel ranks
 _LABELS, _VALUE = re.compile(rb"\{([^\n]*)\}"), re.compile(rb"[ \t]+([^ \t\r\n]+)")
 _CACHE_TOKENS = re.compile(rb'kv_cache_size_tokens="(\d{1,15})"')
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
@@ -43,12 +44,9 @@ CACHE = b"vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """The metrics of an engine at one time; None for a metric that the engine does not report.
+    """Metrics of an engine at one time; None for one that the engine does not report.
 
-    Attributes:
-        tokens: Tokens generated since the process started.
-        started: When the process started, in seconds of the engine's clock.
-        kv_tokens: Capacity of the KV cache.
+    ``tokens`` counts since the process started; ``started`` is in seconds of the engine's clock.
     """
 
     signals: Signals
@@ -70,10 +68,9 @@ def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
     kv_used = _values(text, KV_USED)
     kv_tokens = 0
     for labels, _ in _lines(text, CACHE):
-        blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(b"{" + labels)
         if tokens := _CACHE_TOKENS.search(labels):
             kv_tokens += int(tokens[1])
-        elif blocks and size:
+        elif (blocks := _BLOCKS.search(labels)) and (size := _BLOCK_SIZE.search(b"{" + labels)):
             kv_tokens += int(blocks[1]) * int(size[1])
     return MetricsSample(
         Signals(
@@ -114,8 +111,7 @@ def _values(text: bytes, names: tuple[bytes, ...]) -> list[float]:
 
 
 def _sum(text: bytes, names: tuple[bytes, ...]) -> float | None:
-    values = _values(text, names)
-    return sum(values) if values else None
+    return sum(values) if (values := _values(text, names)) else None
 
 
 class FetchError(Exception):
@@ -147,20 +143,18 @@ async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tu
 FETCH_TIMEOUT_S, PROMPT_TIMEOUT_S = 5.0, 10.0
 _MAX_CHUNKS = 64
 _PROMPT_IDS = (301, 302, 303, 304, 305, 306, 307)
-SMALLER, LARGER = 1, -1
-"""Which priority values run first; 0 for an engine without priorities."""
+SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine without priorities
 
 
 @dataclass(frozen=True)
 class EngineMetadata:
-    """Properties of an engine.
+    """Properties of an engine; ``slots`` and ``kv_tokens`` are None if not reported.
 
     Attributes:
-        slots: Limit of concurrent sequences; None if not reported.
-        kv_tokens: Capacity of the KV cache; None if not reported.
+        slots: Limit of concurrent sequences.
         priority_sign: SMALLER or LARGER; 0 if the engine accepts no priorities.
         orders: Whether the engine schedules by priority; None if unknown (vLLM accepts priorities under every policy).
-        prompted: Whether the tiny prompt was answered, or is not to be sent; otherwise the probe repeats.
+        prompted: False while the tiny prompt must be repeated.
     """
 
     capabilities: Abilities = field(default_factory=Abilities)
@@ -171,22 +165,13 @@ class EngineMetadata:
     prompted: bool = False
 
 
-class _NoRedirects:
-    """A session that follows no redirects."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def post(self, url: str, **options: Any) -> Any:
-        return self._session.post(url, allow_redirects=False, **options)
-
-
 class _ProbeClient(Client):
     """A client on an existing session, with bounded responses and short timeouts."""
 
     def __init__(self, engine: Engine, session: Any) -> None:
         super().__init__(Server(engine.url, api_key=engine.api_key))
-        self._session, self._get_session = _NoRedirects(session), session
+        self._session = SimpleNamespace(post=partial(session.post, allow_redirects=False))
+        self._get_session = session
 
     async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
         assert method == "GET", (method, fields)
@@ -214,16 +199,7 @@ class _ProbeClient(Client):
 
 
 async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> EngineMetadata:
-    """Return all properties of an engine, at the price of one tiny prompt (none if ``engine.probe`` is off).
-
-    Args:
-        engine: Engine with its settings.
-        session: HTTP session of the engine.
-        priority: Whether the gateway uses priorities.
-
-    Raises:
-        InputError: The engine lists no models, refuses the key, or does not answer.
-    """
+    """Return an engine's properties, with one tiny prompt if ``engine.probe``; raise InputError if it is unusable."""
     client = _ProbeClient(engine, session)
     capabilities = await client.identify()
     kind = capabilities.engine if engine.kind == "auto" else engine.kind
@@ -244,10 +220,10 @@ async def list_models(engine: Engine, session: Any) -> tuple[str, ...] | None:
 
 
 async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
-    """Return the metadata with what a tiny prompt shows: whether token ids are accepted and streamed, and priorities.
+    """Return the metadata completed by a tiny prompt: whether token ids are accepted and streamed, and priorities.
 
-    The prompt is token ids, and the usage of the response gives its length. An engine that rejects priorities does so
-    before it generates, and gets the prompt once more without one.
+    The usage shows the prompt's length in token ids. An engine that rejects priorities does so before it generates,
+    and gets the prompt once more without one.
     """
     client = _ProbeClient(engine, session)
     client.capabilities = replace(metadata.capabilities, api=COMPLETIONS)
@@ -312,15 +288,12 @@ async def _probe_capacity(client: _ProbeClient, metadata: EngineMetadata, *, pri
             return metadata
         orders = info.get("enable_priority_scheduling") is True
         sign = SMALLER if info.get("schedule_low_priority_values_first") is True else LARGER
-        ranks = info.get("internal_states")
-        rank_slots = [
-            _positive_int(rank.get("effective_max_running_requests_per_dp")) or 0
-            for rank in (ranks if isinstance(ranks, list) else [])
-            if isinstance(rank, dict)
-        ]
+        states = info.get("internal_states")
+        ranks = [rank for rank in states if isinstance(rank, dict)] if isinstance(states, list) else []
+        rank_slots = sum(_positive_int(rank.get("effective_max_running_requests_per_dp")) or 0 for rank in ranks)
         return replace(
             metadata,
-            slots=_positive_int(info.get("max_running_requests")) or sum(rank_slots) or None,
+            slots=_positive_int(info.get("max_running_requests")) or rank_slots or None,
             kv_tokens=_positive_int(info.get("max_total_num_tokens")),
             priority_sign=sign if priority and orders else 0,
             orders=orders,

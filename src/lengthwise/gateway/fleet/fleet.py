@@ -1,4 +1,4 @@
-"""The workers of a gateway: discovered, monitored, and published to the scheduler with their current state."""
+"""Manage a gateway's workers: discover, monitor, and publish their states to the scheduler."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Self
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.fleet.discovery import Endpoint, EndpointDiscovery
 from lengthwise.gateway.fleet.health import OutlierDetector
-from lengthwise.gateway.fleet.worker import EJECTED, Monitor, Worker
+from lengthwise.gateway.fleet.worker import EJECTED, Monitor, MonitorContext, Worker
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.request import Request
 from lengthwise.gateway.scheduling import WorkerState
 
 _POLL_INTERVAL_S = 0.5
-_MAX_EPOCHS = 4096
-"""Names whose epochs are remembered: pods come and go under ever new names."""
+_MAX_EPOCHS = 4096  # names whose epochs are remembered: pods come and go under ever new names
 
 
 @dataclass
@@ -34,14 +33,13 @@ class _Member:
 
 
 class WorkerRegistry:
-    """The workers by name: add, drain and remove them as endpoints come and go.
+    """Workers by name: add, drain and remove them as endpoints come and go.
 
     Args:
         changed: Called after every change; with True if requests in progress must know at once.
         renamed: Called when another engine takes a name, before any request goes to it.
         on_release: Called with a name that its engine gave up.
         busy: Returns the requests in flight at a worker; None if unknown.
-        rng: Randomizes the monitors' intervals.
     """
 
     def __init__(
@@ -55,9 +53,8 @@ class WorkerRegistry:
         busy: Callable[[str], int] | None,
         rng: random.Random,
     ) -> None:
-        self.config = config
-        self._clock, self._busy, self._rng = clock, busy, rng
-        self._changed, self._renamed, self._on_release = changed, renamed, on_release
+        self._context = MonitorContext(config, clock, changed, rng)
+        self._changed, self._renamed, self._on_release, self._busy = changed, renamed, on_release, busy
         self._members: dict[str, _Member] = {}
         self._epochs: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -78,23 +75,25 @@ class WorkerRegistry:
             self._drain(self._members[name])
         for endpoint in endpoints:
             member = self._members.get(endpoint.name)
-            if member is not None and not member.monitor.reconfigure_engine(endpoint.engine):
-                self._replace(member)
-                member = None
-            if member is not None:
+            if member is not None and member.monitor.reconfigure_engine(endpoint.engine):
                 if member.drain is not None:
                     member.drain.cancel()
                     member.drain = None
                 member.worker.draining = not endpoint.up
-            elif endpoint.up:
-                self._add(endpoint)
+                continue
+            if member is not None:
+                self._replace(member)
+            if endpoint.up:
+                config, epoch = self._context.config, self._epochs.get(endpoint.name, 0)
+                worker = Worker(endpoint.engine, config.resilience, config.dispatch, epoch=epoch)
+                monitor = Monitor(worker, self._context)
+                task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
+                self._members[endpoint.name] = _Member(worker, monitor, task)
         self._changed(True)
 
     def configure(self, config: GatewayConfig) -> None:
         """Apply another configuration to the monitors."""
-        self.config = config
-        for member in self._members.values():
-            member.monitor.configure(config.resilience, config.dispatch.adapt_every_s)
+        self._context.config = config
 
     def check_soon(self, name: str) -> None:
         """Check the health of a worker at the next opportunity."""
@@ -112,21 +111,6 @@ class WorkerRegistry:
             self._remove(member)
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _add(self, endpoint: Endpoint) -> None:
-        resilience, dispatch = self.config.resilience, self.config.dispatch
-        worker = Worker(endpoint.engine, resilience, dispatch, epoch=self._epochs.get(endpoint.name, 0))
-        monitor = Monitor(
-            worker,
-            resilience,
-            dispatch.adapt_every_s,
-            self._clock,
-            self._changed,
-            priority=self.config.order.mode == "engine-priority",
-            rng=self._rng,
-        )
-        task = asyncio.create_task(monitor.run(), name=f"watch {endpoint.name}")
-        self._members[endpoint.name] = _Member(worker, monitor, task)
 
     def _replace(self, member: _Member) -> None:
         """Free the name for another engine; requests that run at this one may finish."""
@@ -151,9 +135,9 @@ class WorkerRegistry:
             member.drain = asyncio.create_task(self._remove_when_idle(member), name=f"drain {member.worker.name}")
 
     async def _remove_when_idle(self, member: _Member) -> None:
-        worker, started_s = member.worker, self._clock()
-        limit_s = self.config.resilience.drain_s if self._busy is None else self.config.resilience.leave_s
-        while self._clock() - started_s < limit_s and not worker.health.was_refused:
+        worker, clock, resilience = member.worker, self._context.clock, self._context.config.resilience
+        started_s, limit_s = clock(), resilience.drain_s if self._busy is None else resilience.leave_s
+        while clock() - started_s < limit_s and not worker.health.was_refused:
             await asyncio.sleep(min(_POLL_INTERVAL_S, limit_s))
             if self._busy is not None and self._busy(worker.name) == 0:
                 break
@@ -188,7 +172,7 @@ class WorkerRegistry:
 
 
 class FirstTokenListener(Listener):
-    """Report the worker and the time from dispatch to the first token of every request."""
+    """Report every request's worker and time from dispatch to first token."""
 
     def __init__(self, report: Callable[[str, float], None]) -> None:
         self._report = report
@@ -199,13 +183,12 @@ class FirstTokenListener(Listener):
             self._report(request.worker, now_s - request.dispatched_s)
 
 
-_COALESCE_S = 0.05
-"""Signals of many workers are published together within this time; urgent changes are not delayed."""
+_COALESCE_S = 0.05  # signals of many workers are published together within this time; urgent changes are not delayed
 _MIN_TIMER_S = 0.005
 
 
 class Fleet:
-    """The workers of a gateway; an async context manager.
+    """Workers of a gateway; an async context manager.
 
     A worker that discovery no longer reports gets no new requests; it is removed when its port is closed, no request
     runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed.
@@ -213,10 +196,6 @@ class Fleet:
     Args:
         on_change: Called with all worker states after every change, at most once per tick of the event loop.
         busy: Returns the requests in flight at a worker, by its name; None if unknown.
-        seed: Seed of the randomized intervals.
-
-    Attributes:
-        listener: Takes part in the gateway's events to learn the times to first token.
 
     Raises:
         InputError: Two engines have one name, or the target of discovery is invalid.
@@ -267,10 +246,9 @@ class Fleet:
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration; unchanged engines stay, and circuit and connect settings affect new ones only.
+        """Apply another configuration, or raise InputError and change nothing.
 
-        Raises:
-            InputError: The configuration is invalid; nothing has changed.
+        Unchanged engines stay, and circuit and connect settings affect new ones only.
         """
         change = self._discovery.plan(config)
         for endpoint in change.endpoints:
@@ -291,8 +269,7 @@ class Fleet:
 
     def worker(self, name: str) -> Worker:
         """Return the worker of a name; raise KeyError if it is gone."""
-        worker = self._registry.get(name)
-        if worker is None:
+        if (worker := self._registry.get(name)) is None:
             raise KeyError(name)
         return worker
 
@@ -314,28 +291,23 @@ class Fleet:
 
     def failed(self, name: str, cause: str) -> None:
         """Record a request without a response, or with a broken one."""
-        worker = self._registry.get(name)
-        if worker is None:
-            return
-        self._record_failure(worker, self._clock())
-        if cause in ("no connection", "closed early"):
-            self._registry.check_soon(name)
+        if (worker := self._registry.get(name)) is not None:
+            self._record_failure(worker, self._clock())
+            if cause in ("no connection", "closed early"):
+                self._registry.check_soon(name)
 
     def erred(self, name: str, caller: Hashable | None) -> None:
         """Record a request answered with an error; it never opens the circuit of a model's last worker.
 
-        Args:
-            name: Worker.
-            caller: Client, which counts once per period; None if a peer served the same request.
+        A caller counts once per period; None if a peer served the same request.
         """
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
             return
         others = [one for one in self._registry if one is not worker and not one.unavailable_reason(now_s)]
         served = {model for one in others for model in one.capabilities.models}
-        if not others or not served.issuperset(worker.capabilities.models):
-            return
-        if caller is None or worker.breaker.is_new(caller, now_s):
+        replaceable = bool(others) and served.issuperset(worker.capabilities.models)
+        if replaceable and (caller is None or worker.breaker.is_new(caller, now_s)):
             self._record_failure(worker, now_s)
 
     def rejected(self, name: str, model: str, session: str) -> None:
@@ -377,9 +349,9 @@ class Fleet:
 
     def _changed(self, urgent: bool) -> None:
         """Publish in the next tick if urgent, otherwise together with other changes."""
-        if self._pending is not None and (self._pending_is_urgent or not urgent):
-            return
         if self._pending is not None:
+            if self._pending_is_urgent or not urgent:
+                return
             self._pending.cancel()
         loop = asyncio.get_running_loop()
         self._pending_is_urgent = urgent

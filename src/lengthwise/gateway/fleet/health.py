@@ -1,26 +1,22 @@
-"""Health of a worker: health checks, a circuit breaker over its requests, and outlier ejection among its peers."""
+"""Track a worker's health: health checks, circuit breaker, and outlier ejection among peers."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
 REFUSED, UNHEALTHY, TIMEOUT = "refused", "unhealthy", "timeout"
-MAX_TIMEOUTS = 3
-"""Timed-out checks in a row after which a worker is down; any other failed check counts at once."""
+MAX_TIMEOUTS = 3  # timed-out checks in a row after which a worker is down; any other failed check counts at once
 
 
 class Health:
     """Result of a worker's health checks: down until the first passes; a single one brings it up again.
 
     A check that only times out does not count while the worker answers requests: a busy engine is healthy.
-
-    Attributes:
-        detail: Message of the last check, "" if it passed.
-        was_refused: Whether a connection was refused since the worker was last up.
+    ``detail`` is "" after a passed check; ``was_refused``: a connection was refused since the worker was last up.
     """
 
     def __init__(self) -> None:
@@ -31,10 +27,9 @@ class Health:
 
     def passed(self, now_s: float) -> bool:
         """Record a passed check; return whether the worker was down."""
-        changed = not self.up
-        self.up, self.detail, self._failures, self.was_refused = True, "", 0, False
-        self._checked_s = now_s
-        return changed
+        was_up, self.up, self.detail, self._checked_s = self.up, True, "", now_s
+        self._failures, self.was_refused = 0, False
+        return not was_up
 
     def failed(self, now_s: float, kind: str, detail: str) -> bool:
         """Record a check that was REFUSED, UNHEALTHY or TIMEOUT; return whether the worker was up and is now down."""
@@ -55,17 +50,16 @@ class Health:
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 MAX_DOUBLINGS = 4
-CALLER_S = 30.0
-"""A caller's requests may fail through their own fault, so each caller counts once in this period."""
+CALLER_S = 30.0  # a caller's requests may fail through their own fault, so each caller counts once in this period
 _MAX_CALLERS = 1024
 
 
 class Breaker:
-    """Circuit breaker over the requests of a worker.
+    """Circuit breaker over the requests of a worker; recording methods return whether the state changed.
 
-    Closed, it opens after ``failures`` failures in a row without a completed response between them. Open, it lets no
-    request through for ``open_s``. Half-open, it lets one trial through: the first output closes it, a failure opens it
-    for twice as long, up to 16 times ``open_s``. Methods that record an event return whether the state changed.
+    Closed, it opens after ``failures`` failures in a row. Open, it lets no request through for ``open_s``. Half-open,
+    it lets one trial through: its first output closes the circuit, a failure opens it for twice as long, up to 16
+    times ``open_s``.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
@@ -77,9 +71,7 @@ class Breaker:
 
     def state(self, now_s: float) -> str:
         """Return CLOSED, OPEN or HALF_OPEN."""
-        if not self._opened:
-            return CLOSED
-        return OPEN if now_s < self._until_s else HALF_OPEN
+        return CLOSED if not self._opened else OPEN if now_s < self._until_s else HALF_OPEN
 
     def next_s(self, now_s: float) -> float:
         """Return when the circuit becomes half-open; inf if it is not open."""
@@ -130,15 +122,13 @@ class Breaker:
 
 
 WINDOW_S = 30.0
-MIN_REQUESTS = 10
-"""Fewer requests support no comparison."""
+MIN_REQUESTS = 10  # fewer requests support no comparison
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
 MIN_CONFIRMED = 3
 """Requests that a worker rejected and a peer then served, before the worker is ejected for its rejections."""
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
-_FORGET_FACTOR = 10.0
-"""A worker in service for this many times its last ejection starts again with the shortest one."""
+_FORGET_FACTOR = 10.0  # a worker in service for this many times its last ejection starts again with the shortest one
 
 
 @dataclass
@@ -173,12 +163,9 @@ class _Ejection:
 class OutlierDetector:
     """Eject workers far worse than their peers in failures, time to first token, or rejected requests (4xx).
 
-    The same few clients send invalid requests, to whichever worker has room. A share of 4xx above the peers' therefore
-    only raises suspicion: a peer gets the same request, and only requests that the peer serves count against the
-    worker. A peer that rejects them too ends the suspicion.
-
-    Args:
-        open_s: Duration of a worker's first ejection; doubled each time, up to 16 times.
+    Invalid requests come from the same few clients and reach any worker, so a high share of 4xx only raises suspicion:
+    a peer gets the same request, and only requests that the peer serves count against the worker. A peer that rejects
+    them too ends the suspicion. The first ejection lasts ``open_s``, the next ones twice as long, up to 16 times.
     """
 
     def __init__(self, open_s: float) -> None:
@@ -237,8 +224,10 @@ class OutlierDetector:
         """Eject outliers among the healthy workers ``names``, at most half of them; return the workers that changed."""
         self._counts = defaultdict(_Counts, {name: one for name, one in self._counts.items() if name in names})
         self._ejections = {name: one for name, one in self._ejections.items() if name in names}
-        ejected = [name for name in self._ejections if self.is_ejected(name, now_s)]
-        ejected.sort(key=lambda name: self._ejections[name].until_s)
+        ejected = sorted(
+            (name for name in self._ejections if self.is_ejected(name, now_s)),
+            key=lambda name: self._ejections[name].until_s,
+        )
         max_ejected = len(names) // 2
         # Other workers left, so that more than half would be ejected: those due first return early.
         returned = ejected[: max(0, len(ejected) - max_ejected)]
@@ -246,8 +235,8 @@ class OutlierDetector:
             self._ejections[name].until_s = now_s
         counts = {name: self._counts[name] for name in names if name in self._counts}
         outliers = [name for name in counts if not self.is_ejected(name, now_s) and _is_outlier(name, counts)]
-        outliers = sorted(outliers, key=lambda name: -counts[name].errors())
-        outliers = outliers[: max_ejected - (len(ejected) - len(returned))]
+        outliers.sort(key=lambda name: -counts[name].errors())
+        del outliers[max_ejected - (len(ejected) - len(returned)) :]
         for name in outliers:
             ejection = self._ejections.setdefault(name, _Ejection())
             recent = now_s - ejection.until_s < _FORGET_FACTOR * ejection.length_s
@@ -265,9 +254,9 @@ def _is_outlier(name: str, counts: dict[str, _Counts]) -> bool:
     failed, total = sum(peer.failed for peer in peers), sum(peer.succeeded + peer.failed for peer in peers)
     if total >= MIN_REQUESTS and _exceeds(own.failed, own.succeeded + own.failed, failed, total):
         return True
-    for model, served in own.models.items():
-        if served.confirmed >= MIN_CONFIRMED and _rejects_more(name, model, counts):
-            return True
+    confirmed = [model for model, served in own.models.items() if served.confirmed >= MIN_CONFIRMED]
+    if any(_rejects_more(name, model, counts) for model in confirmed):
+        return True
     medians = [median(peer.first_token_s) for peer in peers if len(peer.first_token_s) >= MIN_REQUESTS]
     if len(own.first_token_s) < MIN_REQUESTS or not medians:
         return False
@@ -278,13 +267,10 @@ def _is_outlier(name: str, counts: dict[str, _Counts]) -> bool:
 def _rejects_more(name: str, model: str, counts: dict[str, _Counts]) -> bool:
     if name not in counts or model not in counts[name].models:
         return False
+    own = counts[name].models[model]
     peers = [one.models[model] for peer, one in counts.items() if peer != name and model in one.models]
-    return _exceeds(*_rejections([counts[name].models[model]]), *_rejections(peers))
-
-
-def _rejections(counts: Sequence[_ModelCounts]) -> tuple[int, int]:
-    """Return the rejected and all requests."""
-    return sum(one.rejected for one in counts), sum(one.rejected + one.succeeded for one in counts)
+    rejected, succeeded = sum(one.rejected for one in peers), sum(one.succeeded for one in peers)
+    return _exceeds(own.rejected, own.rejected + own.succeeded, rejected, rejected + succeeded)
 
 
 def _exceeds(bad: int, total: int, peer_bad: int, peer_total: int) -> bool:

@@ -1,7 +1,8 @@
-"""The Kubernetes API as a pod reaches it: list and watch one resource, by GET alone."""
+"""List and watch one resource of the Kubernetes API from within a pod, by GET alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -18,8 +19,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
 MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20
 """Bytes of all pages of a list, and of an event; etcd stores no object above 1.5 MiB."""
-_PAGE_SIZE = 100
-"""Slices of a page: each may have 1,000 endpoints and is parsed on the event loop."""
+_PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
 
 
 class ExpiredError(Exception):
@@ -35,30 +35,23 @@ class KubernetesError(Exception):
 
 
 class KubernetesClient:
-    """A client of the API; an async context manager. Token and CA are files, reread when they change.
+    """Client of the API; an async context manager. Token and CA are files, reread when they change.
 
-    Args:
-        url: Address of the API; None finds it as a pod does.
-        account: Folder with ``token`` and ``ca.crt``.
-
-    Raises:
-        InputError: There is no url, and this process runs in no pod.
+    Without a url the client uses the API of its own pod, and raises InputError if it runs in none.
     """
 
     def __init__(self, url: str | None, *, account: Path = ACCOUNT) -> None:
         if not url:
             host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
             if not host:
-                raise InputError(
-                    "discovery by EndpointSlices needs a Kubernetes API: run in a pod, or give api_url "
-                    "(such as http://127.0.0.1:8001 of kubectl proxy)"
-                )
+                example = "http://127.0.0.1:8001 of kubectl proxy"
+                raise InputError(f"discovery by EndpointSlices needs a pod, or api_url (such as {example})")
             url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         self.url = url.rstrip("/")
         self._account = account
         self._session: Any = None
         self._tls: ssl.SSLContext | None = None
-        self._ca_file_state: tuple[int, int] | None = None
+        self._ca_file_state = (0, 0)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0))
@@ -68,12 +61,7 @@ class KubernetesClient:
         await self._session.close()
 
     async def list(self, path: str, selector: str) -> tuple[list[Any], str]:
-        """Return all items and the version from which a watch continues.
-
-        Raises:
-            KubernetesError: The API failed, or the list is too long.
-            ExpiredError: The list changed between two of its pages.
-        """
+        """Return all items and the version from which a watch continues; raise KubernetesError or ExpiredError."""
         items: list[Any] = []
         params = {"labelSelector": selector, "limit": str(_PAGE_SIZE)}
         bytes_left = MAX_LIST_BYTES
@@ -94,11 +82,9 @@ class KubernetesClient:
     async def watch(
         self, path: str, selector: str, version: str, *, duration_s: float, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield events until the API ends the watch; an incomplete last line is no event.
+        """Yield events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence.
 
-        Raises:
-            KubernetesError: The watch broke, was silent for ``timeout_s``, or sent something else than events.
-            ExpiredError: The version is too old.
+        ExpiredError means that the version is too old. An incomplete last line is no event.
         """
         params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(duration_s))}  # fmt: skip
@@ -146,17 +132,15 @@ class KubernetesClient:
 def _require_success(status: int) -> None:
     if status == 410:
         raise ExpiredError
-    if status == 403:
-        raise KubernetesError("not allowed: the role needs get, list and watch of endpointslices", status)
     if status != 200:
-        raise KubernetesError(f"http {status}", status)
+        forbidden = "not allowed: the role needs get, list and watch of endpointslices"
+        raise KubernetesError(forbidden if status == 403 else f"http {status}", status)
 
 
 def _parse_object(body: bytes, kind: str) -> dict[str, Any]:
-    try:
+    parsed = None
+    with contextlib.suppress(ValueError, RecursionError):
         parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        raise KubernetesError(f"{kind} that is no JSON") from None
     if not isinstance(parsed, dict):
         raise KubernetesError(f"{kind} that is no JSON object")
     return parsed

@@ -1,29 +1,20 @@
-"""A worker: an engine with its properties, health, circuit and signals, and the monitor that keeps them current."""
+"""A worker with its properties, health, circuit and signals, and the monitor that updates them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.gateway.config import Dispatch, Engine, ResilienceConfig
+from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, ResilienceConfig
+from lengthwise.gateway.fleet import engine_probe
 from lengthwise.gateway.fleet.discovery import engine_name
-from lengthwise.gateway.fleet.engine_probe import (
-    MAX_BYTES,
-    EngineMetadata,
-    FetchError,
-    MetricsSample,
-    get,
-    list_models,
-    parse_metrics,
-    probe_metadata,
-    send_prompt,
-)
 from lengthwise.gateway.fleet.health import CLOSED, HALF_OPEN, OPEN, REFUSED, UNHEALTHY, Breaker, Health
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.relay import open_session
@@ -32,37 +23,33 @@ from lengthwise.schema.errors import InputError
 
 _log = logging.getLogger("lengthwise.gateway")
 
-STALE_FACTOR = 3.0
-"""Signals expire after this many intervals between two samples."""
-RAMP_S = 1.0
-"""A worker that came back gets a limit of 1, 2, 4, ... requests, doubled at this interval."""
+STALE_FACTOR = 3.0  # signals expire after this many intervals between two samples
+RAMP_S = 1.0  # a worker that came back gets a limit of 1, 2, 4, ... requests, doubled at this interval
 EJECTED = "worse than its peers"
 _MIN_RATE_PERIOD_S = 0.05
 
 
 class Worker:
-    """An engine behind the gateway.
+    """Engine behind the gateway.
 
     Attributes:
-        name: Unique name.
         url: Address without ``/v1``.
         session: aiohttp session with the key and certificates of the engine.
         identified: Whether ``metadata`` belongs to the process that runs now.
-        probe_error: Reason why the last probe failed, or "".
         epoch: Number of restarts; counts on when another engine takes the name.
-        draining: Whether discovery withdrew the worker, so that it gets no new requests.
-        ejected: Whether outlier ejection excludes the worker from new requests.
+        draining: Whether discovery withdrew the worker.
+        ejected: Whether outlier ejection excludes the worker.
         renamed_from: Name before another engine took it, or "".
     """
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
         self.engine, self.url, self.name = engine, Server(engine.url).root, engine_name(engine)
         self.session: Any = open_session(engine, resilience)
-        self.metadata, self.identified, self.probe_error = EngineMetadata(), False, ""
+        self.metadata, self.identified, self.probe_error = engine_probe.EngineMetadata(), False, ""
         self.health, self.breaker = Health(), Breaker(resilience.failures, resilience.open_s)
         self.epoch, self.renamed_from = epoch, ""
         self.draining = self.ejected = False
-        self.sample: MetricsSample | None = None
+        self.sample: engine_probe.MetricsSample | None = None
         self.tokens_per_s: float | None = None
         self._dispatch = dispatch
         self._was_available = self._ever_available = False
@@ -148,7 +135,7 @@ class Worker:
         stale_s = self._stale_s()
         return min(self.breaker.next_s(now_s), ramp_s, stale_s if stale_s > now_s else math.inf)
 
-    def update(self, sample: MetricsSample) -> bool:
+    def update(self, sample: engine_probe.MetricsSample) -> bool:
         """Take new metrics; return whether they show a restart of the engine."""
         previous, self.sample = self.sample, sample
         if previous is None:
@@ -182,49 +169,36 @@ class Worker:
         return min(limit, int(2 ** max(0, math.floor(steps))))
 
     def _stale_s(self) -> float:
-        if self.sample is None:
-            return -math.inf
-        return self.sample.signals.at_s + STALE_FACTOR * self._dispatch.adapt_every_s
+        at_s = -math.inf if self.sample is None else self.sample.signals.at_s
+        return at_s + STALE_FACTOR * self._dispatch.adapt_every_s
 
 
 _JITTER = 0.2
-_MIN_CHECK_S = 0.1
-"""Shortest time between two checks, even while requests fail."""
+_MIN_CHECK_S = 0.1  # shortest time between two checks, even while requests fail
 _MAX_BODY_BYTES = 1 << 16
 MODELS_EVERY_S = 30.0
 IDENTITY = ("url", "name", "kind", "api_key", "tls")
 """Settings of an engine; a change of one makes it another engine, or needs another session."""
-MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0
-"""Wait before the tiny prompt is sent again, doubled each time."""
+MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0  # wait before the tiny prompt is sent again, doubled each time
+
+
+@dataclass
+class MonitorContext:
+    """Settings and callbacks that all monitors share; ``changed(True)`` concerns requests in progress."""
+
+    config: GatewayConfig
+    clock: Clock
+    changed: Callable[[bool], None]
+    rng: random.Random
 
 
 class Monitor:
-    """Keep the health, metadata and signals of one worker current until cancelled.
+    """Update health, metadata and signals of a worker until cancelled; ``checked`` is set after the first check."""
 
-    Args:
-        changed: Called after every change; with True if requests in progress must know at once.
-        priority: Whether the gateway uses engine priorities.
-        rng: Randomizes the intervals.
-
-    Attributes:
-        checked: Set after the first check.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        resilience: ResilienceConfig,
-        adapt_every_s: float,
-        clock: Clock,
-        changed: Callable[[bool], None],
-        *,
-        priority: bool,
-        rng: random.Random,
-    ) -> None:
-        self.worker, self.checked = worker, asyncio.Event()
-        self._resilience, self._sample_interval_s, self._clock = resilience, adapt_every_s, clock
-        self._changed, self._priority, self._rng = changed, priority, rng
-        self._wake = asyncio.Event()
+    def __init__(self, worker: Worker, context: MonitorContext) -> None:
+        self.worker, self.checked, self._wake = worker, asyncio.Event(), asyncio.Event()
+        self._context, self._clock, self._changed = context, context.clock, context.changed
+        self._priority = context.config.order.mode == "engine-priority"
         self._path = "/v1/models" if worker.engine.kind in ("openai", "transformers") else "/health"
         self._models_s = self._prompt_s = -math.inf
         self._prompt_wait_s = MIN_PROMPT_WAIT_S
@@ -235,10 +209,6 @@ class Monitor:
             group.create_task(self._run_checks())
             group.create_task(self._run_sampling())
 
-    def configure(self, resilience: ResilienceConfig, adapt_every_s: float) -> None:
-        """Change intervals and timeouts."""
-        self._resilience, self._sample_interval_s = resilience, adapt_every_s
-
     def reconfigure_engine(self, engine: Engine) -> bool:
         """Apply other settings to the engine; return False if they describe another engine or session."""
         worker, previous = self.worker, self.worker.engine
@@ -246,8 +216,7 @@ class Monitor:
             return False
         worker.engine = engine
         if engine.generation_defaults != previous.generation_defaults:
-            own_defaults = False if engine.generation_defaults == "none" else None
-            self._set_capabilities(own_defaults=own_defaults)
+            self._set_capabilities(own_defaults=False if engine.generation_defaults == "none" else None)
         return True
 
     def check_soon(self) -> None:
@@ -262,23 +231,22 @@ class Monitor:
                 _log.exception("engine %s: the health check raised", self.worker.name)
             self.checked.set()
             await asyncio.sleep(_MIN_CHECK_S)
-            wait_s = self._resilience.health_every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER) - _MIN_CHECK_S
-            try:
+            jitter = self._context.rng.uniform(1 - _JITTER, 1 + _JITTER)
+            wait_s = self._context.config.resilience.health_every_s * jitter - _MIN_CHECK_S
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
 
     async def _check(self) -> None:  # noqa: C901 - one pass in its order
         worker, refused = self.worker, self.worker.health.was_refused
         try:
-            status = await self._health_status()
+            status, _ = await self._get(self._path, _MAX_BODY_BYTES)
             if status in (404, 405) and self._path == "/health":
                 self._path = "/v1/models"
-                status = await self._health_status()
+                status, _ = await self._get(self._path, _MAX_BODY_BYTES)
             kind, detail = UNHEALTHY, "" if 200 <= status < 300 else f"http {status} at {self._path}"
-        except FetchError as error:
+        except engine_probe.FetchError as error:
             kind, detail = error.kind, str(error)
         if detail:
             if worker.health.failed(self._clock(), kind, detail):
@@ -297,15 +265,15 @@ class Monitor:
             await self._identify()
         elif self._clock() - self._models_s > MODELS_EVERY_S:
             self._models_s = self._clock()
-            models = await list_models(worker.engine, worker.session)
+            models = await engine_probe.list_models(worker.engine, worker.session)
             if models and models != worker.capabilities.models:  # adapters come and go while the engine runs
                 self._set_capabilities(models=models)
                 self._changed(True)
         prompt_due = self._clock() - self._prompt_s >= self._prompt_wait_s
         if worker.identified and not worker.metadata.prompted and prompt_due:
-            metadata = await send_prompt(worker.engine, worker.session, worker.metadata, priority=self._priority)
+            given, models = (worker.engine, worker.session, worker.metadata), worker.capabilities.models
+            worker.metadata = await engine_probe.send_prompt(*given, priority=self._priority)
             self._prompt_s, self._prompt_wait_s = self._clock(), min(2 * self._prompt_wait_s, MAX_PROMPT_WAIT_S)
-            models, worker.metadata = worker.capabilities.models, metadata
             self._set_capabilities(models=models)
             self._changed(True)
         if came_up:
@@ -313,15 +281,15 @@ class Monitor:
                 _log.info("engine %s is up: %s %s", worker.name, worker.kind, worker.capabilities.version)
             self._changed(True)
 
-    async def _health_status(self) -> int:
-        worker, timeout_s = self.worker, self._resilience.connect_s
-        return (await get(worker.session, worker.url + self._path, timeout_s=timeout_s, max_bytes=_MAX_BODY_BYTES))[0]
+    async def _get(self, path: str, max_bytes: int) -> tuple[int, bytes]:
+        url, timeout_s = self.worker.url + path, self._context.config.resilience.connect_s
+        return await engine_probe.get(self.worker.session, url, timeout_s=timeout_s, max_bytes=max_bytes)
 
     async def _identify(self) -> None:
         """Probe the engine; the worker gets no requests until that succeeds."""
         worker = self.worker
         try:
-            worker.metadata = await probe_metadata(worker.engine, worker.session, priority=self._priority)
+            worker.metadata = await engine_probe.probe_metadata(worker.engine, worker.session, priority=self._priority)
         except InputError as error:
             if worker.probe_error != str(error):
                 _log.warning("engine %s cannot be used: %s", worker.name, error)
@@ -339,7 +307,8 @@ class Monitor:
     async def _run_sampling(self) -> None:
         worker = self.worker
         while True:
-            await asyncio.sleep(self._sample_interval_s * self._rng.uniform(1 - _JITTER / 4, 1))
+            interval_s = self._context.config.dispatch.adapt_every_s
+            await asyncio.sleep(interval_s * self._context.rng.uniform(1 - _JITTER / 4, 1))
             if not (worker.health.up and worker.identified and worker.capabilities.metrics):
                 continue
             try:
@@ -357,12 +326,11 @@ class Monitor:
                 self.check_soon()
             self._changed(restarted or slept != sample.sleeping)
 
-    async def _fetch_metrics(self) -> MetricsSample | None:
-        worker, timeout_s = self.worker, self._resilience.connect_s
+    async def _fetch_metrics(self) -> engine_probe.MetricsSample | None:
         try:
-            status, body = await get(worker.session, f"{worker.url}/metrics", timeout_s=timeout_s, max_bytes=MAX_BYTES)
-        except FetchError as error:
+            status, body = await self._get("/metrics", engine_probe.MAX_BYTES)
+        except engine_probe.FetchError as error:
             if error.kind == REFUSED:
                 self.check_soon()
             return None
-        return parse_metrics(body, self._clock()) if status == 200 else None
+        return engine_probe.parse_metrics(body, self._clock()) if status == 200 else None

@@ -1,4 +1,4 @@
-"""Predict output lengths; no request fails or waits, whatever goes wrong with a predictor."""
+"""Predict output lengths without ever failing or delaying a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from lengthwise.gateway.length_prediction.prediction import (
     FaultCounter,
     InlineRunner,
     PendingRow,
-    PredictorRunner,
     Query,
     condition,
     measure_latency_s,
@@ -37,17 +36,16 @@ NONE, DEFAULT = "none", "default"
 
 
 class Forecaster(Listener):
-    """Predicts lengths and learns from finished requests; an async context manager.
+    """Predict lengths and learn from finished requests; an async context manager.
 
-    A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; every other
-    one in a process, which may hang, crash, or send anything. Without a result in time, the prediction is the
-    distribution of the last finished outputs.
+    A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; any other one
+    runs in a process, which may hang or crash. Without a result in time, the prediction is the distribution of the last
+    finished outputs.
 
     Args:
         late: Called with a prediction that came after its deadline.
-        predictor: A predictor in place of the configured one; it must be picklable unless it runs on the event loop.
+        predictor: Replaces the configured one; it must be picklable unless it runs on the event loop.
         place: "inline", "process", or "auto".
-        limits: Limits of the process.
         use_requested: Whether a length that the client fixes counts as known.
     """
 
@@ -72,14 +70,10 @@ class Forecaster(Listener):
         self.reads_text = False
         self._statistic = STATISTICS[config.statistic]
         self._predictor, self._place, self._limits = predictor, place, limits
-        self._runner: PredictorRunner | None = None
+        self._runner: InlineRunner | ProcessRunner | None = None
 
     async def __aenter__(self) -> Self:
-        """Load the predictor.
-
-        Raises:
-            InputError: The predictor cannot be loaded.
-        """
+        """Load the predictor, or raise InputError."""
         name, predictor, inline_below_s = self.config.predictor, self._predictor, self.config.inline_below_s
         if predictor is None and name == NONE:
             return self
@@ -127,10 +121,9 @@ class Forecaster(Listener):
         """Return the prediction after some tokens; the predictor runs again only if it reads the generated text."""
         before, so_far = request.length_prediction, request.generated_tokens
         if generated_text and self.reads_text and self._runner is not None and before.source == "predictor":
-            generated = truncate_text(generated_text)
-            query = Query(truncate_text(text), request.prompt_tokens, request.model, so_far, generated)
-            row = await self._wait(self._runner.submit(query), None)
-            if row is not None:
+            texts = truncate_text(text), truncate_text(generated_text)
+            query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1])
+            if (row := await self._wait(self._runner.submit(query), None)) is not None:
                 return self._update(request, row, before, so_far)
         return self.known(request)
 
@@ -144,7 +137,7 @@ class Forecaster(Listener):
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request, unless its length was fixed.
+        """Learn from a finished request unless its length was fixed.
 
         An output of the allowed length, or with ``detail`` "length", is censored.
         """
@@ -204,11 +197,11 @@ class Forecaster(Listener):
     def _believe(self, request: Request, raw: Floats | None) -> Belief:
         """Return the prediction of a predictor's corrected row, or of the prior without one."""
         if raw is None:
-            complete = self.learner.prior(request.model)
+            source, complete = "prior", self.learner.prior(request.model)
         else:
-            complete = self.learner.corrected(request.model, raw) if self.config.learn else raw
+            source, complete = "predictor", self.learner.corrected(request.model, raw) if self.config.learn else raw
         total, bounded = self._bound(request, complete, 0)
-        return Belief(total, "prior" if raw is None else "predictor", bounded, 0, raw, complete, total)
+        return Belief(total, source, bounded, 0, raw, complete, total)
 
     def _bound(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
         """Return the statistic and the quantiles, both between the tokens so far and the limit of the request."""
@@ -235,16 +228,11 @@ def _is_own(predictor: Any) -> bool:
     """Return whether the predictor, and all that it wraps, are classes of this package."""
     if predictor is None or not type(predictor).__module__.startswith("lengthwise.predict"):
         return False
-    parts = [getattr(predictor, name, None) for name in ("inner", "prior")]
-    return all(part is None or _is_own(part) for part in parts)
+    return all(_is_own(part) for name in ("inner", "prior") if (part := getattr(predictor, name, None)) is not None)
 
 
 class Oracle(Forecaster):
-    """Predicts the true length of each request.
-
-    Args:
-        length: Returns the length for a request and its prompt, or None if unknown, for an ordinary prediction.
-    """
+    """Predict the true length of each request; if ``length`` returns None, make an ordinary prediction."""
 
     def __init__(
         self,
@@ -277,19 +265,10 @@ def requested_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_t
     """Return the output length that a request fixes; 0 if the model decides it.
 
     The length is fixed if only one token is allowed, or ``ignore_eos`` holds, ``min_tokens`` = ``max_tokens``, and no
-    stop string or token may end the output.
-
-    Args:
-        body: JSON of the request.
-        fields: Returns the parsed body; called only if the body may contain ``ignore_eos``.
-        max_tokens: Limit of the client, or None.
+    stop string or token may end the output. ``fields`` parses the JSON body, only if it may contain ``ignore_eos``.
     """
-    if max_tokens is None:
-        return 0
-    if max_tokens == 1:
-        return 1
-    if b'"ignore_eos"' not in body:
-        return 0
+    if max_tokens is None or max_tokens == 1 or b'"ignore_eos"' not in body:
+        return 1 if max_tokens == 1 else 0
     parsed = fields()
     is_fixed = parsed.get("ignore_eos") is True and parsed.get("min_tokens") == max_tokens
     return max_tokens if is_fixed and not (parsed.get("stop") or parsed.get("stop_token_ids")) else 0

@@ -1,4 +1,4 @@
-"""Learn from finished outputs, model by model: corrected quantiles, a prior, and drift of lengths."""
+"""Learn from finished outputs by model: corrected quantiles, a prior, and drift of lengths."""
 
 from __future__ import annotations
 
@@ -121,14 +121,12 @@ def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> floa
     return float((deaths_y - deaths * share).sum() / math.sqrt(max(float(variance.sum()), 1e-12)))
 
 
-WINDOW, HALF_LIFE = 512, 256.0
-"""Remembered outputs, and after how many more an output counts half."""
+WINDOW, HALF_LIFE = 512, 256.0  # remembered outputs, and after how many more an output counts half
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
 _MIN_OUTPUTS, _SHRINK = 8, 8.0
 """Outputs from which on the scale is corrected, and outputs at which the correction has half its weight."""
-_SHAPE_FROM, _SHAPE_FULL = 32, 96
-"""Between these numbers of outputs the conformal correction takes over."""
+_SHAPE_FROM, _SHAPE_FULL = 32, 96  # between these numbers of outputs the conformal correction takes over
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 
 
@@ -158,16 +156,13 @@ class Ring:
 
 
 class Learned:
-    """Corrects the predictions for one model by its residuals.
+    """Correct the predictions for one model by its residuals, every ``every`` finished requests once there are many.
 
     At first a quantile q_p becomes q_p exp(m): m is the median of log(length / predicted median), shrunk to 0 while
     outputs are few. Later it becomes q_p exp(s z_p): s = log(q_0.9 / q_0.1) is the predictor's own spread, z_p the
     p-quantile of log(length / q_p) / s over the last outputs, so that each quantile is exceeded as often as it states
     (split conformal prediction, Romano, Patterson and Candes 2019; with decaying weights, Barber, Candes, Ramdas and
     Tibshirani 2023). Truncated outputs are censored.
-
-    Args:
-        every: Finished requests between two corrections, once there are many.
     """
 
     def __init__(self, every: int) -> None:
@@ -175,11 +170,9 @@ class Learned:
         self.scale, self.shape_share = 0.0, 0.0
         self.drift = Drift()
         self._shift: Floats | None = None
-        self._residuals = Ring(len(LEVELS) + 2)
-        """log length / each quantile; the predictor's spread; whether censored."""
-        self._levels = Ring(2)
-        """Level of the length in the corrected prediction; whether censored."""
         self._new = 0
+        self._residuals = Ring(len(LEVELS) + 2)  # log length / each quantile; the predictor's spread; censored
+        self._levels = Ring(2)  # level of the length in the corrected prediction; censored
 
     def corrected(self, raw: Floats) -> Floats:
         """Return [25] the corrected quantiles of the predictor's."""
@@ -254,14 +247,7 @@ UNKNOWN: Floats = 200.0 * np.exp(1.1 * np.array([NormalDist().inv_cdf(min(max(p,
 
 
 class Lengths:
-    """Quantiles of output lengths, truncated outputs censored.
-
-    Args:
-        every: Finished requests between two updates, once there are many.
-
-    Attributes:
-        row: [25] quantiles; None before there are enough outputs.
-    """
+    """Quantiles of output lengths (``row``, [25]; None while outputs are too few), truncated outputs censored."""
 
     def __init__(self, every: int) -> None:
         self._every, self._new, self._lengths = every, 0, Ring(2)
@@ -287,9 +273,7 @@ _RANKED, _MAX_REPORTED = 256, 16
 class Learner:
     """Corrections and priors by model, and the rank correlation of predictions.
 
-    Args:
-        every: Finished requests of a model between two corrections.
-        max_models: Beyond, the model that was longest without a finished request is forgotten.
+    Beyond ``max_models`` the model that was longest without a finished request is forgotten.
     """
 
     def __init__(self, every: int, max_models: int = MAX_MODELS) -> None:

@@ -1,14 +1,14 @@
-"""A predicted length as a row of quantiles, the query of a predictor, and predictors that run on the event loop."""
+"""Predicted lengths as rows of quantiles, predictor queries, and predictors on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from lengthwise.predict.wrappers import Guarded
 _MEDIAN, _P80, _P90 = (int(np.searchsorted(LEVELS, p)) for p in (0.5, 0.8, 0.9))
 _TAIL = pareto_tail([1.0], LEVELS)[0]
 _WIDTHS = np.diff(LEVELS, prepend=0.0, append=1.0)
-_WEIGHTS: Floats = (_WIDTHS[1:] + _WIDTHS[:-1]) / 2
-"""[25] weights of the quantiles in the mean."""
+_WEIGHTS: Floats = (_WIDTHS[1:] + _WIDTHS[:-1]) / 2  # [25] weights of the quantiles in the mean
 STATISTICS: dict[str, Callable[[Floats], float]] = {
     "mean": lambda row: float((row * _WEIGHTS).sum()),
     "median": lambda row: float(row[_MEDIAN]),
@@ -34,12 +33,9 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Belief(LengthPrediction):
-    """A prediction with its origin, so that it can be updated and learnt from.
+    """Prediction with its origin: ``raw`` [25] before correction and ``complete`` [25] after, both without limits.
 
-    Attributes:
-        raw: [25] the predictor's quantiles before the first token; None without any.
-        complete: [25] the same after correction, without limits; None if nothing is known.
-        first_tokens: The statistic before the first token.
+    ``first_tokens`` is the statistic before the first token.
     """
 
     raw: Floats | None = None
@@ -58,8 +54,7 @@ def condition(row: Floats, tokens_so_far: int) -> Floats:
     return np.maximum(remaining, tokens_so_far + 1)
 
 
-MAX_CHARS = 1 << 19
-"""Of a longer text both ends are shown to the predictor, so that it cannot delay other requests."""
+MAX_CHARS = 1 << 19  # of a longer text both ends are shown to the predictor, so that it cannot delay other requests
 _FALLBACK = Constant(2 * MAX_TOKENS)
 _SAMPLE = (
     "Write a detailed guide about how to plan a three day trip to Rome with a small budget. Include ten tips, a list "
@@ -70,15 +65,7 @@ _WARMUP, _REPEATS = 3, 15
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a predictor learns about one request.
-
-    Attributes:
-        text: The prompt.
-        prompt_tokens: Its length.
-        model: Name of the model.
-        so_far: Tokens generated so far.
-        output: Their text; "" if unknown.
-    """
+    """Input of a predictor for one request; ``output`` is the text of the ``so_far`` tokens, "" if unknown."""
 
     text: str
     prompt_tokens: int
@@ -89,14 +76,7 @@ class Query:
 
 @dataclass(frozen=True)
 class PredictedRows:
-    """Predictions for n queries.
-
-    Attributes:
-        rows: [n, 25] float64 quantiles at LEVELS.
-        valid: [n] bool, which rows are usable.
-        faults: Number of unusable rows by kind (``Guarded``).
-        error: The last exception, or None.
-    """
+    """Quantiles [n, 25] at LEVELS for n queries; only rows with ``valid`` [n] are usable, ``faults`` counts others."""
 
     rows: Floats
     valid: npt.NDArray[np.bool_]
@@ -113,13 +93,14 @@ def truncate_text(text: str | None) -> str:
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
-    n = len(queries)
-    result = _Result(n)
+    result = _Result(n := len(queries))
     try:
-        output, ages = [q.output for q in queries], [q.so_far for q in queries]
-        text, models = [q.text for q in queries], [q.model for q in queries]
-        prompt_tokens = np.array([q.prompt_tokens for q in queries], np.int64)
-        prompts = Prompts(n, text, prompt_tokens, models, output if "".join(output) else None)
+        text, prompt_lengths, models, ages, output = (
+            [getattr(query, name) for query in queries]
+            for name in ("text", "prompt_tokens", "model", "so_far", "output")
+        )
+        prompt_tokens = np.array(prompt_lengths, np.int64)
+        prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
         so_far: Any = np.array(ages, np.int64) if max(ages, default=0) else 0
         try:
             result.value = predictor.predict(prompts, so_far)
@@ -127,8 +108,7 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
             result.error = error
         if isinstance(so_far, int) and result.is_valid():
             return PredictedRows(result.value.tokens, np.ones(n, bool))
-        guard = Guarded(result, _FALLBACK, MAX_TOKENS)
-        rows = guard.predict(prompts, so_far).tokens
+        rows = (guard := Guarded(result, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
     except Exception as error:  # noqa: BLE001 - even checking may fail, such as for lack of memory
         return PredictedRows(np.ones((n, len(LEVELS))), np.zeros(n, bool), {"raised": n}, _location(error))
     faults = {kind: count for kind, count in guard.faults_.items() if count}
@@ -182,26 +162,14 @@ def measure_latency_s(predictor: Any, clock: Callable[[], float] = time.perf_cou
     return best_s
 
 
-PendingRow = asyncio.Future[Floats | None]
-"""[25] quantiles, or None without a usable row; never an exception."""
+PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a usable row; never an exception
 
 
-class PredictorRunner(Protocol):
-    """A predictor on the event loop or in a process; ``waits`` states whether its result needs a deadline."""
-
-    waits: bool
-
-    async def stop(self) -> None:
-        """Stop; every pending row gets its result."""
-        ...
-
-    def submit(self, query: Query) -> PendingRow:
-        """Start a prediction."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the admin page."""
-        ...
+def settle(rows: Iterable[PendingRow]) -> None:
+    """Resolve pending rows without a result."""
+    for row in rows:
+        if not row.done():
+            row.set_result(None)
 
 
 class FaultCounter:
@@ -226,16 +194,15 @@ def resolve(pending: Sequence[PendingRow], predicted: PredictedRows) -> None:
             row.set_result(predicted.rows[index] if predicted.valid[index] else None)
 
 
-_MAX_BATCH = 16
-"""Queries of one batch; more wait for the next tick of the loop, so that other tasks run in between."""
-_QUIET_TICKS = 2
-"""Ticks of the loop without a query, after which the batch starts."""
+_MAX_BATCH = 16  # queries of one batch; more wait for the next tick of the loop, so that other tasks run in between
+_QUIET_TICKS = 2  # ticks of the loop without a query, after which the batch starts
 
 
 class InlineRunner:
-    """Runs a predictor on the event loop: fast and trusted, because nothing can stop one that hangs."""
+    """Run a predictor on the event loop: fast and trusted, because nothing can stop one that hangs."""
 
     waits = False
+    """Whether a result needs a deadline."""
 
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
@@ -244,10 +211,8 @@ class InlineRunner:
 
     async def stop(self) -> None:
         """Resolve all waiting queries without a result."""
-        queue, self._queue = self._queue, []
-        for _, row in queue:
-            if not row.done():
-                row.set_result(None)
+        settle(row for _, row in self._queue)
+        self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
         """Start a prediction, which is ready in this tick of the loop or soon after."""

@@ -1,4 +1,4 @@
-"""A predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
+"""Run a predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
 
 from __future__ import annotations
 
@@ -17,24 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.gateway.child_process import (
-    FrameTooLongError,
-    ParentPipe,
-    close,
-    frame,
-    read_frame,
-    spawn_module,
-    wait_terminated,
-)
-from lengthwise.gateway.length_prediction.prediction import (
-    FaultCounter,
-    PendingRow,
-    PredictedRows,
-    Query,
-    measure_latency_s,
-    predict_rows,
-    resolve,
-)
+from lengthwise.gateway import child_process
+from lengthwise.gateway.length_prediction import prediction
+from lengthwise.gateway.length_prediction.prediction import FaultCounter
 from lengthwise.gateway.request import MAX_TOKENS
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
@@ -44,18 +29,10 @@ _HEAD = struct.Struct("<II")
 
 
 class ProtocolError(Exception):
-    """The process sent something else than the response to its query, and is killed."""
+    """The process sent something other than the response to its query, and is killed."""
 
 
-def _encode(number: int, predicted: PredictedRows) -> bytes:
-    """Return the rows of a batch as bytes."""
-    rows = np.ascontiguousarray(predicted.rows, "<f8")
-    valid = np.ascontiguousarray(predicted.valid, np.uint8)
-    metadata = json.dumps({"faults": predicted.faults, "error": predicted.error}).encode()
-    return _HEAD.pack(number, len(valid)) + valid.tobytes() + rows.tobytes() + metadata
-
-
-def _decode(payload: bytes, number: int, n: int) -> PredictedRows:
+def _decode(payload: bytes, number: int, n: int) -> prediction.PredictedRows:
     """Return the rows of a batch of n queries; raise ProtocolError for anything else."""
     start = _HEAD.size + n
     end = start + n * 8 * len(LEVELS)
@@ -69,7 +46,7 @@ def _decode(payload: bytes, number: int, n: int) -> PredictedRows:
     metadata = _parse_object(payload[end:])
     faults, error = metadata.get("faults"), metadata.get("error")
     counts = {str(k): int(v) for k, v in faults.items() if isinstance(v, int)} if isinstance(faults, dict) else {}
-    return PredictedRows(rows, valid, counts, None if error is None else str(error))
+    return prediction.PredictedRows(rows, valid, counts, None if error is None else str(error))
 
 
 def _parse_object(payload: bytes) -> dict[str, Any]:
@@ -94,7 +71,7 @@ class ProcessLimits:
     Attributes:
         start_s: Timeout of its start.
         hang_s: Timeout of a response, after which the process is killed.
-        backoff_s: Wait before a restart; doubles with every failure in a row, up to ``max_backoff_s``.
+        backoff_s: Wait before a restart; doubled with every failure in a row, up to ``max_backoff_s``.
         max_waiting: Queries that may wait; further ones get no result.
         max_bytes: Memory of the process.
     """
@@ -108,12 +85,10 @@ class ProcessLimits:
 
 
 class ProcessRunner:
-    """Runs a predictor in a process; queries that arrive while it is busy form its next batch.
+    """Run a predictor in a process; queries that arrive while it is busy form its next batch.
 
-    Args:
-        file: The predictor's file or "default"; "" with ``predictor``.
-        predictor: A predictor that can be pickled, in place of a file.
-        faults: Counts faults of rows, and "died", "hung", "rubbish", "down", "busy".
+    The predictor is a file, "default", or a picklable object. ``faults`` counts faults of rows, and "died", "hung",
+    "rubbish", "down", "busy".
     """
 
     waits = True
@@ -122,8 +97,8 @@ class ProcessRunner:
         self.faults, self._limits = faults, limits or ProcessLimits()
         self._pickled = None if predictor is None else pickle.dumps(predictor)
         self._file = file
-        self._queue: deque[tuple[Query, PendingRow]] = deque()
-        self._batch: list[PendingRow] = []
+        self._queue: deque[tuple[prediction.Query, prediction.PendingRow]] = deque()
+        self._batch: list[prediction.PendingRow] = []
         self._wake, self._started = asyncio.Event(), asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -132,11 +107,7 @@ class ProcessRunner:
         self._failures, self._refused = 0, ""
 
     async def start(self) -> None:
-        """Return after the first start, or after its failure.
-
-        Raises:
-            InputError: The process reports that the predictor cannot be loaded.
-        """
+        """Wait for the first start; raise InputError if the process cannot load the predictor."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         await self._started.wait()
         if self._refused:
@@ -152,9 +123,9 @@ class ProcessRunner:
             self._task = None
         await asyncio.gather(*self._reaping)
 
-    def submit(self, query: Query) -> PendingRow:
+    def submit(self, query: prediction.Query) -> prediction.PendingRow:
         """Start a prediction; its result is None at once while there is no process, or too many wait."""
-        row: PendingRow = asyncio.get_running_loop().create_future()
+        row: prediction.PendingRow = asyncio.get_running_loop().create_future()
         if not self.up or len(self._queue) >= self._limits.max_waiting:
             self.faults.add({"busy" if self.up else "down": 1})
             row.set_result(None)
@@ -176,7 +147,7 @@ class ProcessRunner:
                 await self._run_process()
             except Exception as error:  # noqa: BLE001 - whatever ends a process, another one starts
                 self._failures += 1
-                kinds = {TimeoutError: "hung", ProtocolError: "rubbish", FrameTooLongError: "rubbish"}
+                kinds = {TimeoutError: "hung", ProtocolError: "rubbish", child_process.FrameTooLongError: "rubbish"}
                 kind = kinds.get(type(error), "died")
                 self.faults.add({kind: 1}, f"{kind}: {type(error).__name__}: {error}")
                 _log.warning("the predictor's process %s and is restarted: %s", kind, error)
@@ -188,20 +159,19 @@ class ProcessRunner:
     async def _run_process(self) -> None:
         """Start a process and run batches until it exits."""
         self.starts += 1
-        limits, process = self._limits, await spawn_module(__name__)
+        limits, process = self._limits, await child_process.spawn_module(__name__)
         self._process = process
         out = process.stdin
         assert out is not None
         task = {"path": sys.path, "file": self._file, "pickled": self._pickled, "max_bytes": limits.max_bytes}
-        out.write(frame(pickle.dumps(task)))
+        out.write(child_process.frame(pickle.dumps(task)))
         async with asyncio.timeout(limits.start_s):
-            hello = _parse_object(await read_frame(process, _MAX_RESPONSE_BYTES))
+            hello = _parse_object(await child_process.read_frame(process, _MAX_RESPONSE_BYTES))
         if not isinstance(hello.get("seconds"), float) and not isinstance(hello.get("refused"), str):
             raise ProtocolError("expected the greeting of the process")
         self._refused = hello.get("refused", "")
         if not self._refused:
-            self.seconds, self.reads_text = hello["seconds"], bool(hello.get("reads_text"))
-            self.up = True
+            self.seconds, self.reads_text, self.up = hello["seconds"], bool(hello.get("reads_text")), True
         self._started.set()
 
         async def wake_on_exit() -> None:
@@ -215,21 +185,22 @@ class ProcessRunner:
                     break
                 await self._wake.wait()
                 if queries := self._next_batch():
-                    out.write(frame(pickle.dumps((number, queries), pickle.HIGHEST_PROTOCOL)))
+                    out.write(child_process.frame(pickle.dumps((number, queries), pickle.HIGHEST_PROTOCOL)))
                     async with asyncio.timeout(limits.hang_s):
                         await out.drain()
-                        predicted = _decode(await read_frame(process, _MAX_RESPONSE_BYTES), number, len(queries))
+                        payload = await child_process.read_frame(process, _MAX_RESPONSE_BYTES)
+                    predicted = _decode(payload, number, len(queries))
                     self.faults.add(predicted.faults, predicted.error)
                     self._failures = 0
-                    resolve(self._batch, predicted)
+                    prediction.resolve(self._batch, predicted)
                     self._batch = []
         finally:
             waiter.cancel()
         if self.up:
             raise ConnectionResetError(f"it exited with {process.returncode}")
 
-    def _next_batch(self) -> list[Query]:
-        queries: list[Query] = []
+    def _next_batch(self) -> list[prediction.Query]:
+        queries: list[prediction.Query] = []
         chars = 0
         while self._queue and len(queries) < _MAX_BATCH and chars < _MAX_BATCH_CHARS:
             query, row = self._queue.popleft()
@@ -245,16 +216,14 @@ class ProcessRunner:
         """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
-        for row in [*self._batch, *(row for _, row in self._queue)]:
-            if not row.done():
-                row.set_result(None)
+        prediction.settle([*self._batch, *(row for _, row in self._queue)])
         self._batch = []
         self._queue.clear()
         self._wake.clear()
         self._started.set()
         if process is not None:
-            close(process)
-            reaping = asyncio.get_running_loop().create_task(wait_terminated(process, _TERMINATE_S))
+            child_process.close(process)
+            reaping = asyncio.get_running_loop().create_task(child_process.wait_terminated(process, _TERMINATE_S))
             self._reaping.add(reaping)
             reaping.add_done_callback(self._reaping.discard)
             await asyncio.shield(reaping)
@@ -262,13 +231,12 @@ class ProcessRunner:
 
 def main() -> None:
     """Serve queries on stdin until it ends; entry point of the child process."""
-    pipe = ParentPipe()
+    pipe = child_process.ParentPipe()
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    first = pipe.receive()
-    if first is None:
+    if (first := pipe.receive()) is None:
         return
     task = pickle.loads(first)  # noqa: S301 - from the parent process
     sys.path[:] = task["path"]
@@ -289,7 +257,10 @@ def main() -> None:
         pipe.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         return
     reads_text = bool(getattr(predictor, "reads_text", False))
-    pipe.send(json.dumps({"seconds": measure_latency_s(predictor), "reads_text": reads_text}).encode())
+    pipe.send(json.dumps({"seconds": prediction.measure_latency_s(predictor), "reads_text": reads_text}).encode())
     while (payload := pipe.receive()) is not None:
         number, queries = pickle.loads(payload)  # noqa: S301 - from the parent process
-        pipe.send(_encode(number, predict_rows(predictor, queries)))
+        predicted = prediction.predict_rows(predictor, queries)
+        valid, rows = predicted.valid.astype(np.uint8).tobytes(), predicted.rows.astype("<f8").tobytes()
+        metadata = json.dumps({"faults": predicted.faults, "error": predicted.error}).encode()
+        pipe.send(_HEAD.pack(number, len(valid)) + valid + rows + metadata)

@@ -1,4 +1,4 @@
-"""Observation of gateway traffic: the gain that length-aware ordering would have brought."""
+"""Estimate the gain of length-aware ordering from observed traffic."""
 
 import lazy_loader
 

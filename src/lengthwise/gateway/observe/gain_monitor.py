@@ -1,4 +1,4 @@
-"""Periodic estimates of the gain while the gateway runs, in a process of their own so that requests are not delayed."""
+"""Estimate the gain periodically while the gateway runs, in a separate process so that requests are not delayed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ MAX_ROWS = 5000
 
 
 class Record(RequestTraces):
-    """The last ``max_rows`` rows.
-
-    A listener of its own; or subscribe ``append`` to existing traces (``telemetry.traces``).
-    """
+    """The last ``max_rows`` rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         super().__init__()
@@ -43,15 +40,7 @@ _log = logging.getLogger("lengthwise.gateway")
 
 
 class Monitor:
-    """An async context manager with the latest estimate.
-
-    Args:
-        interval_s: Between two estimates.
-
-    Attributes:
-        order: Settings that the next estimate uses.
-        found: As from ``as_json``; None before the first estimate.
-    """
+    """Async context manager with the latest estimate, ``found`` as from ``as_json``; None before the first one."""
 
     def __init__(self, record: Record, order: Order = Order(), *, interval_s: float = INTERVAL_S) -> None:  # noqa: B008
         self._record, self.order, self._interval_s = record, order, interval_s

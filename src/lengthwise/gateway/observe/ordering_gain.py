@@ -65,11 +65,7 @@ NO_CHANGE = Change(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class OrderGain:
-    """Change of mean and 99th percentile of JCT under an order.
-
-    Attributes:
-        name: "srtf" (order of waiting requests), "isrtf" (with preemption), "oracle" (true lengths, no preemption).
-    """
+    """Change of mean and 99th percentile of JCT under "srtf", "isrtf" (with preemption) or "oracle" (true lengths)."""
 
     name: str
     mean: Change
@@ -92,18 +88,16 @@ class Gain:
     """Estimated gain of length-aware ordering.
 
     Attributes:
-        decision: One of this module's constants.
-        description: Reason of the decision.
+        decision: One of this module's constants; ``description`` gives the reason.
         requests: Requests used; those of engines without streamed responses are not.
         span_s: First arrival to last.
         waited_share: Observed share of all JCT before a slot was free.
-        observed_jct_s: Mean.
-        fcfs_jct_s: Mean under simulated FCFS.
-        in_order: Whether requests were really served FCFS, so that the last two are comparable.
+        observed_jct_s: Mean; ``fcfs_jct_s`` is the mean under simulated FCFS.
+        in_order: Whether requests were really served FCFS, so that both means are comparable.
         cuts: Change of the mean JCT from srtf to isrtf: the effect of preemption.
         times: FCFS first.
         services: Fitted engines, one per pool.
-        level: Of each interval; those of both orders hold together with 95 %.
+        level: Confidence of each interval; those of both orders hold together with 95 %.
     """
 
     decision: str
@@ -145,19 +139,12 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-MIN_GAIN = 0.01
-"""A smaller gain in mean JCT does not justify a change, however significant."""
-MAX_ERROR = 0.35
-"""Beyond it simulated FCFS differs too much from the observations."""
+MIN_GAIN = 0.01  # a smaller gain in mean JCT does not justify a change, however significant
+MAX_ERROR = 0.35  # beyond it simulated FCFS differs too much from the observations
 
 
-def judged(gain: Gain) -> Gain:
-    """Return the gain with its decision and the sentence that gives the reason."""
-    decision, description = _decide(gain)
-    return replace(gain, decision=decision, description=description)
-
-
-def _decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
+def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
+    """Return the decision on a gain and its reason."""
     oracle, srtf, isrtf, cuts = gain.order(ORACLE), gain.order(SRTF), gain.order(ISRTF), gain.cuts
     if gain.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
         return NO_QUEUE, (
@@ -216,35 +203,27 @@ def _percent(share: float) -> str:
 MIN_REQUESTS = 200
 DRAWS = 100
 LEVEL = 0.975
+ORDER = Order()
 MAX_REQUESTS = 5000
-BLOCKS = 12
-"""Blocks of a draw, as long as blocks have at least 50 requests."""
-_MIN_RELEVANT = 0.01
-"""Of the mean JCT: an earlier dispatch by less does not count as out of order."""
+BLOCKS = 12  # blocks of a draw, as long as blocks have at least 50 requests
+_MIN_RELEVANT = 0.01  # of the mean JCT: an earlier dispatch by less does not count as out of order
 _CUTS = (ISRTF, SRTF)
-_LINEAR_LOG = 0.05
-"""Log ratios scatter in proportion to their square far above it, and constantly far below it."""
+_LINEAR_LOG = 0.05  # log ratios scatter in proportion to their square far above it, and constantly far below it
 _MAX_STABILIZED = 0.98
 
 
 def gain(
     trace: Trace,
-    order: Order = Order(),  # noqa: B008 - frozen
+    order: Order = ORDER,
     *,
     draws: int = DRAWS,
     level: float = LEVEL,
     seed: int = 0,
     max_requests: int = MAX_REQUESTS,
 ) -> Gain:
-    """Estimate the gain of the orders of ``ORDERS`` on a trace.
+    """Estimate the gain of the orders of ``ORDERS`` on the last ``max_requests`` requests of a trace.
 
-    Args:
-        trace: Recorded requests; the last ``max_requests`` count.
-        order: Settings of the orders (takeover, windows, maximum wait).
-        draws: Bootstrap samples.
-        level: Of the intervals.
-        seed: Of the bootstrap.
-        max_requests: Limit of the requests used.
+    Intervals have confidence ``level`` and come from ``draws`` bootstrap samples.
     """
     trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     if len(trace) < MIN_REQUESTS:
@@ -265,27 +244,28 @@ def gain(
     runs = _merged(replayed)
     means_s = {name: _times(run.jct_s) for name, run in runs.items()}
     waited = np.average([pool.service.waited_share for pool in pools], weights=[len(part) for part in parts])
-    return judged(
-        Gain(
-            "",
-            "",
-            sum(len(part) for part in parts),
-            trace.span_s,
-            waited_share=float(waited),
-            observed_jct_s=float(np.concatenate([part.jct_s for part in parts]).mean()),
-            fcfs_jct_s=means_s[FCFS][0],
-            fcfs_p99_jct_s=means_s[FCFS][-1],
-            in_order=all(_in_order(part) for part in parts),
-            orders=tuple(
-                OrderGain(name, change(name, "mean"), change(name, "p99"), means_s[name][0], means_s[name][-1])
-                for name in ORDERS[1:]
-            ),
-            cuts=change(*_CUTS),
-            times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
-            services=tuple(pool.service for pool in pools),
-            level=level,
-        )
+    orders = [
+        OrderGain(name, change(name, "mean"), change(name, "p99"), means_s[name][0], means_s[name][-1])
+        for name in ORDERS[1:]
+    ]
+    undecided = Gain(
+        "",
+        "",
+        sum(len(part) for part in parts),
+        trace.span_s,
+        waited_share=float(waited),
+        observed_jct_s=float(np.concatenate([part.jct_s for part in parts]).mean()),
+        fcfs_jct_s=means_s[FCFS][0],
+        fcfs_p99_jct_s=means_s[FCFS][-1],
+        in_order=all(_in_order(part) for part in parts),
+        orders=tuple(orders),
+        cuts=change(*_CUTS),
+        times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
+        services=tuple(pool.service for pool in pools),
+        level=level,
     )
+    decision, description = decide(undecided)
+    return replace(undecided, decision=decision, description=description)
 
 
 @dataclass
@@ -341,7 +321,9 @@ def _change(ratio: float, drawn: list[float], level: float) -> Change:
         return Change(ratio - 1, math.nan, math.nan)
     half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
     center = float(_stabilized(np.log([ratio]))[0])
-    low, high = (_ratio(center + sign * half) - 1 for sign in (-1, 1))
+    ends = np.array([center - half, center + half])
+    share = np.minimum(np.abs(ends), _MAX_STABILIZED)  # the inverse of _stabilized follows
+    low, high = np.expm1(np.copysign(_LINEAR_LOG * share / (1 - share), ends)).tolist()
     return Change(ratio - 1, low, high)
 
 
@@ -350,17 +332,8 @@ def _stabilized(logs: Floats) -> Floats:
     return logs / (np.abs(logs) + _LINEAR_LOG)
 
 
-def _ratio(stabilized: float) -> float:
-    """Return the inverse of ``_stabilized``, exponentiated."""
-    share = min(abs(stabilized), _MAX_STABILIZED)
-    return math.exp(math.copysign(_LINEAR_LOG * share / (1 - share), stabilized))
-
-
 def _in_order(trace: Trace) -> bool:
-    """Return whether at most 2 % of requests were dispatched before an earlier arrival for the same model.
-
-    Dispatches that differ by less than 1 % of the mean JCT do not count: they do not change any JCT noticeably.
-    """
+    """Return whether at most 2 % of requests were dispatched before an earlier arrival for the same model."""
     num_overtaken, tolerance_s = 0, _MIN_RELEVANT * float(trace.jct_s.mean())
     for model in np.unique(trace.model):
         dispatched_s = trace.dispatched_s[trace.model == model]
@@ -379,12 +352,8 @@ _LABELS = {
 }
 
 
-def report(path: Path | str, order: Order = Order(), *, draws: int = DRAWS, seed: int = 0) -> Gain:  # noqa: B008
-    """Estimate the gain on a journal's traffic.
-
-    Raises:
-        InputError: The file is no journal or not readable.
-    """
+def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
+    """Estimate the gain on a journal's traffic; raise InputError if the file is no readable journal."""
     return gain(of_journal(path), order, draws=draws, seed=seed)
 
 

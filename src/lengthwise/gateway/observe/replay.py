@@ -1,7 +1,7 @@
-"""Replay of recorded requests under several orders by the simulator, on engines fitted to what was observed.
+"""Replay recorded requests under several orders by the simulator, on engines fitted to the observations.
 
-In ``isrtf`` the takeover alone decides about preemptions. The gateway also checks whether a preemption pays off, at
-prices that it has learned of each worker: it preempts less often.
+In ``isrtf`` the preemption policy alone decides. The gateway also checks whether a preemption pays off, at costs that
+it has learned of each worker, and preempts less often.
 """
 
 from __future__ import annotations
@@ -28,25 +28,19 @@ from lengthwise.schema.records import Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
 
-_FULL_SHARE = 1e-3
-"""Share of the busy time in which at least ``max_num_seqs`` requests run at once."""
-MIN_WAITED_SHARE = 0.02
-"""Share of all JCT; with less waiting no limit of the engines was reached."""
+_FULL_SHARE = 1e-3  # share of the busy time in which at least max_num_seqs requests run at once
+MIN_WAITED_SHARE = 0.02  # share of all JCT; with less waiting no limit of the engines was reached
 _NO_LIMIT = 4096
-_ROUNDS = 30
-"""Of iteratively reweighted least squares."""
-_EXACT = 0.02
-"""Relative errors below it count squared, larger ones linearly: a stall must not count squared."""
+_ROUNDS = 30  # of iteratively reweighted least squares
+_EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a stall must not count squared
 
 
 @dataclass(frozen=True)
 class Service:
-    """A pool of equal engines.
+    """Pool of equal engines.
 
     Attributes:
-        step_s: Fixed seconds of a step.
-        seq_s: Seconds per sequence in a step.
-        prompt_s: Seconds per prompt token in a step.
+        step_s: Fixed seconds of a step, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added.
         front_s: Network and parsing, both ways.
         max_num_seqs: Concurrency limit of an engine; None: never reached.
         engines: Engines at a time: successive names of one engine count once.
@@ -204,16 +198,12 @@ def replay(workload: Workload, service: Service, name: str, order: Order = Order
 
 def scheduler(name: str, order: Order) -> Scheduler:
     """Return one of ORDERS as a scheduler of the simulator with the gateway's settings."""
+    fcfs = Scheduler(router="central", memory="paged_by_chunk")
     if name == FCFS:
-        return Scheduler(router="central", memory="paged_by_chunk")
-    return Scheduler(
-        rank="srtf",
-        leave="longest_remaining",
-        memory="paged_by_chunk",
-        router="central",
-        takeover=order.takeover if name == ISRTF else "never",
-        max_wait_s=order.max_wait_s,
-        window_tokens=order.window_tokens,
+        return fcfs
+    takeover, limits = order.takeover if name == ISRTF else "never", (order.max_wait_s, order.window_tokens)
+    return replace(
+        fcfs, rank="srtf", leave="longest_remaining", takeover=takeover, max_wait_s=limits[0], window_tokens=limits[1]
     )
 
 

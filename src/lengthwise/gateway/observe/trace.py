@@ -1,4 +1,4 @@
-"""Finished requests as columns: the input of the estimate of the gain."""
+"""Finished requests as columns, the input of the gain estimate."""
 
 from __future__ import annotations
 
@@ -16,28 +16,19 @@ from lengthwise.gateway.telemetry import Row, read_all
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_ROUNDING_S = 1e-3
-"""Times in a journal are rounded independently, so that order may break by less."""
+_ROUNDING_S = 1e-3  # times in a journal are rounded independently, so that order may break by less
 _MAX_TOKENS = 10**9
-_MAX_S = 1e11
-"""Beyond it a double does not resolve microseconds."""
+_MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 
 @dataclass(frozen=True)
 class Trace:
     """[n] columns in order of arrival, of requests with at least one output token.
 
-    Attributes:
-        arrival_s: From any origin.
-        predicted_tokens: Before the first token.
-        dispatched_s: First dispatch to a worker.
-        first_token_s: At the gateway; NaN for buffered responses.
-        finished_s: At the gateway.
-        queued_for_s: In the gateway's queue.
-        complete: Whether the request ran at one worker from dispatch to finish.
-        worker: Index into ``workers``.
-        model: Index into ``models``.
-        repredictions: Later predictions: (tokens generated so far, total).
+    Times of arrival, first dispatch, first token (NaN for buffered responses) and finish are measured at the gateway
+    from any origin. ``predicted_tokens`` dates from before the first token, ``repredictions`` are (tokens so far,
+    total). ``complete``: the request ran at one worker from dispatch to finish. ``worker`` and ``model`` index
+    ``workers`` and ``models``.
     """
 
     arrival_s: Floats
@@ -114,11 +105,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
 
 
 def of_journal(path: Path | str) -> Trace:
-    """Return the trace of a journal and its older files; a pause between two runs is shortened to the median gap.
-
-    Raises:
-        InputError: The file is no journal or not readable.
-    """
+    """Return the trace of a journal and its older files; a pause between two runs is shortened to the median gap."""
     rows: list[Row] = []
     started_s: dict[int, float] = {}
     for run, row in read_all(path):
@@ -157,15 +144,11 @@ def _is_valid(row: Row) -> bool:
     )
 
 
-MIN_POOL = 50
-"""Smaller pools are left out."""
+MIN_POOL = 50  # smaller pools are left out
 
 
 def pools_of(trace: Trace) -> list[Trace]:
-    """Split a trace into pools: connected components of the graph of models and the workers that serve them.
-
-    Returns the complete trace where no pool is large enough.
-    """
+    """Split a trace into connected components of models and workers; return it unsplit if all are small."""
     if not len(trace):
         return [trace]
     from scipy.sparse import coo_array
@@ -179,12 +162,9 @@ def pools_of(trace: Trace) -> list[Trace]:
     return [part for part in parts if len(part) >= MIN_POOL] or [trace]
 
 
-MIN_DECODE_TOKENS = 4
-"""Tokens after the first that suffice to measure the time per token."""
-MIN_STREAMED = 50
-"""Streamed responses that suffice to estimate the others' time per token."""
-_RARE = 0.01
-"""Share of first tokens that engines may produce out of order."""
+MIN_DECODE_TOKENS = 4  # tokens after the first that suffice to measure the time per token
+MIN_STREAMED = 50  # streamed responses that suffice to estimate the others' time per token
+_RARE = 0.01  # share of first tokens that engines may produce out of order
 
 
 def is_measurable(trace: Trace) -> bool:

@@ -1,8 +1,7 @@
 """Schedulers for vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``.
 
-The first orders requests by predicted length, the second runs the phases of an RRA schedule. They run in vLLM's own
-environment, which needs only this package (installed without its dependencies, or on PYTHONPATH). Importing them does
-not import vLLM.
+The first orders requests by predicted length, the second runs the phases of an RRA schedule, in vLLM's environment
+with this package installed without its dependencies, or on PYTHONPATH. Importing them does not import vLLM.
 """
 
 from lengthwise.gateway.plugin.length_scheduler import LengthScheduler
@@ -10,13 +9,6 @@ from lengthwise.gateway.plugin.rra_scheduler import EngineState, Phase, PhaseTra
 from lengthwise.gateway.plugin.settings import Hint, RraSettings, Settings, hint_of
 
 __all__ = [
-    "EngineState",
-    "Hint",
-    "LengthScheduler",
-    "Phase",
-    "PhaseTracker",
-    "RraScheduler",
-    "RraSettings",
-    "Settings",
+    "EngineState", "Hint", "LengthScheduler", "Phase", "PhaseTracker", "RraScheduler", "RraSettings", "Settings",
     "hint_of",
-]
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler with its queue in order of predicted length."""
+"""Order the queue of vLLM's own scheduler by predicted length."""
 
 from __future__ import annotations
 
@@ -6,42 +6,27 @@ import heapq
 import math
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from lengthwise.gateway.plugin import vllm_adapter
 from lengthwise.gateway.plugin.settings import Hint, Settings, hint_of, settings_of
-from lengthwise.gateway.plugin.vllm_adapter import (
-    GuardedScheduler,
-    SchedulerPlugin,
-    class_warnings,
-    log,
-    scheduler_warnings,
-)
 from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
 
-Key = tuple[int, int, float, int]
-"""(0 if overdue else 1, class, the rank's key, arrival)"""
+Key = tuple[int, int, float, int]  # (0 if overdue else 1, class, the rank's key, arrival)
 _PRUNE_ABOVE = 256
 _MANY, _SORT_EVERY = 8, 100
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request.
+    """Scheduling state of a request; ``number`` counts arrivals and ``admission`` the last admission (-1: never).
 
-    Attributes:
-        request: vLLM's.
-        number: Of its arrival.
-        queued_s: When it joined the queue last.
-        queued_for_s: Total time in the queue up to its last admission.
-        overdue: Whether it has waited longer than ``max_wait_s``.
-        admission: Number of its last admission; -1: never.
-        cuts: Number of preemptions in favor of a waiting request.
-        stable: Generated tokens below which it is not preempted again.
-        key: Position among waiting requests.
+    ``queued_for_s`` is the total time in the queue up to the last admission; ``overdue``: longer than ``max_wait_s``.
+    ``stable`` is the number of generated tokens below which the request is not preempted again.
     """
 
     request: Any
@@ -61,9 +46,7 @@ class Entry:
 class Registry:
     """Entries of one engine's requests and the order of its queue.
 
-    Attributes:
-        num_unhinted: Requests without a valid length so far.
-        error: The last reason.
+    ``num_unhinted`` counts requests without a valid length, ``error`` is the last reason.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
@@ -91,9 +74,8 @@ class Registry:
         hint = hint_of(extra_args, request.max_tokens, self.settings.prior_tokens)
         if hint.error:
             self.num_unhinted, self.error = self.num_unhinted + 1, hint.error
-        entry = Entry(request, hint, self._arrivals, now_s, now_s)
+        entry = self._entries[request.request_id] = Entry(request, hint, self._arrivals, now_s, now_s)
         self._arrivals += 1
-        self._entries[request.request_id] = entry
         self._enqueue(now_s, entry)
         return entry
 
@@ -138,8 +120,8 @@ class Registry:
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
         """Return the waiting requests in order.
 
-        Usually few have moved: they are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the
-        complete queue is sorted, in case vLLM reordered it without the plug-in's knowledge.
+        The few that moved are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the complete queue
+        is sorted, in case vLLM reordered it without the plug-in's knowledge.
         """
         queue, moved = list(waiting), self._moved
         self._moved, self._changed, self._merges = {}, False, self._merges + 1
@@ -179,35 +161,22 @@ class Registry:
     def rank_key(self, now_s: float, entry: Entry) -> float:
         """Return the rank's key; NaN becomes infinity, the last place."""
         request, generated = entry.request, entry.request.num_output_tokens
-        predicted = self.predicted_tokens(entry)
-        key = float(
-            self._rank(
-                now_s,
-                entry.arrival_s,
-                request.num_prompt_tokens,
-                generated,
-                predicted,
-                max(1.0, predicted - generated),
-                math.nan,
-                entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s,
-                entry.hint.priority,
-                entry.admission,
-                entry.cuts,
-                math.nan,
-                0,
-            )
-        )
+        predicted, remaining = self._lengths(entry)
+        waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
+        lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
+        counts = entry.hint.priority, entry.admission, entry.cuts, math.nan, 0
+        key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
         return math.inf if math.isnan(key) else key
-
-    def predicted_tokens(self, entry: Entry) -> float:
-        """Return the length predicted at the last window."""
-        window = self.settings.window_tokens
-        return entry.hint.predicted_tokens(entry.request.num_output_tokens // window * window)
 
     def remaining_tokens(self, entry: Entry) -> float:
         """Return the predicted remaining tokens, at least 1."""
-        generated: int = entry.request.num_output_tokens
-        return max(1.0, self.predicted_tokens(entry) - generated)
+        return self._lengths(entry)[1]
+
+    def _lengths(self, entry: Entry) -> tuple[float, float]:
+        """Return the length predicted at the last window, and the remaining tokens, at least 1."""
+        window, generated = self.settings.window_tokens, entry.request.num_output_tokens
+        predicted = entry.hint.predicted_tokens(generated // window * window)
+        return predicted, max(1.0, predicted - generated)
 
     def _enqueue(self, now_s: float, entry: Entry) -> None:
         deadline_s = entry.queued_s + self.settings.max_wait_s - entry.queued_for_s
@@ -219,12 +188,11 @@ class Registry:
         self._changed = True
 
 
-PREFILL_WEIGHT = 0.1
-"""Cost of a prompt token in output tokens, as in the gateway's own queue."""
+PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gateway's own queue
 
 
 class Preemption:
-    """Applies the takeover policy to the first waiting request and the worst running one.
+    """Apply the takeover policy to the first waiting request and the worst running one.
 
     It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often,
     are overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
@@ -238,9 +206,7 @@ class Preemption:
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
         """Return whether to look for a victim; call it once per step.
 
-        Args:
-            changed: Whether the queue changed.
-            blocked: Whether no waiting request can be admitted.
+        ``blocked`` means that no waiting request can be admitted.
         """
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
@@ -250,17 +216,14 @@ class Preemption:
         return True
 
     def victim(self, first: Any, running: list[Any], num_waiting: int, can_free: Callable[[Any], bool]) -> Any:
-        """Return the running request that the first waiting one preempts, or None.
-
-        The victim is one whose blocks the engine can free now (``can_free``).
-        """
+        """Return the running request, with blocks that ``can_free``, that the first waiting one preempts, or None."""
         now_s, registry = self._clock(), self._registry
         own = registry.entry(first)
         candidates = [entry for entry in map(registry.entry, running) if self._is_candidate(own, entry)]
         candidates = [entry for entry in candidates if can_free(entry.request)]
-        if not candidates:
+        other = max(candidates, key=lambda entry: registry.key(now_s, entry), default=None)
+        if other is None:
             return None
-        other = max(candidates, key=lambda entry: registry.key(now_s, entry))
         request = other.request
         gain = self._gain(
             -math.inf if own.overdue else registry.rank_key(now_s, own),
@@ -283,15 +246,12 @@ class Preemption:
 
     def _is_candidate(self, own: Entry, entry: Entry) -> bool:
         request = entry.request
-        if entry.overdue or entry.cuts >= self._settings.max_preemptions:
-            return False
-        if request.is_prefill_chunk or not 1 <= request.num_output_tokens >= entry.stable:
-            return False
-        return own.overdue or own.hint.priority <= entry.hint.priority
+        is_settled = not request.is_prefill_chunk and request.num_output_tokens >= max(1, entry.stable)
+        is_exempt = entry.overdue or entry.cuts >= self._settings.max_preemptions
+        return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
-TIGHT_KV_USAGE = 0.8
-"""Above this share of the KV cache in use, a lack of memory may preempt soon."""
+TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon
 _READY = ("WAITING", "PREEMPTED")
 
 
@@ -337,12 +297,8 @@ class QueueOrder:
         self.registry.prune(scheduler.requests)
         if self.registry.num_unhinted and not self._has_warned:
             self._has_warned = True
-            log.warning(
-                "lengthwise: a request has no valid length (%s); such requests count as %g tokens long. Further ones "
-                "are not logged",
-                self.registry.error,
-                self.registry.settings.prior_tokens,
-            )
+            text = "lengthwise: a request has no valid length (%s) and counts as %g tokens long. Others are not logged"
+            vllm_adapter.log.warning(text, self.registry.error, self.registry.settings.prior_tokens)
 
     def _preempt(self, scheduler: Any) -> Any:
         if scheduler.connector is not None or scheduler.ec_connector is not None or scheduler.kv_holding_waiting:
@@ -367,7 +323,7 @@ class QueueOrder:
         return victim
 
 
-class OrderedScheduler(GuardedScheduler):
+class OrderedScheduler(vllm_adapter.GuardedScheduler):
     """Mixin that orders the queue."""
 
     lengthwise: QueueOrder | None = None
@@ -393,9 +349,9 @@ class OrderedScheduler(GuardedScheduler):
 
 
 class LengthScheduler:
-    """Creates the scheduler that vLLM would create, with its queue in order of predicted length.
+    """Create the scheduler that vLLM would create, with its queue in order of predicted length.
 
-    If in doubt it creates vLLM's own, and logs the reason.
+    If in doubt, create vLLM's own and log the reason.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
@@ -403,17 +359,17 @@ class LengthScheduler:
         return _PLUGIN.create(cls.__name__, args, keywords)
 
 
-def _class_warnings(stock: type, _: Any) -> Iterator[str]:
-    yield from class_warnings(stock, import_module("vllm.v1.request").Request)
-
-
 def _description(settings: Settings) -> str:
-    return (
-        f"orders this engine: rank {settings.rank}, takeover {settings.takeover}; after {settings.max_wait_s:g} s no "
-        "later arrival overtakes a request"
-    )
+    policies = f"rank {settings.rank}, takeover {settings.takeover}"
+    return f"orders this engine: {policies}; after {settings.max_wait_s:g} s no later arrival overtakes a request"
 
 
-_PLUGIN = SchedulerPlugin(
-    OrderedScheduler, settings_of, _class_warnings, scheduler_warnings, QueueOrder, _description, "order"
+_PLUGIN = vllm_adapter.SchedulerPlugin(
+    OrderedScheduler,
+    settings_of,
+    lambda stock, _: vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request),
+    vllm_adapter.scheduler_warnings,
+    QueueOrder,
+    _description,
+    "order",
 )

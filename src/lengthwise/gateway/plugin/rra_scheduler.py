@@ -1,4 +1,4 @@
-"""vLLM's own scheduler, restricted to the phases of an RRA schedule (ExeGPT, section 4.1)."""
+"""Restrict vLLM's own scheduler to the phases of an RRA schedule (ExeGPT, section 4.1)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from lengthwise.gateway.plugin import vllm_adapter
 from lengthwise.gateway.plugin.settings import RraSettings, rra_settings_of
-from lengthwise.gateway.plugin.vllm_adapter import (
-    GuardedScheduler,
-    SchedulerPlugin,
-    attribute_warnings,
-    class_warnings,
-    log,
-)
 from lengthwise.policy.contracts import NEW_PHASE, ONE_BY_ONE, Policy
 
 _MAX_PHASES = 256
@@ -29,14 +23,7 @@ _BLOCKED_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """State before a step.
-
-    Attributes:
-        decodes: Decoding sequences.
-        partial: Partly computed prompts.
-        waiting: Requests in the queue.
-        max_num_seqs: Requests that the engine's own limits can admit.
-    """
+    """State before a step: decoding sequences, partly computed prompts, the queue, and how many requests fit."""
 
     decodes: int
     partial: int
@@ -46,20 +33,11 @@ class EngineState:
 
 @dataclass(slots=True)
 class Phase:
-    """A prefill phase and the decode iterations after it.
+    """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
 
-    Attributes:
-        number: From 1.
-        started_s: On the engine's monotonic clock.
-        admitted: Requests whose prompts were computed.
-        prompt_tokens: Computed prompt tokens, without those of the prefix cache.
-        encode_steps: Steps of the prefill phase.
-        encode_s: From its start to the first decode iteration.
-        decode_steps: Decode iterations.
-        decode_batch: Sequences in the first of them.
-        decode_seqs: Sequences summed over them.
-        decode_s: From the first of them to the next phase.
-        requests: The engine's ids of the admitted requests.
+    ``prompt_tokens`` excludes those of the prefix cache. ``encode_s`` ends at the first decode iteration, ``decode_s``
+    at the next phase. ``decode_batch`` counts the sequences of the first decode iteration, ``decode_seqs`` those of all
+    summed up. ``requests`` are the engine's ids of the admitted requests.
     """
 
     number: int
@@ -74,23 +52,12 @@ class Phase:
     decode_s: float = 0.0
     requests: list[str] = field(default_factory=list)
 
-    def row(self) -> dict[str, Any]:
-        """Return the phase as JSON values."""
-        return asdict(self)
-
 
 class PhaseTracker:
-    """Phases of one engine by the simulator's batching policy.
+    """Phases of one engine by the simulator's RRA batching policy.
 
-    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it.
-
-    Args:
-        policy: An RRA batching.
-        on_phase: Called with each finished phase.
-
-    Attributes:
-        phases: The last finished phases.
-        current: The running phase.
+    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it. ``phases`` are the last finished ones, each also
+    passed to ``on_phase``; ``current`` is the running one.
     """
 
     def __init__(
@@ -110,7 +77,7 @@ class PhaseTracker:
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
         """Return the number of requests that a prefill step may still admit; None: the step decodes.
 
-        ``tokens`` are those of each waiting request in order, read only where the schedule resizes batches by them.
+        ``tokens`` are those of each waiting request in order, read only if the schedule resizes batches by them.
         """
         if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
             self._is_encoding, state = False, replace(state, decodes=0, partial=0)
@@ -122,10 +89,10 @@ class PhaseTracker:
         starts, count = self._new_phase(state, tokens)
         if starts and (count or state.decodes):
             self._start()
-        if count > 0 or (state.partial and not state.decodes):
-            self._is_encoding, self._remaining = True, count
-            return count
-        return None
+        if count == 0 and (state.decodes or not state.partial):
+            return None
+        self._is_encoding, self._remaining = True, count
+        return count
 
     def encoded(self, requests: list[str], tokens: int) -> None:
         """Record a prefill step: its admissions and computed tokens (0: no request can be admitted)."""
@@ -207,20 +174,14 @@ class PhaseTracker:
         return int(admit), int(flags)
 
 
-NEVER = 1 << 62
-"""A step number that no engine reaches."""
+NEVER = 1 << 62  # a step number that no engine reaches
 
 
 class StepRestriction:
-    """Restrictions of one step; ``release`` removes them.
+    """Restrict one step to at most ``admit`` admissions without the paused requests; ``release`` ends it.
 
     Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``):
     they stay in the batch with their slot and blocks, and workers support unscheduled requests anyway.
-
-    Args:
-        encodes: Whether the step prefills; otherwise it decodes.
-        admit: Maximum admissions.
-        paused: Requests to skip.
     """
 
     def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
@@ -293,12 +254,12 @@ class PhaseHooks:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(phase.row()) + "\n")
+            self._file.write(json.dumps(asdict(phase)) + "\n")
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-            log.warning("lengthwise: phases are no longer recorded: %s", error)
+            vllm_adapter.log.warning("lengthwise: phases are no longer recorded: %s", error)
 
 
 def _is_last_token(request: Any) -> bool:
@@ -307,7 +268,7 @@ def _is_last_token(request: Any) -> bool:
     return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
 
 
-class PhasedScheduler(GuardedScheduler):
+class PhasedScheduler(vllm_adapter.GuardedScheduler):
     """Mixin that separates prefill and decode phases."""
 
     lengthwise: PhaseHooks | None = None
@@ -339,14 +300,9 @@ class PhasedScheduler(GuardedScheduler):
 
 METHODS: dict[str, tuple[str, ...]] = {"schedule": (), "update_from_output": (), "shutdown": ()}
 ATTRIBUTES = {
-    "running": list,
-    "max_num_active_reqs": int,
-    "num_waiting_for_streaming_input": int,
-    "waiting": object,
-    "kv_holding_waiting": object,
-    "current_step": int,
-    "pause_state": int,
-}
+    "running": list, "max_num_active_reqs": int, "num_waiting_for_streaming_input": int, "waiting": object,
+    "kv_holding_waiting": object, "current_step": int, "pause_state": int,
+}  # fmt: skip
 REQUEST = frozenset(
     {"num_prompt_tokens", "max_tokens", "num_computed_tokens", "num_output_placeholders"}
     | {"is_prefill_chunk", "next_decode_eligible_step"}
@@ -354,11 +310,11 @@ REQUEST = frozenset(
 
 
 class RraScheduler:
-    """Creates the scheduler that vLLM would create, restricted to phases.
+    """Create the scheduler that vLLM would create, restricted to phases.
 
     A phase prefills ``encode_batch`` requests (complete prompts, over as many steps as the token budget requires, while
     decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
-    starts at once. If in doubt it creates vLLM's own scheduler, and logs the reason.
+    starts at once. If in doubt, create vLLM's own scheduler and log the reason.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
@@ -368,29 +324,27 @@ class RraScheduler:
 
 def _class_warnings(stock: type, config: Any) -> Iterator[str]:
     """Yield the properties of an engine whose steps cannot be phases, or that cannot skip decodes."""
-    yield from class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
+    yield from vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
     code = getattr(getattr(stock, "schedule", None), "__code__", None)
     if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):
         yield "its schedule() does not check when a decode is due and how many requests may run"
-    if config.parallel_config.pipeline_parallel_size > 1:
-        yield "pipeline stages run several batches at once; a phase has one"
-    if config.parallel_config.data_parallel_size > 1:
-        yield "data-parallel ranks wait for each other; run one engine each"
-    if config.speculative_config is not None:
-        yield "speculation generates several tokens per step"
-    if config.kv_transfer_config is not None:
-        yield "a KV connector admits requests by itself"
-    if config.model_config.runner_type != "generate":
-        yield "it does not decode"
-    if config.model_config.is_encoder_decoder:
-        yield "an encoder-decoder computes prompts differently"
+    parallel, model = config.parallel_config, config.model_config
+    obstacles = {
+        "pipeline stages run several batches at once; a phase has one": parallel.pipeline_parallel_size > 1,
+        "data-parallel ranks wait for each other; run one engine each": parallel.data_parallel_size > 1,
+        "speculation generates several tokens per step": config.speculative_config is not None,
+        "a KV connector admits requests by itself": config.kv_transfer_config is not None,
+        "it does not decode": model.runner_type != "generate",
+        "an encoder-decoder computes prompts differently": model.is_encoder_decoder,
+    }
+    yield from (warning for warning, applies in obstacles.items() if applies)
 
 
-_PLUGIN = SchedulerPlugin(
+_PLUGIN = vllm_adapter.SchedulerPlugin(
     PhasedScheduler,
     rra_settings_of,
     _class_warnings,
-    lambda scheduler: attribute_warnings(scheduler, ATTRIBUTES),
+    lambda scheduler: vllm_adapter.attribute_warnings(scheduler, ATTRIBUTES),
     PhaseHooks,
     lambda settings: f"restricts this engine to {settings.policy().name}",
     "schedule",

@@ -1,4 +1,4 @@
-"""Settings of the vLLM plug-in (``--additional-config '{"lengthwise": {...}}'``) and hints of requests."""
+"""Parse the vLLM plug-in's settings (``--additional-config '{"lengthwise": {...}}'``) and hints of requests."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from lengthwise.policy.families import rra
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError, UnknownNameError
 
-_UNAVAILABLE = ("index_tokens", "service_tokens", "batch")
-"""Arguments of ranks that are unknown inside an engine."""
+_UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks that are unknown inside an engine
 
 
 @dataclass(frozen=True)
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    The takeover alone decides about preemption: the cost that the gateway learns of each engine is unknown here.
+    The takeover policy alone decides about preemption: the cost that the gateway learns of each engine is unknown here.
 
     Attributes:
-        rank: Name of a rank policy.
-        takeover: Name of a takeover policy: when a waiting request preempts a running one. "never": only a lack of
-            memory preempts (SRTF).
+        takeover: When a waiting request preempts a running one. "never": only a lack of memory preempts (SRTF).
         window_tokens: Tokens between two updates of predictions and checks for preemption.
         max_wait_s: Requests that have waited longer in total come before all others, in order of arrival.
-        max_preemptions: Of one request.
-        cuts_per_s: Preemptions per second of all requests together.
+        max_preemptions: Of one request; ``cuts_per_s`` limits all requests together.
         prior_tokens: Assumed length of requests without a hint.
         trust_version: Whether to modify untested versions of vLLM.
     """
@@ -57,17 +53,11 @@ class Settings:
         resolve("takeover", self.takeover)
 
     def rank_policy(self) -> Policy:
-        """Return the rank.
-
-        Raises:
-            InputError: The name is unknown, or the rank needs an argument that an engine does not know.
-        """
+        """Return the rank; raise InputError if it is unknown or needs an argument that an engine does not know."""
         policy = resolve("rank", self.rank)
         if policy.uses(*_UNAVAILABLE):
-            raise InputError(
-                f"lengthwise: {', '.join(_UNAVAILABLE)} are unknown inside an engine; the rank {self.rank!r} needs "
-                "them. Use it in the gateway"
-            )
+            rule = f"{', '.join(_UNAVAILABLE)} are unknown inside an engine; the rank {self.rank!r} needs them"
+            raise InputError(f"lengthwise: {rule}. Use it in the gateway")
         return policy
 
     @property
@@ -100,13 +90,13 @@ def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RraSettings:
-    """An RRA schedule (ExeGPT).
+    """RRA schedule (ExeGPT).
 
     Attributes:
         encode_batch: New requests of one prefill phase, B_E.
         decode_steps: Decode iterations between two prefill phases, N_D.
-        threshold: Share by which a prefill phase's prompt tokens, and the decode batch, may deviate from their means:
-            prefill phases are then resized. None: they are not.
+        threshold: Share by which a prefill phase's prompt tokens, and the decode batch, may deviate from their means
+            before prefill phases are resized; None: never.
         prompt_tokens: Mean prompt tokens of one prefill phase, all requests together; for ``threshold``.
         decode_batch: Mean decode batch, B_D; for ``threshold``.
         record: File to which a JSON line per phase is appended; "": none.
@@ -127,32 +117,22 @@ class RraSettings:
             if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool)):
                 raise InputError(f"lengthwise: {field.name} must be an integer; it is {value!r}")
         if not isinstance(self.record, str) or not isinstance(self.trust_version, bool):
-            raise InputError(
-                "lengthwise: record must be a file's name and trust_version true or false; they are "
-                f"{self.record!r} and {self.trust_version!r}"
-            )
+            rule = "record must be a file's name and trust_version true or false"
+            raise InputError(f"lengthwise: {rule}; they are {self.record!r} and {self.trust_version!r}")
         self.policy()
 
     def policy(self) -> Policy:
         """Return the simulator's batching policy of this schedule; raise InputError for numbers out of range."""
-        return rra(
-            self.encode_batch,
-            self.decode_steps,
-            threshold=self.threshold,
-            prompt_tokens=self.prompt_tokens,
-            decode_batch=self.decode_batch,
-        )
+        means = {"prompt_tokens": self.prompt_tokens, "decode_batch": self.decode_batch}
+        return rra(self.encode_batch, self.decode_steps, threshold=self.threshold, **means)
 
 
 def rra_settings_of(additional_config: Any) -> RraSettings:
     """Return the schedule in vLLM's ``additional_config``; raise InputError for a missing or invalid one."""
     table = _table_of(additional_config, RraSettings)
-    missing = [name for name in ("encode_batch", "decode_steps") if name not in table]
-    if missing:
-        raise InputError(
-            f"lengthwise: a schedule must have {' and '.join(missing)}; give it with "
-            '--additional-config \'{"lengthwise": {"encode_batch": 8, "decode_steps": 16}}\''
-        )
+    if missing := [name for name in ("encode_batch", "decode_steps") if name not in table]:
+        example = '--additional-config \'{"lengthwise": {"encode_batch": 8, "decode_steps": 16}}\''
+        raise InputError(f"lengthwise: a schedule must have {' and '.join(missing)}; give it with {example}")
     return RraSettings(**table)
 
 
@@ -163,13 +143,10 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Predicted length and class of one request.
+    """Predicted length and class (smaller ones are scheduled earlier) of one request.
 
-    Attributes:
-        total_tokens: Predicted output length.
-        later: (generated tokens, predicted length from then on), increasing.
-        priority: Class; smaller ones are scheduled earlier.
-        error: What is invalid in the request's hint; "": nothing. Invalid values count as absent.
+    ``later`` has (generated tokens, predicted length from then on), increasing. ``error`` describes an invalid hint, of
+    which invalid values count as absent.
     """
 
     total_tokens: float
@@ -179,22 +156,12 @@ class Hint:
 
     def predicted_tokens(self, generated_tokens: int) -> float:
         """Return the predicted length after so many generated tokens."""
-        total = self.total_tokens
-        for tokens, prediction in self.later:
-            if tokens > generated_tokens:
-                break
-            total = prediction
-        return total
+        reached = [prediction for tokens, prediction in self.later if tokens <= generated_tokens]
+        return reached[-1] if reached else self.total_tokens
 
 
 def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
-    """Return the hint in a request's ``extra_args``, with the prior in place of an absent or invalid length.
-
-    Args:
-        extra_args: Of the request's sampling parameters.
-        max_tokens: Limit of the output, and therefore of predictions.
-        prior_tokens: Assumed length without a hint.
-    """
+    """Return the hint in a request's ``extra_args``, with the prior in place of an absent or invalid length."""
     values = extra_args if isinstance(extra_args, Mapping) else {}
     limit = float(max(1, max_tokens))
     predicted = _length(values.get(PREDICTED))

@@ -1,4 +1,4 @@
-"""Schedulers for vLLM's ``--scheduler-cls``: vLLM's own class with a mixin, or unchanged if in doubt."""
+"""Put a mixin in front of vLLM's scheduler class (``--scheduler-cls``), or use it unchanged if in doubt."""
 
 from __future__ import annotations
 
@@ -10,27 +10,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-TESTED = ("0.32.0",)
-"""Versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run."""
+TESTED = ("0.32.0",)  # versions of vLLM on which tests/live/test_live_plugin*.py and test_live_rra.py were run
 METHODS = {
-    "schedule": (),
-    "add_request": ("request",),
-    "finish_requests": ("request_ids", "finished_status"),
-    "get_kv_cache_usage": (),
-    "_preempt_request": ("request", "timestamp"),
+    "schedule": (), "add_request": ("request",), "finish_requests": ("request_ids", "finished_status"),
+    "get_kv_cache_usage": (), "_preempt_request": ("request", "timestamp"),
     "_request_blocks_can_be_freed": ("request",),
-}
+}  # fmt: skip
 """Required methods of the scheduler, with the parameters that are passed."""
 ATTRIBUTES = {
-    "running": list,
-    "requests": dict,
-    "max_num_active_reqs": int,
-    "num_waiting_for_streaming_input": int,
-    "kv_holding_waiting": object,
-    "pause_state": int,
-    "connector": object,
-    "ec_connector": object,
-}
+    "running": list, "requests": dict, "max_num_active_reqs": int, "num_waiting_for_streaming_input": int,
+    "kv_holding_waiting": object, "pause_state": int, "connector": object, "ec_connector": object,
+}  # fmt: skip
 QUEUE_METHODS = ("clear", "extend", "remove_request", "prepend_request")
 REQUEST = frozenset(
     {"request_id", "sampling_params", "num_prompt_tokens", "max_tokens", "status", "num_computed_tokens"}
@@ -87,16 +77,11 @@ def attribute_warnings(scheduler: Any, attributes: Mapping[str, type]) -> Iterat
             yield f"its scheduler's {name} is {type(getattr(scheduler, name)).__name__}"
 
 
-log = logging.getLogger("vllm.lengthwise")
-"""A child of vLLM's logger: vLLM's handlers show its records."""
+log = logging.getLogger("vllm.lengthwise")  # a child of vLLM's logger: vLLM's handlers show its records
 
 
 class GuardedScheduler:
-    """Mixin in front of vLLM's scheduler class; the first error disables the plug-in for good.
-
-    Attributes:
-        lengthwise: Hooks of the plug-in; None: the engine's own behavior.
-    """
+    """Mixin in front of vLLM's scheduler class; the first error sets ``lengthwise``, the hooks, to None for good."""
 
     lengthwise: Any = None
     _failure_message = "ordering failed; from now on this engine keeps its own order"
@@ -113,13 +98,12 @@ class GuardedScheduler:
             return None
 
 
-_SCHED = "vllm.v1.core.sched"
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class SchedulerPlugin(Generic[S]):
-    """A way to modify vLLM's scheduler.
+    """Way to modify vLLM's scheduler.
 
     Attributes:
         mixin: Placed in front of vLLM's class.
@@ -127,8 +111,7 @@ class SchedulerPlugin(Generic[S]):
         class_warnings: Yields reasons against it, given vLLM's class and configuration.
         object_warnings: Yields reasons against it, given a scheduler object.
         hooks: Creates the mixin's ``lengthwise`` from the settings.
-        description: Describes the settings for the log.
-        subject: What an unmodified engine keeps, for the log.
+        subject: Part of an unmodified engine that the log names.
     """
 
     mixin: type
@@ -177,8 +160,7 @@ def stock_class(config: Any) -> Any:
     """Return the scheduler class that vLLM would use for a configuration."""
     is_async = bool(config.scheduler_config.async_scheduling)
     if getattr(config, "diffusion_config", None) is not None:
-        module = import_module(f"{_SCHED}.diffusion_scheduler")
-        return module.DiffusionAsyncScheduler if is_async else module.DiffusionScheduler
-    if is_async:
-        return import_module(f"{_SCHED}.async_scheduler").AsyncScheduler
-    return import_module(f"{_SCHED}.scheduler").Scheduler
+        name = "diffusion_scheduler", "DiffusionAsyncScheduler" if is_async else "DiffusionScheduler"
+    else:
+        name = ("async_scheduler", "AsyncScheduler") if is_async else ("scheduler", "Scheduler")
+    return getattr(import_module(f"vllm.v1.core.sched.{name[0]}"), name[1])

@@ -1,4 +1,4 @@
-"""Telemetry of gateway requests: metrics, log lines, a journal, traces and the gain over FCFS."""
+"""Record gateway requests: metrics, log lines, a journal, traces and the gain over FCFS."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Log lines of requests as JSON, and OpenTelemetry traces. Neither contains prompts, texts or keys."""
+"""Log requests as JSON lines and OpenTelemetry traces, without prompts, texts or keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import asdict
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO
 
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import Outcome, Rejection, Request
@@ -17,17 +17,15 @@ from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
 
 LOGGER = "lengthwise.gateway.requests"
-MAX_REFUSALS_PER_S = 50
-"""Further refusals of the same second are only counted."""
+MAX_REFUSALS_PER_S = 50  # further refusals of the same second are only counted
 _MAX_LENGTH = 120
-_ENGINE_FAILED = "The engine failed"
-"""One of the relay's fixed reasons follows these words ("stalled", "http 500")."""
+_ENGINE_FAILED = "The engine failed"  # one of the relay's fixed reasons follows these words ("stalled", "http 500")
 _SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
 _RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, event and the fields of ``extra``."""
+    """Format a record as one line of JSON: time, level, logger, event and the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -55,7 +53,7 @@ def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> loggi
 
 
 class EventLog(Listener):
-    """Logs requests that are refused, return to the queue or finish, and phases."""
+    """Log phases, and requests that are refused, return to the queue or finish."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
@@ -100,8 +98,8 @@ class EventLog(Listener):
 def safe_detail(outcome: str, detail: str) -> str:
     """Return the part of a detail that may be logged.
 
-    Engines repeat prompts in their errors. Therefore only the gateway's own words, those before the first colon,
-    remain of a failure, and nothing of a rejection.
+    Engines repeat prompts in their errors: only the gateway's own words, those before the first colon, remain of a
+    failure, and nothing of a rejection.
     """
     if outcome in _SAFE_OUTCOMES:
         return detail[:_MAX_LENGTH]
@@ -115,27 +113,11 @@ FORWARDED_FIELDS = ("traceparent", "tracestate")
 SERVICE = "lengthwise-gateway"
 
 
-class TracedRequest(Protocol):
-    """The attributes of a client request that tracing uses."""
-
-    headers: list[tuple[str, str]]
-    arrival_s: float
-
-
-A = TypeVar("A", bound=TracedRequest)
-R = TypeVar("R")
-
-
 class Tracing(Listener):
-    """Creates spans and exports them to a collector, in batches on a thread of its own.
+    """Create spans and export them in batches from a thread; raise MissingExtraError without the extra ``tracing``.
 
-    Args:
-        endpoint: OTLP/HTTP address of the collector ("http://collector:4318/v1/traces"; the path is optional).
-        exporter: Replaces the OTLP exporter.
-        epoch: Returns seconds since 1970; called once.
-
-    Raises:
-        MissingExtraError: The extra ``tracing`` is not installed.
+    ``endpoint`` is the collector's OTLP/HTTP address ("http://collector:4318/v1/traces"; the path is optional).
+    ``exporter`` replaces the OTLP exporter; ``epoch`` returns seconds since 1970 and is called once.
     """
 
     def __init__(
@@ -157,10 +139,10 @@ class Tracing(Listener):
         self._current_span: ContextVar[Any] = ContextVar("lengthwise_span", default=None)
         self._spans: dict[int, Any] = {}
 
-    def exchange(self, inner: Callable[[A], Awaitable[R]]) -> Callable[[A], Awaitable[R]]:
+    def exchange(self, inner: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
         """Return the exchange within spans that continue the client's trace and that the engine's spans continue."""
 
-        async def traced(client_request: A) -> R:
+        async def traced(client_request: Any) -> Any:
             span = self._start(client_request)
             token = self._current_span.set(span)
             try:
@@ -174,8 +156,7 @@ class Tracing(Listener):
         return traced
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        span = self._current_span.get()
-        if span is None:
+        if (span := self._current_span.get()) is None:
             return
         self._spans[request.id] = span
         span.set_attributes({
@@ -195,8 +176,7 @@ class Tracing(Listener):
         self._event(request, "returned", now_s, {"cause": cause, "generated_tokens": request.generated_tokens})
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
-        span = self._spans.pop(request.id, None)
-        if span is None:
+        if (span := self._spans.pop(request.id, None)) is None:
             return
         span.set_attributes({
             "gen_ai.usage.output_tokens": request.generated_tokens,
@@ -211,18 +191,14 @@ class Tracing(Listener):
         """Export the remaining spans; blocks."""
         self._provider.shutdown()
 
-    def _start(self, client_request: TracedRequest) -> Any:
+    def _start(self, client_request: Any) -> Any:
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carrier = {name.lower(): value for name, value in client_request.headers if name.lower() in FORWARDED_FIELDS}
         propagator = TraceContextTextMapPropagator()
-        span = self._tracer.start_span(
-            "lengthwise.request",
-            propagator.extract(carrier),
-            SpanKind.SERVER,
-            start_time=self._ns(client_request.arrival_s),
-        )
+        context, start_ns = propagator.extract(carrier), self._ns(client_request.arrival_s)
+        span = self._tracer.start_span("lengthwise.request", context, SpanKind.SERVER, start_time=start_ns)
         forwarded: dict[str, str] = {}
         propagator.inject(forwarded, set_span_in_context(span))
         headers = [pair for pair in client_request.headers if pair[0].lower() not in FORWARDED_FIELDS]
@@ -230,8 +206,7 @@ class Tracing(Listener):
         return span
 
     def _event(self, request: Request, name: str, now_s: float, attributes: dict[str, Any]) -> None:
-        span = self._spans.get(request.id)
-        if span is not None:
+        if (span := self._spans.get(request.id)) is not None:
             span.add_event(name, attributes, timestamp=self._ns(now_s))
 
     def _end(self, span: Any, error: str, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Journal of finished requests: a file of JSON lines, written off the event loop in batches."""
+"""Append finished requests to a journal of JSON lines, in batches off the event loop."""
 
 from __future__ import annotations
 
@@ -18,35 +18,27 @@ from typing import Any, Self
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.schema.errors import InputError, OutputError
 
-Reprediction = tuple[int, float]
-"""(tokens generated so far, predicted total)"""
-_MAX_INTEGER = 1 << 53
-"""Larger integers lose digits in JSON readers that use doubles."""
+Reprediction = tuple[int, float]  # (tokens generated so far, predicted total)
+_MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use doubles
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A finished request, without prompt, key or text. Times are of the gateway's clock; NaN: never happened.
+    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened.
 
     Attributes:
         id: In order of arrival.
         priority: Class; smaller ones are scheduled earlier.
         arrival_s: When the body was complete.
         prompt_tokens: Counted or estimated.
-        max_tokens: Requested limit of the output.
-        predicted_tokens: Predicted before the first token.
-        source: Source of that prediction.
+        predicted_tokens: Predicted before the first token, by ``source``.
         predicted_level: Share of the predicted distribution below the true length, 0 to 1: uniform if predictions
             are calibrated.
-        repredictions: Predictions made during generation.
-        queued_for_s: Total time in the gateway's queue.
-        dispatched_s: First dispatch to a worker.
+        queued_for_s: Total time in the gateway's queue; ``served_s`` is the total time at workers.
+        dispatched_s: First dispatch to a worker; ``worker`` is the last one.
         first_token_s: NaN for a buffered response.
-        served_s: Total time at workers.
-        worker: The last one.
         resumed_tokens: Tokens retained over preemptions and failovers.
         failovers: Number of worker failures.
-        outcome: One of ``request.Outcome``.
     """
 
     id: int
@@ -123,27 +115,17 @@ FORMAT = "lengthwise-journal"
 VERSION = 1
 FLUSH_S = 0.5
 MAX_BYTES = 256 << 20
-MAX_OLD_FILES = 16
-"""``read_all`` looks for so many older files."""
-MAX_BUFFERED_ROWS = 100_000
-"""For a disk that rejects writes; beyond it the oldest rows are dropped and counted."""
+MAX_OLD_FILES = 16  # read_all looks for so many older files
+MAX_BUFFERED_ROWS = 100_000  # for a disk that rejects writes; beyond it the oldest rows are dropped and counted
 _log = logging.getLogger("lengthwise.gateway")
 
 
 class Journal:
-    """Appends rows to a file; flushed rows survive a crash of the process.
+    """Append rows to a file, created or continued; flushed rows survive a crash of the process.
 
-    Every start writes a line that ties the gateway's clock to the time of day. A file above ``max_bytes`` becomes
-    ``NAME.1`` (and that ``NAME.2``, up to ``num_old``), and a new one starts.
-
-    Args:
-        path: Created, or continued.
-        flush_s: Maximum seconds until a row is written.
-        epoch: Returns seconds since 1970; called once.
-
-    Attributes:
-        written: Number of rows written.
-        lost: Number of rows dropped.
+    Every start writes a line that ties the gateway's clock to the time of day (``epoch`` returns seconds since 1970). A
+    file above ``max_bytes`` becomes ``NAME.1`` (and that ``NAME.2``, up to ``num_old``), and a new one starts.
+    ``written`` and ``lost`` count rows.
     """
 
     def __init__(
@@ -254,12 +236,9 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (run, row) of a journal in order of finish, times in seconds since 1970.
+    """Yield (run, row) of a journal in order of finish, times in seconds since 1970; raise InputError if it is none.
 
     A run is one life of a gateway. Torn and invalid lines are skipped.
-
-    Raises:
-        InputError: The file is no journal or not readable.
     """
     return _runs([Path(path)])
 
@@ -277,25 +256,20 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
         for line, values in _lines(file):
             if values.get("format") == FORMAT:
                 run += is_journal or line != head  # a rotated file repeats the head of the run that it continues
-                is_journal, head = True, line
-                try:
+                is_journal, head, shift_s = True, line, math.nan  # without valid times all rows of the run are skipped
+                with contextlib.suppress(KeyError, TypeError, ValueError):
                     shift_s = float(values["unix_s"]) - float(values["clock_s"])
-                except (KeyError, TypeError, ValueError):
-                    shift_s = math.nan  # then no row of this run has a time, and all are skipped
                 continue
             if not is_journal:
                 break
-            try:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
                 row = from_dict(values)
-            except (KeyError, TypeError, ValueError):
-                continue
-            times = {name: getattr(row, name) + shift_s for name in _TIMES}
-            if math.isfinite(times["arrival_s"]):
-                yield run, replace(row, **times)
+                times = {name: getattr(row, name) + shift_s for name in _TIMES}
+                if math.isfinite(times["arrival_s"]):
+                    yield run, replace(row, **times)
         if not is_journal:
-            raise InputError(
-                f"{file} must be a journal of `lengthwise serve` (with {FORMAT!r} in its first line); it is none"
-            )
+            rule = f"must be a journal of `lengthwise serve` (with {FORMAT!r} in its first line)"
+            raise InputError(f"{file} {rule}; it is none")
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

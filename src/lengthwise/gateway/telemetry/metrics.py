@@ -1,4 +1,4 @@
-"""Counters of requests, their shadow FCFS queue, and Prometheus metrics of both."""
+"""Count requests, compare their order with a shadow FCFS queue, and export Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lengthwise.gateway.config import Phases
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """Counts values by ascending upper edges, the last bucket being unbounded, and sums them."""
+    """Count values by ascending upper edges, the last bucket being unbounded, and sum them."""
 
     __slots__ = ("counts", "edges", "sum")
 
@@ -44,11 +46,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return Prometheus' cumulative buckets: (upper edge, number of values up to it)."""
-        buckets, cumulative = [], 0
-        for edge, count in zip((*map(repr, map(float, self.edges)), "+Inf"), self.counts, strict=True):
-            cumulative += count
-            buckets.append((edge, float(cumulative)))
-        return buckets
+        edges = (*(repr(float(edge)) for edge in self.edges), "+Inf")
+        return list(zip(edges, map(float, accumulate(self.counts)), strict=True))
 
 
 INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
@@ -64,13 +63,7 @@ MAX_CHANGES = 10_000
 
 
 class Pair(NamedTuple):
-    """Times of a finished request, real and in the shadow queue; seconds.
-
-    Attributes:
-        finished_s: On the gateway's clock.
-        queued_for_s: Total time in the gateway's queue.
-        shadow_waited_s: Wait for a slot of the shadow queue.
-    """
+    """Times of a finished request, real and in the shadow FCFS queue."""
 
     finished_s: float
     jct_s: float
@@ -80,17 +73,11 @@ class Pair(NamedTuple):
 
 
 class Regret:
-    """Running comparison of the real order with first come, first served (a shadow queue).
+    """Compare the real order with first come, first served (a shadow queue).
 
     The shadow queue serves every request in order of arrival, for the seconds that it spent at workers. Rows arrive in
-    order of finish; therefore a row is held back until no earlier arrival is live.
-
-    Attributes:
-        max_num_seqs: Current slots; a running shadow request retains its slot when they become fewer.
-        count: Requests in the sums.
-        jct_s: Sum of real JCT.
-        shadow_jct_s: Sum of JCT under FCFS.
-        until_s: Arrival of the last request in the sums; NaN before the first.
+    order of finish; therefore a row is held back until no earlier arrival is live. ``jct_s`` and ``shadow_jct_s`` sum
+    the JCT of ``count`` requests, of which the last arrived at ``until_s`` (NaN before the first).
     """
 
     def __init__(self, max_num_seqs: int = 1) -> None:
@@ -166,10 +153,7 @@ OTHER = "other"
 
 
 class Labels:
-    """Label values: the first ``limit`` names; further ones become "other".
-
-    Clients choose names; without a limit they could create any number of time series.
-    """
+    """Label values: the first ``limit`` names, then "other": clients choose names, and each is a time series."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -177,12 +161,9 @@ class Labels:
 
     def of(self, name: str) -> str:
         """Return the label of a name; add it below the limit."""
-        label = self._known.get(name)
-        if label is None:
-            if len(self._known) >= self._limit:
-                return OTHER
-            label = self._known[name] = name[:128]
-        return label
+        if name not in self._known and len(self._known) < self._limit:
+            self._known[name] = name[:128]
+        return self.known(name)
 
     def known(self, name: str) -> str:
         """Return the label of a name that was added, else "other"."""
@@ -201,11 +182,7 @@ _PHASE_HISTOGRAMS = (
 
 
 class PhaseCounts(Listener):
-    """Counts phases by worker (mode rra).
-
-    Attributes:
-        plan: The schedule in use; None: none.
-    """
+    """Count phases by worker (mode rra); ``plan`` is the schedule in use or None."""
 
     def __init__(self, plan: Phases | None) -> None:
         self.plan = plan
@@ -248,11 +225,6 @@ MAX_MODELS = 50
 class ModelCounts:
     """Counts of one model."""
 
-    __slots__ = (
-        "actual", "inter_token_s", "jct_s", "log_ratio", "output_tokens", "predicted", "prompt_tokens", "queue_s",
-        "ttft_s",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.ttft_s, self.queue_s, self.jct_s = Histogram(WAITS_S), Histogram(WAITS_S), Histogram(WAITS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_S)
@@ -262,13 +234,10 @@ class ModelCounts:
 
 
 class Metrics(Listener):
-    """Counts requests, and collects all metrics for a Prometheus registry.
+    """Count requests, and collect all metrics for a Prometheus registry.
 
-    Args:
-        statistics: Returns the scheduler's state, read at each collection; None: no metrics of queue and workers.
-        tenants: Maximum number of tenant labels.
-        mode: Of ``order``.
-        phases: Schedule in use; None: none.
+    ``statistics`` returns the scheduler's state, read at each collection; without it there are no metrics of queue and
+    workers. ``tenants`` is the maximum number of tenant labels, ``phases`` the schedule in use or None.
     """
 
     def __init__(
@@ -341,22 +310,45 @@ class Metrics(Listener):
 
     def _of(self, model: str) -> ModelCounts:
         label = self._models.of(model)
-        if label not in self.by_model:
-            self.by_model[label] = ModelCounts()
-        return self.by_model[label]
+        if (counts := self.by_model.get(label)) is None:
+            counts = self.by_model[label] = ModelCounts()
+        return counts
 
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
-        yield from self._request_families()
-        yield from self._model_families()
-        yield from self._regret_families()
-        yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
-        if self.journal is not None:
-            written, lost = self.journal()
-            yield _counter("journal_rows", "Rows written to the journal", {(): written})
-            yield _counter("journal_rows_lost", "Rows that could not be written", {(): lost})
         from importlib.metadata import version
 
+        c, (written, lost) = self.counts, self.journal() if self.journal else (0, 0)
+        labels = ("outcome", "model", "tenant")
+        yield _counter("requests", "Requests by outcome", self.requests, *labels)
+        yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
+        yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
+        prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
+        for name, description, value in (
+            ("preemptions", "Preempted requests", c["cut"] + c["window"]),
+            ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
+            ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
+            ("prefix_hits", prefix_hits, c["prefix_hits"]),
+            ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
+            ("retries", "Requests retried before any token was sent", c["retried"]),
+            ("shadow_requests", "Requests in the shadow FCFS queue", self.regret.count),
+            ("shadow_fcfs_request_seconds", "Their JCT under FCFS", self.regret.shadow_jct_s),
+            ("shadow_real_request_seconds", "Their real JCT", self.regret.jct_s),
+            ("journal_rows", "Rows written to the journal", written),
+            ("journal_rows_lost", "Rows that could not be written", lost),
+        ):
+            if self.journal is not None or not name.startswith("journal"):
+                yield _counter(name, description, {(): value})
+        for name in ("prompt_tokens", "output_tokens"):
+            values = {(model,): getattr(counts, name) for model, counts in self.by_model.items()}
+            yield _counter(name, f"{name.replace('_', ' ').capitalize()} of finished requests", values, "model")
+        for attribute, name, description in _MODEL_HISTOGRAMS:
+            histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
+            yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
+        if not math.isnan(mean_s := self.regret.mean_s()):
+            description = "Mean JCT of recent requests minus that of a shadow FCFS queue; negative: a gain"
+            yield _gauge("regret_seconds", description, {(): mean_s})
+        yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
         yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
         yield from self.phases.families()
         if self.tracker is not None:
@@ -364,46 +356,8 @@ class Metrics(Listener):
         if self.statistics is not None:
             yield from _scheduler_families(self.statistics())
 
-    def _request_families(self) -> Iterator[Any]:
-        c = self.counts
-        labels = ("outcome", "model", "tenant")
-        yield _counter("requests", "Requests by outcome", self.requests, *labels)
-        yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
-        yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
-        for name, description, value in (
-            ("preemptions", "Preempted requests", c["cut"] + c["window"]),
-            ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
-            ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
-            ("prefix_hits", "Requests dispatched to an engine that probably caches a prefix of their prompt",
-             c["prefix_hits"]),
-            ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
-            ("retries", "Requests retried before any token was sent", c["retried"]),
-        ):  # fmt: skip
-            yield _counter(name, description, {(): value})
-
-    def _model_families(self) -> Iterator[Any]:
-        for name in ("prompt_tokens", "output_tokens"):
-            values = {(model,): getattr(counts, name) for model, counts in self.by_model.items()}
-            yield _counter(name, f"{name.replace('_', ' ').capitalize()} of finished requests", values, "model")
-        for attribute, name, description in _MODEL_HISTOGRAMS:
-            histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
-            yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
-
-    def _regret_families(self) -> Iterator[Any]:
-        mean_s = self.regret.mean_s()
-        if not math.isnan(mean_s):
-            description = "Mean JCT of recent requests minus that of a shadow FCFS queue; negative: a gain"
-            yield _gauge("regret_seconds", description, {(): mean_s})
-        yield _counter("shadow_requests", "Requests in the shadow FCFS queue", {(): self.regret.count})
-        yield _counter("shadow_fcfs_request_seconds", "Their JCT under FCFS", {(): self.regret.shadow_jct_s})
-        yield _counter("shadow_real_request_seconds", "Their real JCT", {(): self.regret.jct_s})
-
     def registry(self) -> CollectorRegistry:
-        """Return a registry of these metrics and those of the process.
-
-        Raises:
-            MissingExtraError: prometheus-client is not installed.
-        """
+        """Return a registry of these metrics and the process's; raise MissingExtraError without prometheus-client."""
         try:
             from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
         except ImportError as error:
@@ -473,28 +427,13 @@ def _keyed(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
     return {(name,): count for name, count in counts.items()}
 
 
-def _counter(name: str, description: str, values: Mapping[Any, float], *labels: str) -> Any:
-    from prometheus_client.core import CounterMetricFamily
+def _family(kind: str, name: str, description: str, values: Mapping[Any, Any], *labels: str) -> Any:
+    from prometheus_client import core
 
-    family = CounterMetricFamily(f"lengthwise_{name}", description, labels=labels)
+    family = getattr(core, f"{kind}MetricFamily")(f"lengthwise_{name}", description, labels=labels)
     for key, value in values.items():
-        family.add_metric(key, float(value))
+        family.add_metric(key, *((value.buckets(), value.sum) if kind == "Histogram" else (float(value),)))
     return family
 
 
-def _gauge(name: str, description: str, values: Mapping[Any, float], *labels: str) -> Any:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(f"lengthwise_{name}", description, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, float(value))
-    return family
-
-
-def _histogram(name: str, description: str, histograms: Mapping[Any, Histogram], *labels: str) -> Any:
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"lengthwise_{name}", description, labels=labels)
-    for key, histogram in histograms.items():
-        family.add_metric(key, histogram.buckets(), histogram.sum)
-    return family
+_counter, _gauge, _histogram = (partial(_family, kind) for kind in ("Counter", "Gauge", "Histogram"))

@@ -1,9 +1,10 @@
-"""Telemetry of a gateway as one listener: traces of live requests, metrics, log, journal and the shadow queue."""
+"""Combine the telemetry of a gateway in one listener: traces of live requests, metrics, log, journal, shadow queue."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Self
@@ -18,8 +19,7 @@ from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics, Regret
 
-MAX_REPREDICTIONS = 64
-"""Of a request; beyond it every second one is dropped, which keeps the span covered."""
+MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, which keeps the span covered
 FAILED_OVER = "failed_over"
 
 
@@ -57,39 +57,31 @@ class RequestTrace:
 
     def row(self, tenant: str, outcome: Outcome, now_s: float) -> Row:
         """Return the row of a request that finishes now."""
-        q = self.request
+        request = self.request
         return Row(
-            id=q.id,
-            model=q.model,
+            **{name: getattr(request, name) for name in _REQUEST_FIELDS},
+            **{name: getattr(self, name) for name in _TRACE_FIELDS},
             tenant=tenant,
-            priority=q.priority,
-            arrival_s=q.arrival_s,
-            prompt_tokens=q.prompt_tokens,
-            max_tokens=q.max_tokens,
             predicted_tokens=float(self.first.total_tokens),
             source=self.first.source,
-            predicted_level=level_of(self.first, q.generated_tokens),
+            predicted_level=level_of(self.first, request.generated_tokens),
             repredictions=tuple(self.repredictions),
-            output_tokens=q.generated_tokens,
-            queued_for_s=q.queued_for_s if self.worker else now_s - q.arrival_s,
-            dispatched_s=self.dispatched_s,
-            first_token_s=self.first_token_s,
+            output_tokens=request.generated_tokens,
+            queued_for_s=request.queued_for_s if self.worker else now_s - request.arrival_s,
             finished_s=now_s,
-            served_s=self.served_s,
-            worker=self.worker,
-            preemptions=q.preemptions,
             resumed_tokens=self.resumed,
-            failovers=self.failovers,
             outcome=outcome.value,
         )
 
 
-class RequestTraces(Listener):
-    """Traces of all live requests; passes a row of each finished one to subscribers.
+_REQUEST_FIELDS = ("id", "model", "priority", "arrival_s", "prompt_tokens", "max_tokens", "preemptions")
+_TRACE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers")
 
-    Args:
-        tenant: Returns the name of a tenant's number.
-        inter_token_s: Returns the histogram of a model's times between tokens; None: they are not counted.
+
+class RequestTraces(Listener):
+    """Trace all live requests, and pass a row of each finished one to subscribers.
+
+    ``tenant`` returns the name of a tenant's number; ``inter_token_s`` the histogram of a model's times between tokens.
     """
 
     def __init__(
@@ -114,8 +106,7 @@ class RequestTraces(Listener):
         self._live[request.id] = RequestTrace(request, histogram)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
-        trace = self._live.get(request.id)
-        if trace is None:
+        if (trace := self._live.get(request.id)) is None:
             return
         if request.length_prediction is not trace.length_prediction:
             trace.update_prediction(request.length_prediction)
@@ -124,16 +115,13 @@ class RequestTraces(Listener):
         trace.sent_s, trace.worker = now_s, worker
 
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
-        trace = self._live.get(request.id)
-        if trace is not None and math.isnan(trace.first_token_s):
+        if (trace := self._live.get(request.id)) is not None and math.isnan(trace.first_token_s):
             trace.first_token_s = trace.last_s = now_s
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:  # noqa: D102
-        trace = self._live.get(request.id)
-        if trace is None:
+        if (trace := self._live.get(request.id)) is None:
             return
-        last_s = trace.last_s
-        trace.last_s = now_s
+        last_s, trace.last_s = trace.last_s, now_s
         if last_s == last_s:  # noqa: PLR0124 - not NaN; this is the hot path
             if trace.inter_token_s is not None and now_s > last_s:
                 trace.inter_token_s.add((now_s - last_s) / new_tokens, new_tokens)
@@ -168,8 +156,7 @@ def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
     return float(np.interp(output_tokens, length_prediction.quantiles, LEVELS, left=0.0, right=1.0))
 
 
-LAG_INTERVAL_S = 0.2
-SLOTS_INTERVAL_S = 1.0
+LAG_INTERVAL_S, SLOTS_EVERY = 0.2, 5
 _UNLIMITED_SLOTS = 1 << 14
 """Slots of the shadow queue where a worker's requests are unlimited: more than any worker runs."""
 
@@ -177,17 +164,8 @@ _UNLIMITED_SLOTS = 1 << 14
 class Telemetry(Listeners):
     """Metrics, log, journal, traces and the shadow queue of a gateway; an async context manager.
 
-    Args:
-        config: Uses ``listen.journal``, ``listen.trace`` and ``order.mode``.
-        statistics: Returns the scheduler's state (``hub.statistics``).
-        tenants: Names by number.
-
-    Attributes:
-        traces: Live requests; ``traces.subscribe`` passes on the rows of finished ones.
-        regret: Comparison of the real order with FCFS.
-
-    Raises:
-        MissingExtraError: Traces are requested, but the extra ``tracing`` is not installed.
+    Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
+    scheduler's state. Traces need the extra ``tracing``, else MissingExtraError is raised.
     """
 
     def __init__(
@@ -213,7 +191,7 @@ class Telemetry(Listeners):
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
         self._refusal_subscribers: list[Callable[[str, Rejection, int, str], None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, self.regret.finished, lambda row: self.log.log_row(row, self._detail)):
             self.traces.subscribe(on_row)
@@ -229,14 +207,14 @@ class Telemetry(Listeners):
         """Start; raise OutputError where the journal is not writable."""
         if self.journal is not None:
             await self._stack.enter_async_context(self.journal)
-        self._tasks = [asyncio.ensure_future(self._measure_lag()), asyncio.ensure_future(self._update_slots())]
+        self._task = asyncio.ensure_future(self._sample())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; write the remaining rows and spans."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         await self._stack.aclose()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
@@ -275,20 +253,17 @@ class Telemetry(Listeners):
         now = self._statistics()
         slots = now.running
         if not now.waiting:
-            caps = [worker.cap for worker in now.workers if worker.up]
-            total = _UNLIMITED_SLOTS if None in caps else sum(cap for cap in caps if cap is not None)
-            slots = max(total, now.running)
+            caps = [_UNLIMITED_SLOTS if worker.cap is None else worker.cap for worker in now.workers if worker.up]
+            slots = max(sum(caps), slots)
         if slots:
             self.regret.set_max_num_seqs(self._clock(), slots)
 
-    async def _update_slots(self) -> None:
-        while True:
-            self.update_slots()
-            await asyncio.sleep(SLOTS_INTERVAL_S)
-
-    async def _measure_lag(self) -> None:
+    async def _sample(self) -> None:
+        """Measure the loop's lag, and update the slots every few samples."""
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count():
+            if number % SLOTS_EVERY == 0:
+                self.update_slots()
             due_s = loop.time() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self.metrics.lag_s.add(max(0.0, loop.time() - due_s))

@@ -1,4 +1,4 @@
-"""An emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
+"""Emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
 
 ``python -m lengthwise.testing.engine_server`` runs it as a process.
 """
@@ -10,17 +10,6 @@ from lengthwise.testing.engine_server.request_handler import LAST, Entry, Fault,
 from lengthwise.testing.engine_server.server import EngineServer, in_thread
 
 __all__ = [
-    "LAST",
-    "EngineServer",
-    "EngineSpec",
-    "Entry",
-    "Fault",
-    "FaultPlan",
-    "Limits",
-    "LinearSteps",
-    "Log",
-    "decode",
-    "emulated",
-    "encode",
-    "in_thread",
-]
+    "LAST", "EngineServer", "EngineSpec", "Entry", "Fault", "FaultPlan", "Limits", "LinearSteps", "Log", "decode",
+    "emulated", "encode", "in_thread",
+]  # fmt: skip

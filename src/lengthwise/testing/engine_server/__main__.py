@@ -47,22 +47,11 @@ def main() -> None:
     add("--faults", type=Path, default=None, help="a JSON file with a fault plan")
     args = parser.parse_args()
     try:
-        spec = EngineSpec(
-            model=args.model,
-            kind=args.kind,
-            limits=Limits(
-                max_num_seqs=args.max_num_seqs,
-                max_num_batched_tokens=args.max_num_batched_tokens,
-                num_blocks=args.num_blocks,
-                max_num_queued_reqs=args.max_num_queued_reqs,
-                by_priority=args.priority,
-            ),
-            steps=LinearSteps(args.fixed_s, args.decode_s, args.prompt_token_s),
-            speed=args.speed,
-            max_model_len=args.max_model_len,
-            mean_tokens=args.mean_tokens,
-            api_key=args.api_key,
-        )
+        names = ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "max_num_queued_reqs")
+        limits = Limits(**{name: getattr(args, name) for name in names}, by_priority=args.priority)
+        steps = LinearSteps(args.fixed_s, args.decode_s, args.prompt_token_s)
+        fields = ("model", "kind", "speed", "max_model_len", "mean_tokens", "api_key")
+        spec = EngineSpec(**{name: getattr(args, name) for name in fields}, limits=limits, steps=steps)
         asyncio.run(_serve(spec, args))
     except LengthwiseError as error:
         sys.stderr.write(f"{error}\n")

@@ -1,9 +1,10 @@
-"""Completions of an emulated engine: request parsing, toy tokenizer and model, responses in OpenAI's format."""
+"""Emulate completions: request parsing, toy tokenizer and model, responses in OpenAI's format."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +13,9 @@ from typing import Any
 
 from lengthwise.testing.engine_server.engine import EngineSpec
 
-BEGIN = 1 << 29
-"""Appended to every text prompt: the output starts after it."""
-END = BEGIN + 1
-"""End of the output; counts as a token, has no text."""
-_FIXED = BEGIN + 16
-"""``_FIXED + n`` fixes the output length at n tokens."""
+BEGIN = 1 << 29  # appended to every text prompt: the output starts after it
+END = BEGIN + 1  # end of the output; counts as a token, has no text
+_FIXED = BEGIN + 16  # _FIXED + n fixes the output length at n tokens
 MAX_ID = _FIXED + (1 << 28)
 
 _MASK = (1 << 64) - 1
@@ -34,22 +32,15 @@ def encode(text: str) -> list[int]:
 
 def pack(text: bytes) -> int:
     """Return the id of a single byte or of a run of up to four ASCII characters."""
-    if len(text) == 1:
-        return text[0]
-    number = 0
-    for byte in text:
-        number = number << 7 | byte
-    return 256 + number
+    return text[0] if len(text) == 1 else 256 + functools.reduce(lambda number, byte: number << 7 | byte, text, 0)
 
 
 def token_bytes(token: int) -> bytes:
     """Return the bytes of an id."""
     if token < 256:
         return bytes((token,))
-    if token >= _FIXED:
-        return b"<out:%d>" % (token - _FIXED)
     if token >= BEGIN:
-        return b""
+        return b"<out:%d>" % (token - _FIXED) if token >= _FIXED else b""
     number, text = token - 256, bytearray()
     while number:
         text.append(number & 127)
@@ -63,23 +54,17 @@ def decode(ids: Iterable[int]) -> str:
 
 
 class ToyModel:
-    """A deterministic toy model: the next token depends on the model name and all tokens so far.
+    """Deterministic toy model: the next token depends on the model name and all tokens so far.
 
-    Attributes:
-        tail: Bytes of an incomplete UTF-8 character.
-        num_output: Tokens since the output started.
-        fixed: Output length, where the prompt or the request fixes it.
+    ``tail`` has the bytes of an incomplete UTF-8 character; ``fixed`` is the output length if the prompt or the request
+    fixes it; ``num_output`` counts tokens since the output started.
     """
 
     __slots__ = ("_hash", "_mean", "fixed", "num_output", "tail")
 
     def __init__(self, name: str, ids: Sequence[int] = (), mean_tokens: int = 64) -> None:
-        self._hash = 0
-        for byte in name.encode():
-            self._hash = _mixed(self._hash, byte)
-        self._mean = max(1, mean_tokens)
-        self.tail = b""
-        self.num_output = 0
+        self._hash = functools.reduce(_mixed, name.encode(), 0)
+        self._mean, self.tail, self.num_output = max(1, mean_tokens), b"", 0
         self.fixed: int | None = None
         self.read(ids)
 
@@ -132,12 +117,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """When an output ends.
-
-    Attributes:
-        ignore_eos: Whether the model must not end the output.
-        fixed_tokens: Output length, where ``vllm_xargs`` fixes it.
-    """
+    """When an output ends; ``ignore_eos`` forbids the model to end it, ``vllm_xargs`` sets ``fixed_tokens``."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -152,8 +132,7 @@ class ResponseOptions:
     """How outputs are returned.
 
     Attributes:
-        usage: Whether the stream ends with a usage chunk.
-        usage_each: Whether every chunk has the usage so far.
+        usage: Whether the stream ends with a usage chunk; ``usage_each``: every chunk has the usage so far.
         ids: Whether token ids are returned.
         interval: Minimum tokens of a chunk; the first and the last are sent at once.
         logprobs: Alternatives per token; None: no log probabilities.
@@ -169,13 +148,7 @@ class ResponseOptions:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A parsed request.
-
-    Attributes:
-        prompt_ids: With the chat template and BEGIN.
-        n: Number of choices.
-        priority: Smaller ones are scheduled earlier.
-    """
+    """Parsed request; ``prompt_ids`` include the chat template and BEGIN, ``n`` is the number of choices."""
 
     chat: bool
     model: str
@@ -200,20 +173,16 @@ def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, c
     requested = _integer(body, "max_completion_tokens", None) if chat else None
     requested = requested or _integer(body, "max_tokens", None) or (available if chat else 16)
     if available < 1 or (is_vllm and requested > available):
-        raise RefusedError(
-            400,
-            f"This model's maximum context length is {spec.max_model_len} tokens. However, you requested {requested} "
-            f"output tokens and your prompt contains {len(prompt)} input tokens.",
-        )
+        limit = f"This model's maximum context length is {spec.max_model_len} tokens."
+        given = f"you requested {requested} output tokens and your prompt contains {len(prompt)} input tokens."
+        raise RefusedError(400, f"{limit} However, {given}")
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
         raise RefusedError(400, "stop must be a string or a list of strings, none of them empty")
     logprobs = body.get("logprobs")
-    if logprobs is None or logprobs is False:
-        logprobs = None
-    else:
-        logprobs = int(body.get("top_logprobs") or 0) if chat else int(logprobs)
+    if logprobs is not None:
+        logprobs = None if logprobs is False else int(body.get("top_logprobs") or 0) if chat else int(logprobs)
     stream_options = _typed(body, "stream_options", dict, {})
     extra = _typed(body, "vllm_xargs", dict, {}) if is_vllm else {}
     return CompletionRequest(
@@ -330,12 +299,8 @@ class OutputStream:
     """One choice: generates a token whenever the batch has run one, and hands out chunks.
 
     Text is withheld as in vLLM: bytes until their character is complete, and as many characters as could start a stop
-    string. An incomplete character at the end is not shown; the continuation of its ids shows it.
-
-    Attributes:
-        ids: All generated tokens.
-        num_taken: How many of them have been taken.
-        finish_reason: "stop", "length" or "abort" in the end.
+    string. An incomplete character at the end is not shown; the continuation of its ids shows it. ``num_taken`` of the
+    generated ``ids`` have been taken; ``finish_reason`` is "stop", "length" or "abort" in the end.
     """
 
     def __init__(self, request: CompletionRequest, spec: EngineSpec, choice: int, on_change: asyncio.Event) -> None:
@@ -395,14 +360,12 @@ class OutputStream:
             withheld = max((len(s) - 1 for s in self._sampling.stop), default=0)
             text_end = max(shown, min(self._text_lengths[end - 1] if ids else shown, text_end) - withheld)
         self._num_shown = text_end
-        text = self._text[shown:text_end]
-        if not self._all_taken:
-            return Chunk(text, ids, end)
-        return Chunk(text, ids, end, self.finish_reason, self.stop_reason)
+        reasons = (self.finish_reason, self.stop_reason) if self._all_taken else (None, None)
+        return Chunk(self._text[shown:text_end], ids, end, *reasons)
 
 
 class ResponseFormatter:
-    """Formats the events and the body of one response."""
+    """Format the events and the body of one response."""
 
     def __init__(self, request: CompletionRequest, response_id: str, created_s: int) -> None:
         self._request = request
@@ -443,18 +406,11 @@ class ResponseFormatter:
 
     def _choice(self, index: int, chunk: Chunk, padding: int, chat_field: str) -> dict[str, Any]:
         text = chunk.text + " " * padding
-        choice: dict[str, Any] = {"index": index}
-        if not self._request.chat:
-            choice["text"] = text
-        elif chat_field == "delta":
-            choice["delta"] = {"content": text}
-        else:
-            choice["message"] = {"role": "assistant", "content": text}
-        choice["logprobs"] = self._logprobs(chunk.ids)
+        role = {"role": "assistant"} if chat_field == "message" else {}
+        output: dict[str, Any] = {chat_field: role | {"content": text}} if self._request.chat else {"text": text}
+        choice = {"index": index} | output | {"logprobs": self._logprobs(chunk.ids)}
         choice |= {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
-        if self._request.options.ids:
-            choice["token_ids"] = chunk.ids
-        return choice
+        return choice | ({"token_ids": chunk.ids} if self._request.options.ids else {})
 
     def _event(self, choices: list[dict[str, Any]], num_output: int, **extra: Any) -> bytes:
         body = self._chunk_head() | {"choices": choices} | extra

@@ -1,4 +1,4 @@
-"""Specification of an emulated engine: model name, API flavour, limits and step times."""
+"""Specify an emulated engine: model name, kind of API, limits and step times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EngineSpec:
         kind: One of KINDS: selects routes, metrics and the sign of priorities.
         speed: Engine seconds per real second.
         max_model_len: Maximum prompt and output tokens together.
-        mean_tokens: Mean output length where the request does not fix it.
+        mean_tokens: Mean output length if the request does not fix it.
         api_key: Required on /v1; None: no authentication.
     """
 
@@ -58,19 +58,15 @@ class EngineSpec:
             raise InputError(f"speed must be above 0; it is {self.speed}")
         kv_tokens = self.limits.num_blocks * self.limits.block_size
         if self.max_model_len > kv_tokens:
-            raise InputError(
-                f"max_model_len must be at most the KV cache size, {kv_tokens} tokens; it is {self.max_model_len}. "
-                "Lower it, or give more num_blocks"
-            )
+            rule = f"max_model_len must be at most the KV cache size, {kv_tokens} tokens"
+            raise InputError(f"{rule}; it is {self.max_model_len}. Lower it, or give more num_blocks")
 
 
 def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, model: str = "") -> EngineSpec:
     """Return one replica of a deployment as an engine with its cost tables, memory and limits.
 
-    Where the rank is "priority", the latest arrival of the worst class is preempted, as in vLLM.
-
-    Raises:
-        InputError: The deployment cannot be emulated; the message lists the required settings.
+    With rank "priority", the latest arrival of the worst class is preempted, as in vLLM. A deployment that cannot be
+    emulated raises InputError with the required settings.
     """
     scheduler, limits = deployment.scheduler, deployment.limits
     requirements = {
@@ -87,11 +83,5 @@ def emulated(deployment: Deployment, *, kind: str = "vllm", speed: float = 1.0, 
     }
     if missing := [name for name, is_met in requirements.items() if not is_met]:
         raise InputError(f"an emulated engine is like vllm_v1; this deployment must have {', '.join(missing)}")
-    return EngineSpec(
-        model=model or deployment.model.name,
-        kind=kind,
-        limits=Limits.of(deployment),
-        steps=step_time(deployment.cost),
-        speed=speed,
-        max_model_len=deployment.max_model_len,
-    )
+    parts = Limits.of(deployment), step_time(deployment.cost), speed, deployment.max_model_len
+    return EngineSpec(model or deployment.model.name, kind, *parts)

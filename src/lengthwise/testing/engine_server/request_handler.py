@@ -1,4 +1,4 @@
-"""Handler of one completion request: parsed, batched, answered as a stream or in one body, with a planned fault."""
+"""Handle one completion request: parse, batch, answer as a stream or in one body, with a planned fault."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ _BEFORE_PARSING = ("status", "full")
 _SILENT = ("close", "die", "hang", "stall")
 _FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")
 """These change how chunks are written and have no single point in time."""
-LAST = -1
-"""``after_tokens`` of a fault between the last token and [DONE]."""
+LAST = -1  # after_tokens of a fault between the last token and [DONE]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in one response.
+    """Fault in one response.
 
     Attributes:
         kind: One of KINDS.
@@ -80,13 +79,7 @@ class Fault:
 
 @dataclass
 class FaultPlan:
-    """Faults by request.
-
-    Attributes:
-        by_number: By request number since the start, from 0.
-        incoming: Of the next requests, in order; takes precedence over ``always``.
-        always: Of all other requests.
-    """
+    """Faults by request number from 0, then those of the next requests in order, then of all others."""
 
     by_number: dict[int, Fault] = field(default_factory=dict)
     incoming: list[Fault] = field(default_factory=list)
@@ -111,21 +104,20 @@ def parse_faults(body: Mapping[str, Any]) -> FaultPlan:
 
 @dataclass
 class Entry:
-    """Log entry of one request.
+    """Log entry of one request; times are in engine time except ``received_s`` and ``sent`` (event loop).
 
     Attributes:
         number: Since the start of the server, from 0; continues over restarts.
         api: "completions" or "chat".
         headers: Names in lower case.
-        body: Parsed; {} where parsing fails.
-        received_s: On the event loop's clock.
-        arrival_s: Time of entering the batch, in engine time; None: never.
+        body: {} if parsing fails.
+        arrival_s: Time of entering the batch; None: never.
         prompt_ids: With the chat template.
         fault: Kind of its fault; "": none.
         status: HTTP status; 0: no response started.
-        sent: Chunks of a stream: (time on the event loop's clock, tokens).
+        sent: Chunks of a stream: (time, tokens).
         output_ids: Generated tokens of the first choice, sent or not.
-        finished_s: Time of the last token, in engine time.
+        finished_s: Time of the last token.
         finished: "" while it runs; "finished", "refused", "aborted" (client disconnect or abort request),
             "closed" (by a fault), "died" (with the engine).
     """
@@ -156,20 +148,12 @@ class Entry:
 
 
 class Log:
-    """Log of all requests.
-
-    Attributes:
-        entries: Completion requests in order of arrival.
-        others: All other requests, such as "GET /health".
-        open: Unfinished requests.
-        max_concurrent: Maximum of ``open`` so far.
-    """
+    """Completion requests in order of arrival, and all others, such as "GET /health"; ``open`` are unfinished."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.others: list[str] = []
-        self.open = 0
-        self.max_concurrent = 0
+        self.open = self.max_concurrent = 0
 
     def start(self, api: str, headers: dict[str, str], now_s: float) -> Entry:
         """Return a new entry."""
@@ -191,7 +175,7 @@ class Log:
 
 
 class RequestHandler:
-    """Answers one request with the batch, the log and the fault plan of a server."""
+    """Answer one request with the batch, the log and the fault plan of a server."""
 
     def __init__(self, server: EngineServer, http_request: web.Request, *, chat: bool) -> None:
         self._server, self._http_request, self._chat = server, http_request, chat

@@ -1,4 +1,4 @@
-"""HTTP server of an emulated engine on loopback."""
+"""Serve an emulated engine over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -33,37 +33,30 @@ if TYPE_CHECKING:
 
 VERSION = "0.33.0+emulated"
 
-_METRICS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "vllm": (
-        ("vllm:num_requests_running", "running", "gauge"),
-        ("vllm:num_requests_waiting", "queued", "gauge"),
-        ("vllm:kv_cache_usage_perc", "kv_used", "gauge"),
-        ("vllm:num_preemptions_total", "preemptions", "counter"),
-        ("vllm:generation_tokens_total", "tokens", "counter"),
-    ),
-    "sglang": (
-        ("sglang:num_running_reqs", "running", "gauge"),
-        ("sglang:num_queue_reqs", "queued", "gauge"),
-        ("sglang:token_usage", "kv_used", "gauge"),
-        ("sglang:num_retracted_reqs", "preemptions", "gauge"),
-        ("sglang:generation_tokens_total", "tokens", "counter"),
-    ),
-    "llama.cpp": (
-        ("llamacpp:requests_processing", "running", "gauge"),
-        ("llamacpp:requests_deferred", "queued", "gauge"),
-        ("llamacpp:kv_cache_usage_ratio", "kv_used", "gauge"),
-        ("llamacpp:tokens_predicted_total", "tokens", "counter"),
-    ),
-}
-"""Metrics by kind: (name, attribute of the batch, Prometheus type)."""
+_METRICS: dict[str, dict[str, str]] = {
+    "vllm": {
+        "vllm:num_requests_running": "running", "vllm:num_requests_waiting": "queued",
+        "vllm:kv_cache_usage_perc": "kv_used", "vllm:num_preemptions_total": "preemptions",
+        "vllm:generation_tokens_total": "tokens",
+    },
+    "sglang": {
+        "sglang:num_running_reqs": "running", "sglang:num_queue_reqs": "queued", "sglang:token_usage": "kv_used",
+        "sglang:num_retracted_reqs": "preemptions", "sglang:generation_tokens_total": "tokens",
+    },
+    "llama.cpp": {
+        "llamacpp:requests_processing": "running", "llamacpp:requests_deferred": "queued",
+        "llamacpp:kv_cache_usage_ratio": "kv_used", "llamacpp:tokens_predicted_total": "tokens",
+    },
+}  # fmt: skip
+"""Metrics by kind: name and attribute of the batch; only names that end in ``_total`` are counters."""
 
 
 def metrics(server: EngineServer) -> str:
     """Return Prometheus text under the kind's own names; "" where it has none."""
     spec, lines = server.spec, []
-    for name, attribute, kind in _METRICS.get(spec.kind, ()):
+    for name, attribute in _METRICS.get(spec.kind, {}).items():
         labels = f'{{engine="0",model_name="{spec.model}"}}' if spec.kind != "llama.cpp" else ""
-        value = float(getattr(server.clocked.batch, attribute))
+        kind, value = "counter" if name.endswith("_total") else "gauge", float(getattr(server.clocked.batch, attribute))
         lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
     if spec.kind == "vllm":
         labels = f'block_size="{spec.limits.block_size}",engine="0",num_gpu_blocks="{spec.limits.num_blocks}"'
@@ -195,14 +188,8 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
     async def log(request: web.Request) -> web.Response:
         entries = server.log.entries[int(request.query.get("since", "0")) :]
-        return web.json_response(
-            {
-                "entries": [dataclasses.asdict(entry) for entry in entries],
-                "aborts": server.aborts,
-                "slots_in_use": server.slots_in_use,
-                "open": server.log.open,
-            }
-        )
+        numbers = {"aborts": server.aborts, "slots_in_use": server.slots_in_use, "open": server.log.open}
+        return web.json_response({"entries": [dataclasses.asdict(entry) for entry in entries]} | numbers)
 
     async def set_faults(request: web.Request) -> web.Response:
         try:
@@ -238,25 +225,19 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
 
 _DEFAULT_SPEC = EngineSpec()
 _POLL_INTERVAL_S = 0.002
-_SHUTDOWN_TIMEOUT_S = 0.05
-"""For a handler that started while the port was closed; aiohttp takes 0 as no limit."""
+_SHUTDOWN_TIMEOUT_S = 0.05  # for a handler that started while the port was closed; aiohttp takes 0 as no limit
 
 
 class EngineServer:
-    """An OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
+    """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
-    An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``).
-
-    Args:
-        port: 0 picks a free one, which a restart reuses.
-        faults: May be changed at any time.
+    An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``). ``port`` 0 picks a free
+    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts.
 
     Attributes:
-        log: Continues over restarts.
         healthy: Whether /health returns 200; otherwise 503.
         is_sleeping: Whether /sleep was called; completions get 503.
         clocked: The batch; a restart creates a new one.
-        restarts: Number of restarts.
         exit_process: Called by the fault "die" before the server closes; ends a process that serves engines alone.
     """
 
@@ -269,12 +250,8 @@ class EngineServer:
         faults: FaultPlan | None = None,
     ) -> None:
         self.spec: EngineSpec = spec
-        self.host, self.port = host, port
-        self.faults = faults or FaultPlan()
-        self.log = Log()
-        self.healthy = True
-        self.is_sleeping = False
-        self.restarts = 0
+        self.host, self.port, self.faults, self.log = host, port, faults or FaultPlan(), Log()
+        self.healthy, self.is_sleeping, self.restarts = True, False, 0
         self.exit_process: Any = None
         self.handlers: dict[int, tuple[str, RequestHandler]] = {}
         self.clocked: ClockedBatch
@@ -317,15 +294,10 @@ class EngineServer:
             from aiohttp import web
         except ImportError as error:
             raise MissingExtraError("lengthwise.testing.engine_server", "gateway") from error
-        self.clocked = ClockedBatch(
-            self.spec.limits, self.spec.steps, asyncio.get_running_loop(), speed=self.spec.speed
-        )
+        spec, loop = self.spec, asyncio.get_running_loop()
+        self.clocked = ClockedBatch(spec.limits, spec.steps, loop, speed=spec.speed)
         runner = web.AppRunner(
-            _app(self),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
-            handle_signals=False,
+            _app(self), access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_TIMEOUT_S
         )
         await runner.setup()
         await web.TCPSite(runner, self.host, self.port, reuse_address=True).start()
@@ -370,9 +342,7 @@ class EngineServer:
 
     def abort(self, request_ids: set[str]) -> int:
         """Abort requests by the ids that clients chose; return how many were found."""
-        handlers = [
-            handler for request_id, handler in self.handlers.values() if request_id and request_id in request_ids
-        ]
+        handlers = [handler for name, handler in self.handlers.values() if name and name in request_ids]
         for handler in handlers:
             with contextlib.suppress(KeyError):
                 handler.abort()

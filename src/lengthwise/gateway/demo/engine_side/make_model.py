@@ -46,20 +46,10 @@ def model(size: str) -> Any:
     torch.manual_seed(0)
     hidden, intermediate, layers, heads, kv_heads = SIZES[size]
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=64,
-        max_position_embeddings=POSITIONS,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
+        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=64, max_position_embeddings=POSITIONS,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, dtype="float32",
+    )  # fmt: skip
     return LlamaForCausalLM(config)
 
 

@@ -1,4 +1,4 @@
-"""A minimal backend for overhead measurements: fixed responses at the least cost.
+"""Minimal backend for overhead measurements: fixed responses at the least cost.
 
 It sends a buffered response, or a stream of ``max_tokens`` events, each written alone: back to back, or with an
 interval in milliseconds where ``<gap:5>`` is in the prompt. It reads nothing else of a body. Needs httptools (extra
@@ -17,7 +17,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from lengthwise.schema.errors import MissingExtraError
+import httptools
 
 MODEL = "toy"
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
@@ -85,11 +85,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 
 class LeanProtocol(asyncio.Protocol):
-    """One connection, whose requests are answered one after another.
-
-    Args:
-        parser: ``httptools.HttpRequestParser``.
-    """
+    """One connection, whose requests are answered one after another by an ``httptools.HttpRequestParser``."""
 
     def __init__(self, parser: Any) -> None:
         self._parser_class = parser
@@ -98,34 +94,34 @@ class LeanProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
 
-    def connection_made(self, transport: Any) -> None:  # noqa: D102
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._parser = self._parser_class(self)
 
-    def connection_lost(self, _: Exception | None) -> None:  # noqa: D102
+    def connection_lost(self, _: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._requests.clear()
 
-    def data_received(self, data: bytes) -> None:  # noqa: D102
+    def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     # Callbacks of the parser:
 
-    def on_message_begin(self) -> None:  # noqa: D102
+    def on_message_begin(self) -> None:
         self._url, self._body = b"", b""
 
-    def on_url(self, url: bytes) -> None:  # noqa: D102
+    def on_url(self, url: bytes) -> None:
         self._url += url
 
-    def on_header(self, name: bytes, _: bytes) -> None:  # noqa: D102
+    def on_header(self, name: bytes, _: bytes) -> None:
         if name.lower() == b"expect":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def on_body(self, body: bytes) -> None:  # noqa: D102
+    def on_body(self, body: bytes) -> None:
         self._body += body
 
-    def on_message_complete(self) -> None:  # noqa: D102
+    def on_message_complete(self) -> None:
         self._requests.append((self._url.partition(b"?")[0], self._body))
         if not self._busy:
             self._next()
@@ -172,10 +168,6 @@ class LeanProtocol(asyncio.Protocol):
 
 async def serve(port: int) -> None:
     """Listen on loopback until SIGTERM; print the URL as JSON."""
-    try:
-        import httptools
-    except ImportError as error:
-        raise MissingExtraError("lengthwise.testing.engine_server.lean", "gateway") from error
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -188,8 +180,8 @@ async def serve(port: int) -> None:
 
 
 def main() -> None:
-    """Run ``python -m lengthwise.testing.engine_server.lean --port 9000``."""
-    parser = argparse.ArgumentParser(prog="python -m lengthwise.testing.engine_server.lean", description=__doc__)
+    """Run ``python benchmarks/_lean_engine.py --port 9000``."""
+    parser = argparse.ArgumentParser(prog="python benchmarks/_lean_engine.py", description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     args = parser.parse_args()
     try:

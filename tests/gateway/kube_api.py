@@ -1,4 +1,4 @@
-"""A Kubernetes API server that serves EndpointSlices alone, with faults; for tests of clients that watch them."""
+"""Kubernetes API server for tests that serves EndpointSlices alone, with faults."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from lengthwise.schema.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from aiohttp import web
+from aiohttp import web
 
 _ROUTE = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 _SHUTDOWN_S = 0.05
@@ -20,20 +17,11 @@ _SHUTDOWN_S = 0.05
 Json = dict[str, Any]
 
 
-def endpoint(
-    address: str,
-    *,
-    pod: str = "",
-    ready: bool | None = True,
-    terminating: bool | None = None,
-    serving: bool | None = None,
-) -> Json:
-    """Return one endpoint of a slice without the conditions that are None."""
-    conditions = {"ready": ready, "serving": serving, "terminating": terminating}
-    body: Json = {"addresses": [address], "conditions": {k: v for k, v in conditions.items() if v is not None}}
-    if pod:
-        body["targetRef"] = {"kind": "Pod", "name": pod, "uid": f"uid-of-{pod}"}
-    return body
+def endpoint(address: str, *, pod: str = "", ready: bool | None = True, **conditions: bool | None) -> Json:
+    """Return one endpoint of a slice; conditions are ``ready``, ``serving`` and ``terminating`` unless None."""
+    states = {name: value for name, value in ({"ready": ready} | conditions).items() if value is not None}
+    target = {"targetRef": {"kind": "Pod", "name": pod, "uid": f"uid-of-{pod}"}} if pod else {}
+    return {"addresses": [address], "conditions": states, **target}
 
 
 def endpoint_slice(
@@ -85,18 +73,10 @@ class _Watch:
 
 
 class KubeApi:
-    """Lists and watches of EndpointSlices on loopback; an async context manager. Needs aiohttp.
+    """Lists and watches of EndpointSlices on loopback; an async context manager.
 
-    Args:
-        token: Required bearer token; "": no authentication. May be changed at any time.
-        tls: An ``ssl.SSLContext`` of a server; None: plain HTTP.
-        port: 0 picks a free one, which ``stop`` and ``start`` reuse.
-
-    Attributes:
-        lists: Number of lists sent.
-        watches: Number of watches opened.
-        refused: Number of requests with the wrong token.
-        paths: Paths of all requests.
+    A ``token`` is required if not empty; ``tls`` is an ``ssl.SSLContext`` or None; ``port`` 0 picks a free one, which
+    ``stop`` and ``start`` reuse. Counts lists and watches, requests with a wrong token (``refused``) and paths.
     """
 
     def __init__(self, *, token: str = "", tls: Any = None, port: int = 0) -> None:
@@ -131,10 +111,6 @@ class KubeApi:
 
     async def start(self) -> None:
         """Listen, also after ``stop``."""
-        try:
-            from aiohttp import web
-        except ImportError as error:
-            raise MissingExtraError("lengthwise.testing.kube_api", "gateway") from error
         app = web.Application()
         app.router.add_get(_ROUTE, self._respond)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
@@ -164,11 +140,10 @@ class KubeApi:
     def bookmark(self, *, namespace: str = "default") -> None:
         """Send all watches of a namespace the current version."""
         self._version += 1
-        metadata = {"resourceVersion": str(self._version)}
-        event = {"type": "BOOKMARK", "object": {"kind": "EndpointSlice", "metadata": metadata}}
+        item = {"kind": "EndpointSlice", "metadata": {"resourceVersion": str(self._version)}}
         for watch in self._open:
             if watch.namespace == namespace:
-                watch.events.put_nowait(_line(event))
+                watch.events.put_nowait(_line({"type": "BOOKMARK", "object": item}))
 
     def clear(self) -> None:
         """Forget past versions: watches from an earlier one get status 410."""
@@ -195,8 +170,6 @@ class KubeApi:
                 watch.events.put_nowait(line)
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        from aiohttp import web
-
         self.paths.add(request.path)
         await asyncio.sleep(self.faults.slow_s)
         if self.faults.status:
@@ -214,12 +187,10 @@ class KubeApi:
         metadata = {"resourceVersion": str(self._version)}
         if start + page < len(rows):
             metadata["continue"] = str(start + page)
-        body = {"kind": "EndpointSliceList", "metadata": metadata, "items": rows[start : start + page]}
-        return web.json_response(body)
+        items = rows[start : start + page]
+        return web.json_response({"kind": "EndpointSliceList", "metadata": metadata, "items": items})
 
     async def _watch(self, request: web.Request, watch: _Watch) -> web.StreamResponse:
-        from aiohttp import web
-
         self.watches += 1
         since = int(request.query.get("resourceVersion") or self._version)
         if since < self._min_version:
