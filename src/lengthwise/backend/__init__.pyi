@@ -15,4 +15,21 @@ from .launch_folder import (
 from .sglang import sglang_launch
 from .vllm import phased_launch, split_launches, vllm_launch
 
-__all__ = ["PLAN", "PORT", "Launch", "ScheduledEngines", "entries", "kubernetes_manifest", "load_test", "phased_launch", "require_new", "scheduled_scripts", "sglang_launch", "split_launches", "vllm_launch", "write_launch", "write_texts", "write_trace"]
+__all__ = [
+    "PLAN",
+    "PORT",
+    "Launch",
+    "ScheduledEngines",
+    "entries",
+    "kubernetes_manifest",
+    "load_test",
+    "phased_launch",
+    "require_new",
+    "scheduled_scripts",
+    "sglang_launch",
+    "split_launches",
+    "vllm_launch",
+    "write_launch",
+    "write_texts",
+    "write_trace",
+]
