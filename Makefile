@@ -6,7 +6,7 @@ TORCH_VERSION := 2.13.0
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
 
-.PHONY: help setup demo test test-slow test-nojit engine test-engine torch test-torch coverage bench docs check lint types imports format lock clean
+.PHONY: help setup demo test test-slow test-nojit engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,8 +54,15 @@ coverage: setup ## coverage, the kernel's lines too
 bench: setup ## all benchmarks but a GPU's campaign (ARGS=--quick, --json)
 	@for b in benchmarks/*.py; do case $$b in */_*|*/gpu_campaign.py) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
 
+tables: setup ## renew the generated tables and the reference in docs/
+	$(BIN)/cog -P -r -I docs docs/*.md
+	$(BIN)/python docs/generate_reference.py
+
 docs: setup ## check that the examples in the docs run
 	$(BIN)/pytest tests/docs $(ARGS)
+
+metrics: setup ## size and vocabulary of the code beside their limits (ARGS=--words=40 lists words)
+	$(BIN)/python tools/metrics.py $(ARGS)
 
 check: lint types imports ## all static checks
 

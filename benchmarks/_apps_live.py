@@ -1,14 +1,13 @@
-"""Estimate against reality: three small models on this machine's CPU, profiled, planned and run by the command line.
+"""Makespans estimated and measured: three small models on this machine's CPU, profiled, planned and run by the CLI.
 
-Each question goes to one of three models, which answers until it happens to say a letter: how long that takes, only a
-sample tells. What is kept in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
+Each question goes to one of three models, which answers until it happens to generate a letter: only a sample shows how
+long that takes. What is saved in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import subprocess
 import sys
@@ -16,45 +15,35 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-import numpy as np
 from _vllm import require
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
-RETAINED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
-ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24
-"""Questions that are run, and others whose answers tell how long answers are."""
-MODELS = ("alder", "birch", "cedar")
-"""5, 27 and 84 million parameters."""
-SEATS = {"alder": 4, "birch": 8, "cedar": 8}
-"""The smallest answers so quickly that a client of eight at once on the same cores would measure itself."""
-LONGEST, ENDS = 160, "q"
-REPEATS, STARTS = 5, 2
-TRIES = 3
-"""Of the profile: it measures again what a busy machine spoiled, and nothing else."""
-BUSY, LOAD = 3.0, "load.json"
-"""Load of the machine at a run's end (mean of a minute) above which others were at work: told, and not counted.
+from lengthwise.statistics import mean_estimate
 
-It is fixed before runs are measured, and rows hold it.
-"""
-CORES = (1, 2)
-"""Models after one another on one core, and two at a time on two."""
+EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
+SAVED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
+ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24
+"""Questions that are run, and others for the profile of lengths."""
+MODELS = {"alder": 4, "birch": 8, "cedar": 8}
+"""Models of 5, 27 and 84 million parameters by ``max_num_seqs``; with 8 the client would limit the smallest one."""
+REPEATS, PROFILE_TRIES = 5, 3
+BUSY_LOAD = 3.0
+"""Load average at the end of a run above which other programs ran: reported, not counted. Fixed before measuring."""
 
 APP = """\
 name = "routed (live)"
 
 [inputs]
-file = "{rows}"
+file = "{rows}.csv"
 
 [calls.answer]
 model_from = "model"
 api = "completion"
 prompt = "Question: {{{{ question }}}}\\nAnswer:"
-max_tokens = {longest}
+max_tokens = 160
 temperature = 1.0
-stop = ["{ends}"]
+stop = ["q"]
 {known}
 {models}
 [cluster]
@@ -66,181 +55,128 @@ VLLM_NO_USAGE_STATS = "1"
 VLLM_DO_NOT_TRACK = "1"
 VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_CPU_OMP_THREADS_BIND = "nobind"
-VLLM_CACHE_ROOT = "{place}/cache"
+VLLM_CACHE_ROOT = "{folder}/cache"
 OMP_NUM_THREADS = "1"
 KMP_BLOCKTIME = "0"
 """
 MODEL = """
 [models.{name}]
 model = "{examples}/models/{name}.json"
-weights = "{place}/models/{name}"
+weights = "{folder}/models/{name}"
 weight_dtype = "float32"
 kv_dtype = "float32"
 max_model_len = 1024
-engine = {{ max_num_seqs = {seats} }}
+engine = {{ max_num_seqs = {max_num_seqs} }}
 
 [run.engines.{name}]
 command = \"\"\"{python} -m vllm.entrypoints.openai.api_server --model {{weights}} --served-model-name {{name}} \\
-    --host {{host}} --port {{port}} --dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs {seats} \\
-    --generation-config vllm --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor\"\"\"
-seats = {seats}
+    --host {{host}} --port {{port}} --dtype float32 --enforce-eager --max-model-len 1024 \\
+    --max-num-seqs {max_num_seqs} --generation-config vllm \\
+    --distributed-executor-backend vllm.v1.executor.uniproc_executor.UniProcExecutor\"\"\"
+max_num_seqs = {max_num_seqs}
 """
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where everything of a measurement lies.
-
-    Attributes:
-        folder: All of it.
-        rows: So many questions are run.
-    """
+class Measurement:
+    """The folder of a measurement, and how many questions it runs."""
 
     folder: Path
-    rows: int = ROWS
+    rows: int
 
     def app(self, rows: str, cores: int, *, known: bool = False) -> Path:
-        """The application's file over these rows."""
-        words = {"examples": EXAMPLES, "place": self.folder}
+        """Write the application's file over some rows."""
+        paths = {"examples": EXAMPLES, "folder": self.folder}
         models = "".join(
-            MODEL.format(name=name, max_num_seqs=max_num_seqs, python=require(), **words)
-            for name, max_num_seqs in SEATS.items()
+            MODEL.format(name=name, max_num_seqs=max_num_seqs, python=require(), **paths)
+            for name, max_num_seqs in MODELS.items()
         )
+        line = 'known_tokens = "tokens"' if known else ""
         path = self.folder / f"{rows}-{cores}{'-known' if known else ''}.toml"
-        path.write_text(
-            APP.format(
-                rows=f"{rows}.csv", longest=LONGEST, ends=ENDS, cores=cores, models=models,
-                known='known_tokens = "tokens"' if known else "", **words,
-            )
-        )  # fmt: skip
+        path.write_text(APP.format(rows=rows, cores=cores, models=models, known=line, **paths))
         return path
 
-    def write(self, name: str, questions: Sequence[str], tokens: Sequence[int]) -> None:
-        """Rows: who is asked what, and how long the answer is where that is known."""
+    def write_rows(self, name: str, questions: Sequence[str], tokens: Sequence[int] = ()) -> None:
+        """Write the model of each question, and the length of its answer where it is known."""
         with (self.folder / f"{name}.csv").open("w", newline="") as file:
             out = csv.writer(file)
             out.writerow(("model", "question", "tokens"))
-            out.writerows(
-                (MODELS[n % len(MODELS)], one, tokens[n] if tokens else "") for n, one in enumerate(questions)
-            )
+            names = list(MODELS)
+            for n, question in enumerate(questions):
+                out.writerow((names[n % len(names)], question, tokens[n] if tokens else ""))
 
     def command(self, *words: str | Path) -> None:
-        """One of ours, as a user gives it."""
-        command = [sys.executable, "-m", "lengthwise.cli", "app", *map(str, words)]
-        with (self.folder / "said.log").open("a") as log:
+        """Run ``lengthwise app``."""
+        with (self.folder / "commands.log").open("a") as log:
+            command = [sys.executable, "-m", "lengthwise.cli", "app", *map(str, words)]
             subprocess.run(command, check=True, stdout=log, stderr=log, timeout=900)
 
+    def profile(self, sample: int) -> None:
+        """Make the models and measure switches, lengths and costs; a retry measures only what other load spoiled."""
+        if not (self.folder / "models" / "cedar").exists():
+            words = [require(), str(EXAMPLES / "make_models.py"), str(self.folder / "models")]
+            subprocess.run(words, check=True, capture_output=True, timeout=300)
+        app, out = self.app("sample", 1), self.folder / "profile"
+        for _ in range(PROFILE_TRIES):
+            self.command("profile", app, "--out", out, "--rows", str(sample), "--times", "2", "--calibrate")
+            if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
+                return
 
-def prepared(place: Place) -> None:
-    """Models, questions, and the profile: switches, lengths and costs by one command."""
-    if not (place.folder / "models" / MODELS[-1]).exists():
-        words = [require(), str(EXAMPLES / "make_models.py"), str(place.folder / "models")]
-        subprocess.run(words, check=True, capture_output=True, timeout=300)
+    def case(self, cores: int, repeats: int, *, known: bool) -> dict[str, Any]:
+        """Plan an application and run it; return estimated and measured seconds."""
+        name, profile = f"{cores}-{'known' if known else 'unknown'}", self.folder / "profile"
+        app, path = self.app("known" if known else "run", cores, known=known), self.folder / f"{name}.plan.json"
+        if not path.exists():
+            self.command("plan", app, "--profile", profile, "--no-what-if", "--draws", "4", "--json", path)
+        plan = json.loads(path.read_text())
+        estimate_s, runs = plan["makespan"]["value"], []
+        for repeat in range(repeats):
+            out = self.folder / f"{name}-{repeat}"
+            if not (out / "manifest.json").exists():
+                self.command("run", app, "--profile", profile, "--plan", path, "--out", out)
+                (out / "load.json").write_text(json.dumps(os.getloadavg()[0]))
+            load = json.loads((out / "load.json").read_text())
+            runs.append(json.loads((out / "manifest.json").read_text()) | {"load": load})
+        pairs = [(run["seconds"], estimate_s / run["seconds"] - 1) for run in runs]
+        quiet = [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] <= BUSY_LOAD]
+        return {
+            "cores": cores,
+            "estimate_s": estimate_s,
+            "estimate_half_width_s": plan["makespan"]["half_width"],
+            "measured_s": [seconds for seconds, _ in quiet],
+            "errors": [error for _, error in quiet],
+            "busy": [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] > BUSY_LOAD],
+            "loads": [run["load"] for run in runs],
+            "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],
+            "events": [run["events"] for run in runs],
+        }
+
+
+def figures(_: Path, quick: bool) -> dict[str, Any]:
+    """Return errors of makespans with unknown lengths, then with those of the first run (requests have seeds)."""
+    require()
+    rows, sample = (QUICK_ROWS, QUICK_ROWS) if quick else (ROWS, SAMPLE)
+    repeats, cores = (1, (1,)) if quick else (REPEATS, (1, 2))  # one model at a time, or two
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line)["question"] for line in lines]
-    sample = SAMPLE if place.rows == ROWS else QUICK_ROWS
-    place.write("run", questions[: place.rows], ())
-    place.write("sample", questions[-sample:], ())
-    app, out = place.app("sample", 1), place.folder / "profile"
-    for _ in range(TRIES):
-        place.command("profile", app, "--out", out, "--rows", str(sample), "--times", str(STARTS), "--calibrate")
-        if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
-            return
-
-
-def planned(place: Place, app: Path, name: str) -> dict[str, Any]:
-    """The plan of an application under the profile, now or before."""
-    path = place.folder / f"{name}.plan.json"
-    if not path.exists():
-        place.command(
-            "plan", app, "--profile", place.folder / "profile", "--no-what-if", "--draws", "4", "--json", path
-        )
-    return dict(json.loads(path.read_text()))
-
-
-def ran(place: Place, app: Path, name: str, repeat: int) -> dict[str, Any]:
-    """The manifest of a run by the plan of that name, now or before."""
-    out = place.folder / f"{name}-{repeat}"
-    if not (out / "manifest.json").exists():
-        plan = place.folder / f"{name}.plan.json"
-        place.command("run", app, "--profile", place.folder / "profile", "--plan", plan, "--out", out)
-        (out / LOAD).write_text(json.dumps(os.getloadavg()[0]))
-    return dict(json.loads((out / "manifest.json").read_text()))
-
-
-def case(place: Place, cores: int, *, known: bool, repeats: int) -> dict[str, Any]:
-    """Seconds estimated before, and measured."""
-    name = f"{cores}-{'known' if known else 'unknown'}"
-    app = place.app("known" if known else "run", cores, known=known)
-    plan = planned(place, app, name)
-    runs = [ran(place, app, name, k) for k in range(repeats)]
-    loads = [json.loads((place.folder / f"{name}-{k}" / LOAD).read_text()) for k in range(repeats)]
-    estimate = plan["makespan"]["value"]
-    errors = [estimate / one["seconds"] - 1 for one in runs]
-    quiet = [k for k in range(repeats) if loads[k] <= BUSY]
-    return {
-        "cores": cores,
-        "estimate_s": estimate,
-        "estimate_half_width_s": plan["makespan"]["half_width"],
-        "measured_s": [runs[k]["seconds"] for k in quiet],
-        "errors": [errors[k] for k in quiet],
-        "busy": [(runs[k]["seconds"], errors[k]) for k in range(repeats) if k not in quiet],
-        "loads": loads,
-        "busy_above": BUSY,
-        "holds_stops": True,
-        "starts_s": {model: _starts(place, model) for model in MODELS},
-        "plan": [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]],
-        "spans": plan["spans"],
-        "events": [one["events"] for one in runs],
-        "tokens": plan["tokens"],
-    }
-
-
-def _starts(place: Place, model: str) -> Any:
-    book = json.loads((place.folder / "profile" / "profile.json").read_text())
-    return [one for one in book.get("switches", ()) if one["model"] == model]
-
-
-def lengths_of(run: Path) -> list[int]:
-    """Output tokens of each row, as that run had them."""
-    with (run / "outputs.jsonl").open() as file:
-        return [int(json.loads(line)["output_tokens"]) for line in file]
-
-
-def measured(place: Place, cores: Sequence[int], repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """Cases with unknown lengths, then with those that the first run had: requests' seeds are the tasks' own."""
-    prepared(place)
-    unknown = [case(place, n, known=False, repeats=repeats) for n in cores]
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line)["question"] for line in lines][: place.rows]
-    place.write("known", questions, lengths_of(place.folder / f"{cores[0]}-unknown-0"))
-    known = [case(place, n, known=True, repeats=repeats) for n in cores]
-    return {"unknown": unknown, "known": known}
-
-
-def row(cases: Sequence[dict[str, Any]], paper: str, description: str) -> dict[str, Any]:
-    """Mean absolute error of the estimate over all runs; the interval is Student's, over runs."""
-    from scipy.special import stdtrit
-
-    each = [abs(error) for one in cases for error in one["errors"]]
-    half = float(stdtrit(len(each) - 1, 0.975) * np.std(each, ddof=1) / math.sqrt(len(each))) if len(each) > 1 else 0.0
-    value = mean(each)
-    return {
-        "value": value,
-        "ci": (max(value - half, 0.0), value + half) if half else None,
-        "details": {"lengths": description, "paper": paper, "cases": list(cases)},
-    }  # fmt: skip
-
-
-def figures(_: Path, fast: bool) -> dict[str, Any]:
-    """Errors of makespans with unknown and with known lengths."""
-    require()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(RETAINED or scratch).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        place = Place(folder, QUICK_ROWS if fast else ROWS)
-        found = measured(place, CORES[:1] if fast else CORES, 1 if fast else REPEATS)
+        place = Measurement(Path(SAVED or scratch).resolve(), rows)
+        place.folder.mkdir(parents=True, exist_ok=True)
+        place.write_rows("run", questions[:rows])
+        place.write_rows("sample", questions[-sample:])
+        place.profile(sample)
+        unknown = [place.case(n, repeats, known=False) for n in cores]
+        outputs = (place.folder / f"{cores[0]}-unknown-0" / "outputs.jsonl").read_text("utf-8").splitlines()
+        place.write_rows("known", questions[:rows], [int(json.loads(line)["output_tokens"]) for line in outputs])
+        known = [place.case(n, repeats, known=True) for n in cores]
     return {
-        "apps.estimate_error_live": row(found["unknown"], "6.5 % to 38.7 %, mean 25.6 %", "of a sample"),
-        "apps.estimate_error_live_known": row(found["known"], "9.2 % to 20.5 %, mean 17 %", "known beforehand"),
+        "apps.estimate_error_live": _error_row(unknown, "6.5 % to 38.7 %, mean 25.6 %"),
+        "apps.estimate_error_live_known": _error_row(known, "9.2 % to 20.5 %, mean 17 %"),
     }
+
+
+def _error_row(cases: Sequence[dict[str, Any]], paper: str) -> dict[str, Any]:
+    """Return the mean absolute error over all runs that count, with Student's t interval."""
+    error = mean_estimate([abs(one) for case in cases for one in case["errors"]])
+    ci = (max(error.low, 0.0), error.high) if error.has_interval else None
+    return {"value": error.value, "ci": ci, "details": {"paper": paper, "cases": list(cases)}}

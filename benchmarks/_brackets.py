@@ -1,223 +1,153 @@
-"""Whether model intervals hold what was measured: 16 draws of the cost model's own errors, as ``simulate`` has them.
+"""Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
-An interval runs from the 5th to the 95th percentile and should hold 9 of 10 measured values. Silicon points (those that
-``deploy`` can express, of recorded clients) are told by ``deploy`` and ``simulate`` with the host and front of other
-models and GPUs ("unseen", the headline), with the engine's by name, which these points shaped ("engine"), and with the
-default, which has no front ("default"). Recorded runs are told by kernels of the same GPU, and by the roofline.
-Nothing of a point goes into its own interval, but the standard deviations were published with fits of kernels on
-these GPUs. How much slower a front may be was fitted to the TTFT of one half of the pairs of model and GPU
-(_front_spread.py): the headline of TTFT is of the other half, that of TPOT of all. That it leans to the slow side was
-chosen after all points had been seen. Points of a pair are sweeps of loads and settings over one model on one GPU:
-intervals of a coverage draw whole pairs.
+Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
+with the host and front of other models and GPUs ("unseen", the headline), with the engine's by name, which these points
+shaped ("engine"), and with the default, which has no front ("default"). Recorded runs are predicted by kernels of the
+same GPU, and by the roofline. Nothing of a point enters its own interval, but the standard deviations were published
+with fits of kernels on these GPUs. Points of a pair of model and GPU are sweeps of loads and settings: intervals of a
+coverage draw complete pairs.
+
+The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is fitted to the TTFT of
+one half of the pairs: that with which the share of points above their intervals is closest to one in twenty. The
+headline of TTFT is of the other half, that of TPOT of all. That the front is skewed was chosen with all points in view.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import _front_spread
 import _recorded
-import _silicon
-import _silicon_rows
 import numpy as np
-from _clusters import LEAST_GROUPS, share_interval
-from _silicon_fit import host_of
-from _silicon_loop import loop_of, means, workload
-from _silicon_rows import Point
-from _silicon_shipped import deployed, is_expressible
+from _intervals import MIN_GROUPS, share_interval
+from _silicon import deployed, is_expressible, unseen_factors, unseen_host
+from _silicon_rows import Point, loop_of, means, read
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
 from lengthwise.cost.roofline_tables import FRONT_SLOW_LOG_SD
 from lengthwise.engine import deploy, simulate
-from lengthwise.schema.cost_tables import Front
+from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import Workload
 
 QUICK, SEED, EVERY = 12, 5, 40
-HOSTS = ("unseen", "engine", "default")
 METRICS = ("ttft", "tpot")
 FITTED, HELD_OUT = "fitted half", "other half"
 WAITS, NO_WAITS = "told to wait by the engine's settings", "no such wait"
+GRID = tuple(round(0.1 * i, 1) for i in range(31))
 _Z90 = 1.645
-_MUCH, _LITTLE = 0.5, 0.2
+_TAIL = (1 - LEVEL) / 2
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """One measured number and what was said of it.
+    """One measured number, its prediction and interval.
 
     Attributes:
-        truth: Which ground truth: "silicon", "recorded".
-        told: By which costs or host.
+        truth: "silicon" or "recorded".
+        costs: Costs or host of the prediction.
         metric: "ttft", "tpot" or "latency".
-        of: Further words by which it is counted: model, gpu, backend.
-        front: The front's share of the number said.
+        of: Further words by which it is counted: model, gpu, backend, ...
     """
 
     truth: str
-    report: str
+    costs: str
     metric: str
     of: dict[str, str]
     measured: float
-    message: float
+    said: float
     low: float
     high: float
-    front: float = 0.0
 
     @property
-    def pair(self) -> tuple[str, str]:
-        """Model and GPU: numbers of one pair share what its costs are off by."""
-        return self.of["model"], self.of["gpu"]
-
-    @property
-    def is_satisfied(self) -> bool:
-        """Whether the measured value lies within."""
+    def holds(self) -> bool:
+        """Return whether the measured value lies within."""
         return self.low <= self.measured <= self.high
 
-    @property
-    def miss(self) -> float:
-        """log(measured / said)."""
-        return math.log(self.measured / self.message)
 
-    @property
-    def log_sd(self) -> float:
-        """Of the interval, were it that of a log-normal law."""
-        return math.log(self.high / self.low) / (2 * _Z90)
-
-
-def figures(shared: Path, fast: bool) -> dict[str, Any]:
-    """The rows ``fidelity.brackets``: coverage of TTFT and TPOT, all held-out ground truths in the details."""
-    points = _silicon_rows.read(shared)[0]
-    unseen = _unseen(points)
-    able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in unseen]
-    fitted = _front_spread.fitted_pairs(able)
-    found = [*silicon(able, unseen, fitted, fast=fast), *recorded(shared)]
+def figures(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the rows ``fidelity.brackets``: coverage of TTFT and TPOT; every ground truth in the details."""
+    points = read(shared)[0]
+    thetas = unseen_factors(points)
+    able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in thetas]
+    fitted = fitted_pairs(able)
+    chosen = np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None]
+    found = list(recorded(shared))
+    for point in (able[i] for i in sorted(chosen)):
+        hosts = {"unseen": unseen_host(thetas, point), "engine": point.backend, "default": "default"}
+        for costs, host in hosts.items():
+            found += of_point(point, costs, host, FITTED if point.pair in fitted else HELD_OUT)
     rows = {f"fidelity.brackets.{metric}_coverage": _row(found, metric) for metric in METRICS}
-    half = [point for point in able if point.pair in fitted][:: EVERY if fast else 1]
-    again = _front_spread.spread(half, lambda point: unseen[point.pair](point))
+    half = [point for point in able if point.pair in fitted][:: EVERY if quick else 1]
+    again = spread(half, lambda point: unseen_host(thetas, point))
     about = {"shipped": FRONT_SLOW_LOG_SD, "fit_result": again, "points": len(half)}
     rows["fidelity.brackets.ttft_coverage"]["details"]["front_slow_log_sd"] = about
     return rows
 
 
-def silicon(
-    capabilities: Sequence[Point],
-    unseen: dict[tuple[str, str], Callable[[Point], HostOverhead]],
-    fit_result: Collection[tuple[str, str]],
-    *,
-    fast: bool,
-) -> list[Bracket]:
-    """Intervals of the points, each host by turns; a quick look takes a seeded few."""
-    chosen = np.random.default_rng(SEED).permutation(len(capabilities))[: QUICK if fast else None]
-    found = [bracket for i in sorted(chosen) for host in HOSTS for bracket in of_point(capabilities[i], host, unseen)]
-    for one in found:
-        one.of["half"] = FITTED if (one.of["model"], one.of["gpu"]) in fit_result else HELD_OUT
-    return found
-
-
-def _unseen(points: list[Point]) -> dict[tuple[str, str], Callable[[Point], HostOverhead]]:
-    """By pair of model and GPU, the host that points of neither have shaped."""
-    thetas = _silicon.roofline(points, {})[1]
-
-    def host(theta: Any) -> Callable[[Point], HostOverhead]:
-        def of(point: Point) -> HostOverhead:
-            told = host_of(theta, point)
-            return HostOverhead(told.step_s, told.sequence_s, told.request_s, told.queue_s)
-
-        return of
-
-    return {pair: host(theta) for pair, theta in thetas.items()}
-
-
-def of_point(
-    point: Point, report: str, unseen: dict[tuple[str, str], Callable[[Point], HostOverhead]]
-) -> list[Bracket]:
-    """TTFT and TPOT of a point with one host; nothing where it does not fit."""
-    host: Any = {"engine": point.backend, "default": "default"}.get(report) or unseen[point.pair](point)
+def of_point(point: Point, costs: str, host: str | HostOverhead, half: str) -> list[Bracket]:
+    """Return the brackets of a point's TTFT and TPOT with one host; [] where it does not fit."""
     try:
         deployment = deployed(point, "roofline", host)
     except InputError:
         return []
-    requests = workload(loop_of(point))
-
-    def run(one: Deployment) -> list[float]:
-        return list(means(simulate(requests, one, keep_steps=0)))
-
-    said, low, high = interval(run, deployment)
-    bare = run(replace(deployment, cost=replace(deployment.cost, front=Front())))
-    of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id)}
+    requests = loop_of(point).workload()
+    ends = interval(lambda one: list(means(simulate(requests, one, keep_steps=0))), deployment)
+    of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id), "half": half}
     of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
     return [
-        Bracket("silicon", report, metric, of, getattr(point, f"{metric}_s"), said[i], low[i], high[i], front)
-        for i, metric in enumerate(METRICS)
-        for front in [max(0.0, 1 - bare[i] / said[i])]
+        Bracket("silicon", costs, metric, of, getattr(point, f"{metric}_s"), *numbers)
+        for metric, numbers in zip(METRICS, zip(*ends, strict=True), strict=True)
     ]
 
 
-def recorded(shared: Path) -> list[Bracket]:
-    """Means, medians and P95 of the recorded runs, told by profiles of the GPU and by the roofline."""
-    return [
-        bracket for run in _recorded.RUNS for told in ("profile", "roofline") for bracket in _of_run(shared, run, told)
-    ]
+def recorded(shared: Path) -> Iterator[Bracket]:
+    """Yield means, medians and P95 of the recorded runs, predicted by profiles of the GPU and by the roofline."""
+    names = [(m, s) for m in _recorded.LATENCIES for s in ("Mean", "Median", "P95")]
 
+    def values(seconds: dict[str, Any]) -> list[float]:
+        statistics = {m: dict(zip(_recorded.STATISTICS, _recorded.statistics(of), strict=True)) for m, of in seconds.items()}
+        return [float(statistics[metric][statistic]) for metric, statistic in names]
 
-def _of_run(shared: Path, run: _recorded.Run, report: str) -> Iterable[Bracket]:
-    asked = _recorded.read_requests(shared / _recorded.ROOT / "measured_runs" / run.folder)
-    deployment = _recorded.deployment(shared, run)
-    if report == "roofline":
-        parallel = {"node": deployment.node, "tp": run.tp, "limits": deployment.limits}
-        blocks = deployment.kv.num_blocks
-        deployment = deploy(run.model, run.gpu, **parallel, cost="roofline", num_blocks=blocks)
-    requests = Workload(asked.arrival_s, asked.prompt, asked.output)
-
-    def run_of(one: Deployment) -> list[float]:
-        done = simulate(requests, one, keep_steps=0).requests
-        seconds = _recorded.latencies(done.arrival_s, done.first_token_s, done.finished_s, asked.output)
-        return _statistics(seconds)
-
-    measured = _statistics(_recorded.latencies(asked.arrival_s, asked.first_s, asked.last_s, asked.output))
-    said, low, high = interval(run_of, deployment)
-    for i, (metric, statistic) in enumerate((m, s) for m in _recorded.LATENCIES for s in _STATISTICS):
-        of = {"model": run.model, "gpu": run.gpu, "statistic": statistic, "id": run.name}
-        yield Bracket("recorded", report, metric, of, measured[i], said[i], low[i], high[i])
-
-
-_STATISTICS = ("Mean", "Median", "P95")
-
-
-def _statistics(seconds: dict[str, Any]) -> list[float]:
-    at = [_recorded.STATS.index(name) for name in _STATISTICS]
-    return [float(value) for name in _recorded.LATENCIES for value in _recorded.statistics(seconds[name])[at]]
+    for run in _recorded.RUNS:
+        requests = _recorded.read_requests(shared / _recorded.ROOT / "measured_runs" / run.folder)
+        profiled, measured = _recorded.deployment(shared, run), values(requests.latencies())
+        parallel = {"node": profiled.node, "tp": run.tp, "limits": profiled.limits, "num_blocks": profiled.kv.num_blocks}
+        for costs, deployment in (("profile", profiled), ("roofline", deploy(run.model, run.gpu, **parallel))):
+            ends = interval(lambda one, requests=requests: values(requests.simulated(one)), deployment)
+            for (metric, statistic), real, *numbers in zip(names, measured, *ends, strict=True):
+                of = {"model": run.model, "gpu": run.gpu, "statistic": statistic, "id": run.name}
+                yield Bracket("recorded", costs, metric, of, real, *numbers)
 
 
 def interval(
     run: Callable[[Deployment], list[float]], deployment: Deployment
 ) -> tuple[list[float], list[float], list[float]]:
-    """(said, low, high) of each number, as ``metrics.with_model_error`` makes them."""
+    """Return (predicted, low, high) of each number, as ``metrics.with_model_error`` computes them."""
     said = np.array(run(deployment))
     runs = np.array([run(replace(deployment, cost=cost)) for cost in perturbed(deployment.cost)])
-    low, high = np.quantile(runs, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=0, method="hazen")
+    low, high = np.quantile(runs, [_TAIL, 1 - _TAIL], axis=0, method="hazen")
     return said.tolist(), np.minimum(low, said).tolist(), np.maximum(high, said).tolist()
 
 
-def told_of(found: Sequence[Bracket]) -> dict[str, Any]:
-    """Coverage with its interval over pairs, on which side values fell out, and which log_sd would have been right."""
+def coverage(found: Sequence[Bracket]) -> dict[str, Any]:
+    """Return coverage with its interval over pairs, the misses by side, the bias, and stated and observed log_sd."""
     pairs: dict[tuple[str, str], list[bool]] = {}
     for one in found:
-        pairs.setdefault(one.pair, []).append(one.is_satisfied)
-    ci = share_interval(pairs, SEED) if len(pairs) >= LEAST_GROUPS else None
-    hits, n = sum(one.is_satisfied for one in found), len(found)
-    misses, own = np.array([one.miss for one in found]), np.array([one.log_sd for one in found])
+        pairs.setdefault((one.of["model"], one.of["gpu"]), []).append(one.holds)
+    ci = share_interval(pairs, SEED) if len(pairs) >= MIN_GROUPS else None
+    misses = np.array([math.log(one.measured / one.said) for one in found])
+    own = [math.log(one.high / one.low) / (2 * _Z90) for one in found]
     return {
-        "n": n,
+        "n": len(found),
         "pairs": len(pairs),
-        "coverage": round(hits / n, 3),
+        "coverage": round(sum(one.holds for one in found) / len(found), 3),
         "ci": None if ci is None else [round(x, 3) for x in ci],
         "below": sum(one.measured < one.low for one in found),
         "above": sum(one.measured > one.high for one in found),
@@ -228,36 +158,74 @@ def told_of(found: Sequence[Bracket]) -> dict[str, Any]:
 
 
 def _row(found: Sequence[Bracket], metric: str) -> dict[str, Any]:
-    head = [b for b in found if b.truth == "silicon" and b.report == "unseen" and b.metric == metric]
-    of_all = [b for b in found if b.metric == metric]
-    tested = [b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT]
-    details: dict[str, Any] = {"expected": LEVEL, "report": told_of(tested), "of_all": told_of(head)}
-    details["by_truth"] = _by(of_all, lambda b: f"{b.truth}, {b.report}")
-    details["by_pair"] = _by(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
-    for key in ("half", "gpu", "model", "backend", "waits"):
-        details[f"by_{key}"] = _by(head, lambda b, key=key: b.of[key])
-    plain = [b for b in head if b.of["waits"] == NO_WAITS]
-    details["by_engine_and_gpu"] = _by(plain, lambda b: f"{b.of['backend']} on {b.of['gpu']}")
-    details["by_front"] = _by(head, _front)
-    details["columns"] = ["told by", "point", "measured_s", "said_s", "low_s", "high_s"]
+    """Return the row of a metric: the coverage of held-out points, and coverage by what brackets are of."""
+
+    def by(some: Sequence[Bracket], key: Callable[[Bracket], str]) -> dict[str, Any]:
+        groups: dict[str, list[Bracket]] = {}
+        for one in some:
+            groups.setdefault(key(one), []).append(one)
+        return {name: coverage(groups[name]) for name in sorted(groups)}
+
+    mine = [b for b in found if b.metric == metric]
+    head = [b for b in mine if b.truth == "silicon" and b.costs == "unseen"]
+    report = coverage([b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT])
+    details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)}
+    details["by_truth"] = by(mine, lambda b: f"{b.truth}, {b.costs}")
+    details["by_pair"] = by(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
+    details["by_engine_and_gpu"] = by(head, lambda b: f"{b.of['backend']} on {b.of['gpu']}")
+    for key in ("half", "waits"):
+        details[f"by_{key}"] = by(head, lambda b, key=key: b.of[key])
+    details["columns"] = ["costs", "point", "measured_s", "said_s", "low_s", "high_s"]
     details["rows"] = [
-        [b.report, b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.message, b.low, b.high))]
-        for b in of_all
-        if b.report in ("unseen", "profile", "roofline")
+        [b.costs, b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.said, b.low, b.high))]
+        for b in mine
+        if b.costs in ("unseen", "profile", "roofline")
     ]
-    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": details["report"]["ci"]}
-    return {"value": details["report"]["coverage"], "details": details} | about
+    about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
+    return {"value": report["coverage"], "details": details} | about
 
 
-def _front(bracket: Bracket) -> str:
-    """How much of the number said is the front: what tells its log_sd from that of the kernels."""
-    if bracket.front > _MUCH:
-        return f"front above {_MUCH:.0%}"
-    return f"front below {_LITTLE:.0%}" if bracket.front < _LITTLE else "between"
+def fitted_pairs(points: Sequence[Point]) -> frozenset[tuple[str, str]]:
+    """Return the pairs of the half to which the front's spread is fitted.
+
+    Pairs by their number of points, the most first, go to the half that has fewer.
+    """
+    halves: tuple[Counter[tuple[str, str]], ...] = (Counter(), Counter())
+    of_pair = Counter(point.pair for point in points)
+    for pair in sorted(of_pair, key=lambda pair: (-of_pair[pair], pair)):
+        min(halves, key=Counter.total)[pair] = of_pair[pair]
+    return frozenset(halves[0])
 
 
-def _by(found: Sequence[Bracket], key: Callable[[Bracket], str]) -> dict[str, Any]:
-    groups: dict[str, list[Bracket]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
-    return {name: told_of(groups[name]) for name in sorted(groups)}
+def spread(points: Sequence[Point], host_of: Callable[[Point], HostOverhead]) -> float:
+    """Return the value of GRID with which the share of points above is closest to one in twenty; the least of several."""
+    needed = np.array([least(point, host_of(point)) for point in points])
+    return min(GRID, key=lambda sd: abs(float(np.mean(needed > sd)) - _TAIL))
+
+
+def least(point: Point, host: HostOverhead) -> float:
+    """Return the least of GRID with which the point does not lie above; infinity without one, NaN if it does not fit."""
+    try:
+        deployment = deployed(point, "roofline", host)
+    except InputError:
+        return math.nan
+    requests = loop_of(point).workload()
+
+    def first_s(cost: CostTables) -> float:
+        return means(simulate(requests, replace(deployment, cost=cost), keep_steps=0))[0]
+
+    def holds(slow_log_sd: float) -> bool:
+        high_s = np.quantile(
+            [first_s(cost) for cost in perturbed(skewed(deployment.cost, slow_log_sd))], 1 - _TAIL, method="hazen"
+        )
+        return point.ttft_s <= max(said_s, float(high_s))
+
+    said_s = first_s(deployment.cost)
+    at = 0 if holds(GRID[0]) else bisect_left(GRID, True, lo=1, key=holds)
+    return GRID[at] if at < len(GRID) else math.inf
+
+
+def skewed(cost: CostTables, slow_log_sd: float) -> CostTables:
+    """Return the tables with that spread of their front on the slow side."""
+    front = (replace(e, slow_log_sd=slow_log_sd) if e.part == "front" else e for e in cost.errors)
+    return replace(cost, errors=tuple(front))

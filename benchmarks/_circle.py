@@ -1,4 +1,4 @@
-"""What every circle of measuring, calibrating and simulating shares: requests, errors, rows."""
+"""Parts of every campaign that measures, calibrates and simulates: settings, requests, runs and their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
-from lengthwise.measure.calibration.measured_runs import harmless_lateness
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.records import SIMULATED, Measured, Records, shape_facts
@@ -22,10 +21,7 @@ from lengthwise.schema.specs import GpuSpec
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
 """All at once, or Poisson arrivals at a share of the measured capacity."""
 LEARNT = ("static", "half")
-"""Loads that a calibration may see."""
-_MANY = 10_000
-_SPAN = 0.7
-"""Of the time for a run, the part in which its requests arrive; in the rest the last of them are answered."""
+"""Loads that a calibration is fitted to."""
 METRICS = {
     "jct_p50": ("jct_s", 0.5, 0.10),
     "jct_p95": ("jct_s", 0.95, 0.10),
@@ -34,10 +30,12 @@ METRICS = {
     "tpot_p50": ("tpot_s", 0.5, 0.05),
     "normalized_latency_p50": ("normalized_latency_s", 0.5, 0.09),
 }
-"""Name: column, quantile, the error aimed at. Latency a token of output: Vidur's own column, and its error in it."""
-SHARE = 0.3
-"""Of the requests, what a calibration holds out where no run is."""
-HEADLINES = ("jct_p50", "jct_p95", "ttft_p50", "tpot_p50")
+"""Name: column, quantile, aim. Latency per output token is Vidur's own column, and the aim its error in it."""
+HOLDOUT = 0.3
+"""Share of the requests that a calibration holds out where no run is."""
+_LENGTH_DRAWS = 10_000
+_ARRIVALS_SHARE = 0.7
+"""Of the time for a run, the part in which its requests arrive; in the rest the last of them finish."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,14 @@ class Setting:
     step_tokens: int
 
     def limits(self, max_model_len: int, block_size: int) -> EngineLimits:
-        return EngineLimits(
-            max_num_seqs=self.seqs,
-            max_num_batched_tokens=self.step_tokens,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            watermark=0.0,
-            weight_dtype=None,
-        )
+        """Return the limits of the deployment."""
+        sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": block_size}
+        return EngineLimits(**sizes, max_model_len=max_model_len, watermark=0.0, weight_dtype=None)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run: which requests, under what, how often before."""
+    """One measured run of a load under a setting."""
 
     setting: str
     load: str
@@ -70,20 +63,24 @@ class Run:
 
     @property
     def name(self) -> str:
+        """Return SETTING-LOAD-REPEAT."""
         return f"{self.setting}-{self.load}-{self.repeat}"
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal lengths: median, sigma, least and most, of prompts and of outputs."""
+    """Log-normal lengths of prompts and outputs: median, sigma, least and most."""
 
     prompt: tuple[float, float, int, int] = (64, 0.7, 8, 500)
     output: tuple[float, float, int, int] = (24, 0.6, 4, 120)
 
     def workload(self, n: int, seed: int, rate_rps: float | None, name: str = "") -> Workload:
-        """``n`` requests, all at once without a rate, else as a Poisson process."""
+        """Return ``n`` requests, all at once without a rate, else as a Poisson process."""
         rng = np.random.default_rng(seed)
-        prompt, output = (self._draw(rng, n, *of) for of in (self.prompt, self.output))
+        prompt, output = (
+            np.clip(rng.lognormal(np.log(median), sigma, n), least, most).astype(np.int64)
+            for median, sigma, least, most in (self.prompt, self.output)
+        )
         gaps = rng.exponential(1.0, n)
         arrival_s = np.zeros(n) if rate_rps is None else np.cumsum(gaps) / rate_rps
         return Workload(arrival_s - arrival_s[0], prompt, output, name=name)
@@ -91,32 +88,28 @@ class Lengths:
     def arriving(
         self, tokens_s: float, seconds: float, seed: int, name: str, *, least: int = 80, most: int = 600
     ) -> Workload:
-        """Poisson arrivals of so many output tokens a second for about ``seconds``: these very requests' tokens.
+        """Return Poisson arrivals of ``tokens_s`` output tokens per second for about ``seconds``.
 
-        The mean of a hundred gaps is easily 10 % off: they are stretched to the rate.
+        The mean of a hundred gaps is easily 10 % off: gaps are stretched to the rate of these very requests.
         """
-        usual = self.workload(_MANY, 0, None).output_tokens.mean()
-        n = min(most, max(least, round(tokens_s / usual * seconds)))
+        mean_tokens = self.workload(_LENGTH_DRAWS, 0, None).output_tokens.mean()
+        n = min(most, max(least, round(tokens_s / mean_tokens * seconds)))
         made = self.workload(n, seed, 1.0, name)
         span_s = made.output_tokens.mean() * (n - 1) / tokens_s
         return replace(made, arrival_s=made.arrival_s * (span_s / made.arrival_s[-1]))
 
-    @staticmethod
-    def _draw(rng: Any, n: int, median: float, sigma: float, least: int, most: int) -> Any:
-        return np.clip(rng.lognormal(np.log(median), sigma, n), least, most).astype(np.int64)
-
 
 def capacity_tokens_s(measured: Measured) -> float:
-    """Output tokens a second while somebody waits: from the first request that finishes to the last that begins.
+    """Return output tokens per second while requests wait: from the first that finishes to the last that starts.
 
-    Of requests that came all at once, many times as many as there are seats. A window that is cut by requests that
-    finished has the short ones, and seats that nobody takes any more: it told up to 44 % more.
+    Needs requests that came all at once, many times as many as there are seats. A window up to the last finished
+    request contains idle seats, and one of finished requests has the short ones: it gave up to 44 % more.
 
     Raises:
-        ValueError: Nobody waited.
+        ValueError: No request waited.
     """
     r, tokens = measured.records.requests, measured.tokens
-    assert tokens is not None, "the engine tells when tokens came"
+    assert tokens is not None, "the engine records token times"
     low_s, high_s = float(np.nanmin(r.finished_s)), float(np.nanmax(r.first_token_s))
     if high_s <= low_s:
         raise ValueError("all requests had begun before one had finished: there must be more than seats")
@@ -132,15 +125,15 @@ def measure_loads(
     static_n: int,
     seconds: float,
     repeats: int,
-    retained: Callable[[Run], None],
+    on_run: Callable[[Run], None],
     say: Callable[[str], None],
     least: int = 80,
     left_s: Callable[[], float] = lambda: math.inf,
 ) -> list[Run]:
-    """Every load so many times, in turns, so that a machine that slows down slows all of them.
+    """Measure every load ``repeats`` times in turns, so that a machine that slows down slows all of them.
 
-    A load has ``least`` requests even where ``seconds`` would have fewer arrive. ``left_s`` tells the time that is
-    left: first runs share it, and a run that would not end in time is left out, which is said.
+    A load has ``least`` requests even where ``seconds`` would have fewer arrive. First runs share the time that
+    ``left_s`` returns; a run that would not end in time is skipped, with a message.
     """
     runs: list[Run] = []
     duration_s: dict[str, float] = {}
@@ -148,8 +141,9 @@ def measure_loads(
     for repeat in range(repeats):
         for k, (load, share) in enumerate(LOADS.items()):
             if share is not None and load not in workloads:
-                window_s = min(seconds, _SPAN * left_s() / (len(LOADS) - k))
-                workloads[load] = _arriving(runs[0], lengths, share, window_s, 10 + k, load, least)
+                window_s = min(seconds, _ARRIVALS_SHARE * left_s() / (len(LOADS) - k))
+                tokens_s = share * capacity_tokens_s(runs[0].measured)
+                workloads[load] = lengths.arriving(tokens_s, window_s, 10 + k, load, least=least)
             need_s = duration_s.get(load, float(workloads[load].arrival_s[-1]))
             if need_s > left_s():
                 say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
@@ -158,102 +152,86 @@ def measure_loads(
             run = Run(setting.name, load, repeat, bench(workloads[load]))
             duration_s[load] = time.monotonic() - started
             runs.append(run)
-            retained(run)
-            told = ", ".join(f"{m} {1000 * s:.1f} ms" for m, s in quantiles(run.measured.records).items())
-            say(f"{run.name}: {len(run.measured.workload)} requests, {told}")
+            on_run(run)
+            say(outcome(run))
     return runs
 
 
-def _arriving(full: Run, lengths: Lengths, share: float, window_s: float, seed: int, load: str, least: int) -> Workload:
-    """Requests of about ``window_s`` at a share of the capacity that a full run showed."""
-    tokens_s = share * capacity_tokens_s(full.measured)
-    return lengths.arriving(tokens_s, window_s, seed, load, least=least)
+def outcome(run: Run) -> str:
+    """Return a line about a run: requests and quantiles."""
+    found = ", ".join(f"{name} {1000 * value_s:.1f} ms" for name, value_s in quantiles(run.measured.records).items())
+    return f"{run.name}: {len(run.measured.workload)} requests, {found}"
 
 
 def quantiles(records: Records) -> dict[str, float]:
-    """Seconds by metric of the requests that finished."""
+    """Return seconds by metric of the requests that finished."""
     done = records.requests.status == Status.FINISHED
-    out = {}
+    found = {}
     for name, (column, q, _) in METRICS.items():
-        values = request_column(records.requests, column)[done]
-        told = float(np.nanquantile(values, q))
-        out[name] = max(told, 1e-6)  # a starved client reads a whole answer at once: no time between its tokens
-    return out
+        value_s = float(np.nanquantile(request_column(records.requests, column)[done], q))
+        found[name] = max(value_s, 1e-6)  # a starved client reads a complete answer at once: no time between its tokens
+    return found
 
 
 def simulated(deployment: Deployment, run: Run) -> Records:
-    """The same requests on the deployment, with the lengths they really had."""
-    asked, r = run.measured.workload, run.measured.records.requests
-    arrival_s = np.zeros(len(asked)) if asked.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
-    return simulate(
-        replace(
-            asked, arrival_s=arrival_s, prompt_tokens=r.prompt_tokens, output_tokens=np.maximum(1, r.output_tokens)
-        ),
-        deployment,
-    )
+    """Simulate the run's requests on the deployment, with the lengths they really had."""
+    workload, r = run.measured.workload, run.measured.records.requests
+    arrival_s = np.zeros(len(workload)) if workload.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
+    lengths = {"prompt_tokens": r.prompt_tokens, "output_tokens": np.maximum(1, r.output_tokens)}
+    return simulate(replace(workload, arrival_s=arrival_s, **lengths), deployment)
 
 
 def as_simulated(records: Records, run: Run) -> Measured:
-    """Simulated records beside the measured ones, for a file."""
+    """Return simulated records of a run for a file."""
     return Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """(simulated - measured) / measured of each metric, by run."""
+    """Return (simulated - measured) / measured of each metric, by run."""
     priced = replace(deployment, cost=tables)
-    out = {}
+    found = {}
     for run in runs:
-        told, real = quantiles(simulated(priced, run)), quantiles(run.measured.records)
-        out[run.name] = {metric: told[metric] / real[metric] - 1 for metric in METRICS}
-    return out
+        ours, real = quantiles(simulated(priced, run)), quantiles(run.measured.records)
+        found[run.name] = {metric: ours[metric] / real[metric] - 1 for metric in METRICS}
+    return found
 
 
 def calibrated(
     learnt: Sequence[Run],
-    satisfied: Sequence[Run],
+    held_out: Sequence[Run],
     deployment: Deployment,
     iterations: Iterations | None = None,
     masks: str = "auto",
 ) -> Calibration:
-    """A calibration to some runs, scored on others or, without any, on last requests; doubts are told, not obeyed."""
+    """Calibrate to some runs and score on others, or without any on last requests; warnings do not stop it."""
+
+    def named(run: Run) -> Measured:
+        return replace(run.measured, records=replace(run.measured.records, name=run.name))
+
     return calibrate(
-        [_named(run) for run in learnt],
+        list(map(named, learnt)),
         deployment,
-        holdout=[_named(run) for run in satisfied] or SHARE,
+        holdout=list(map(named, held_out)) or HOLDOUT,
         iterations=iterations,
         allow=("warnings",),
         masks=masks,
     )
 
 
-def _named(run: Run) -> Measured:
-    """The run's records under its own name, by which scores and notes call it."""
-    return replace(run.measured, records=replace(run.measured.records, name=run.name))
-
-
 def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """By load and metric: how far a repeat lies from the median of its like, the largest; the floor of any error."""
-    out: dict[str, dict[str, float]] = {}
+    """Return by load and metric the largest distance of a repeat from the median of its load: the floor of errors."""
+    found: dict[str, dict[str, float]] = {}
     for load in sorted({(run.setting, run.load) for run in runs}):
-        told = [quantiles(r.measured.records) for r in runs if (r.setting, r.load) == load]
-        out["-".join(load)] = {
-            metric: max(abs(t[metric] / statistics.median(o[metric] for o in told) - 1) for t in told)
+        repeats = [quantiles(r.measured.records) for r in runs if (r.setting, r.load) == load]
+        found["-".join(load)] = {
+            metric: max(abs(one[metric] / statistics.median(o[metric] for o in repeats) - 1) for one in repeats)
             for metric in METRICS
         }
-    return out
-
-
-def passed(runs: Sequence[Run]) -> list[str]:
-    """The doubted runs that a calibration takes unasked: of an idle client that was late by next to nothing."""
-    return [
-        run.name
-        for run in runs
-        if run.measured.warnings and set(run.measured.warnings) <= set(harmless_lateness(run.measured))
-    ]
+    return found
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
-    """What records keep of the deployment that was measured, as those of ``lengthwise bench`` with a scenario do."""
+    """Return the facts of the measured deployment for records, as ``lengthwise bench`` with a scenario records them."""
     parallel, limits = deployment.parallel, deployment.limits
     return {
         "model": deployment.model.name,
@@ -273,5 +251,5 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
 def deployment_of(
     config: str, gpu: GpuSpec, limits: EngineLimits, blocks: int, scheduler: Any = "vllm_v1"
 ) -> Deployment:
-    """A model on one device, priced by the roofline until somebody knows better."""
+    """Return a model on one device with the roofline's costs."""
     return deploy(config, gpu, limits=limits, num_blocks=blocks, scheduler=scheduler)

@@ -1,55 +1,70 @@
-"""What a circle tells: a row a metric, with all that made it."""
+"""Rows of a campaign: a row per metric, the calibration, and how many medians lie within their intervals."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import _intervals
+import _circle
 import numpy as np
-from _circle import METRICS, Run, passed, quantiles, spread
+from _circle import METRICS, Run, quantiles, simulated, spread
+from _intervals import exact_interval, of_repeats, of_run
 
-from lengthwise import Status
+from lengthwise import Deployment, Status
+from lengthwise.cost.model_error import DRAWS as SIMULATE_DRAWS
+from lengthwise.cost.model_error import LEVEL as SIMULATE_LEVEL
+from lengthwise.cost.model_error import perturbed_deployments
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.columns import request_column
+from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.records import Records
+
+COUNTED = tuple(name for name in METRICS if name != "normalized_latency_p50")
+"""Latency per token follows from JCT and TPOT: counted as well it would make chance look smaller than it is."""
+LEVEL, DRAWS = 0.95, 64
 
 
 def rows(
     prefix: str,
-    of_tables: dict[str, dict[str, dict[str, float]]],
+    of_tables: Mapping[str, Mapping[str, Mapping[str, float]]],
     runs: Sequence[Run],
-    satisfied: Sequence[Run],
+    held_out: Sequence[Run],
     answers: Mapping[str, Records],
 ) -> dict[str, dict[str, Any]]:
-    """A row a metric: the median over held-out loads of the absolute error, and all that made it.
+    """Return a row per metric: the median over held-out loads of the absolute error, against medians of repeats.
 
-    The truth of a load is the median of its repeats: what one run of a busy machine is off by is told beside
-    it. ``of_tables``: by "calibrated", "profile", "roofline", then by run, then by metric. ``answers``: by run,
-    what the calibrated simulation said of it, for the interval.
+    Args:
+        prefix: Of the rows' names.
+        of_tables: Errors by "calibrated", "profile", "roofline", then by run, then by metric.
+        runs: All runs.
+        held_out: Those that the calibration did not see.
+        answers: Records of the calibrated simulation by run, for the interval.
     """
-    floor = spread(runs)
-    out = {}
-    for metric, (_, _, target) in METRICS.items():
-        each = {kind: {run: told[run][metric] for run in told} for kind, told in of_tables.items()}
-        loads = {kind: by_load(of, satisfied, metric) for kind, of in each.items()}
-        ours = [abs(error) for error in loads["calibrated"].values()]
-        out[f"{prefix}.{metric}_error"] = {
-            "value": round(statistics.median(ours), 4),
+    floor, found = spread(runs), {}
+    for metric, (column, q, target) in METRICS.items():
+        each = {kind: {run: of[metric] for run, of in by_run.items()} for kind, by_run in of_tables.items()}
+        loads = {kind: by_load(of, held_out, metric) for kind, of in each.items()}
+        value = statistics.median(map(abs, loads["calibrated"].values()))
+        draws: dict[str, list[Any]] = {}
+        for seed, run in enumerate(held_out):
+            both = (finished_seconds(of, column) for of in (run.measured.records, answers[run.name]))
+            draws.setdefault(f"{run.setting}-{run.load}", []).append(of_run(*both, q, seed))
+        ends = of_repeats(draws, value)
+        signed = {load: {kind: round(of[load], 4) for kind, of in loads.items()} for load in loads["calibrated"]}
+        found[f"{prefix}.{metric}_error"] = {
+            "value": round(value, 4),
             "unit": "relative",
             "target": target,
             "better": "lower",
-            "ci": _ends(satisfied, answers, metric, statistics.median(ours)),
+            "ci": ends and [round(end, 4) for end in ends],
             "details": {
-                "range": [round(min(ours), 4), round(max(ours), 4)],  # over loads, no interval
                 "median_of": {kind: round(statistics.median(map(abs, of.values())), 4) for kind, of in loads.items()},
-                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in satisfied), 4),
+                "of_single_runs": round(statistics.median(abs(each["calibrated"][r.name]) for r in held_out), 4),
                 "signed_by_load": {
-                    load: {kind: round(loads[kind][load], 4) for kind in loads}
-                    | {"repeats_spread": round(floor[load][metric], 4)}
-                    for load in loads["calibrated"]
+                    load: of | {"repeats_spread": round(floor[load][metric], 4)} for load, of in signed.items()
                 },
                 "signed_by_run": {
                     run.name: {kind: round(of[run.name], 4) for kind, of in each.items()}
@@ -58,53 +73,153 @@ def rows(
                 },
             },
         }
-    return out
+    return found
 
 
-def of_calibration(
-    found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], more: Mapping[str, Any]
+def by_load(errors: Mapping[str, float], held_out: Sequence[Run], metric: str) -> dict[str, float]:
+    """Return the error of each load: medians of its repeats, simulated against measured."""
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for run in held_out:
+        real = quantiles(run.measured.records)[metric]
+        seconds.setdefault(f"{run.setting}-{run.load}", []).append(((1 + errors[run.name]) * real, real))
+    medians = {load: [statistics.median(side) for side in zip(*of, strict=True)] for load, of in seconds.items()}
+    return {load: ours / real - 1 for load, (ours, real) in medians.items()}
+
+
+def finished_seconds(records: Records, column: str) -> Any:
+    """Return [n] seconds of a metric; NaN of requests that did not finish."""
+    seconds = np.maximum(request_column(records.requests, column), 1e-6)
+    return np.where(records.requests.status == Status.FINISHED, seconds, np.nan)
+
+
+def calibration_row(
+    found: Calibration, duration_s: float, learnt: Sequence[Run], runs: Sequence[Run], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The row of the calibration itself: what it took, what it found, and which runs were doubted."""
+    """Return the row of the calibration: its duration, parameters and scores, and the warnings of runs."""
+    details = {
+        "learnt_of": [run.name for run in learnt],
+        "requests": sum(len(run.measured.workload) for run in learnt),
+        "client_s": found.client_s,
+        "parameters": [asdict(p) for p in found.parameters],
+        "scores": [asdict(s) for s in found.scores],
+        "notes": list(found.notes),
+        "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
+        **about,
+    }
+    return {"value": round(duration_s, 2), "unit": "s", "details": details}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured number in seconds, its prediction, and both ends of the interval."""
+
+    measured_s: float
+    said_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the measured number lies within."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+Intervals = Mapping[str, Mapping[str, Interval]]
+"""By run or load, then by metric."""
+
+
+def coverage_row(
+    priced: Mapping[str, Deployment], blind: Sequence[PartError], held_out: Sequence[Run]
+) -> dict[str, Any]:
+    """Return the share of held-out medians within their 95 % intervals, with its own exact interval.
+
+    An interval combines the model's own error (draws of the tables' errors) and sampling (blocks of simulated
+    requests drawn again), in logs as if the two were independent.
+
+    Args:
+        priced: Deployments with the calibrated tables, by setting.
+        blind: The tables' errors as stated without the held-out runs.
+        held_out: These runs, all repeats of their loads.
+    """
+    unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
+
+    def of(deployments: Mapping[str, Deployment], draws: int, level: float, *, sampling: bool) -> Intervals:
+        return {run.name: intervals_of(deployments[run.setting], run, draws, level, sampling=sampling) for run in held_out}
+
+    single = of(unseen, DRAWS, LEVEL, sampling=True)
+    loads = medians(single)
+    every = [one for by_metric in loads.values() for one in by_metric.values()]
+    hits = sum(one.holds for one in every)
     return {
-        "value": round(duration_s, 2),
-        "unit": "s",
+        "value": round(hits / len(every), 4),
+        "unit": "share",
+        "target": LEVEL,
+        "better": "higher",
+        "ci": [round(end, 4) for end in exact_interval(hits, len(every))],
         "details": {
-            "learnt_of": [run.name for run in learnt],
-            "requests": sum(len(run.measured.workload) for run in learnt),
-            "client_s": found.client_s,
-            "parameters": [asdict(p) for p in found.parameters],
-            "scores": [asdict(s) for s in found.scores],
-            "notes": list(found.notes),
-            "warnings": {run.name: list(run.measured.warnings) for run in runs if run.measured.warnings},
-            "passed": passed(runs),
-            **more,
+            **counted(loads),
+            "of_loads": len(loads),
+            "level": LEVEL,
+            "draws": DRAWS,
+            "single_runs": counted(single),
+            "model_alone": counted(medians(of(unseen, DRAWS, LEVEL, sampling=False))),
+            "errors_as_stored": counted(medians(of(priced, DRAWS, LEVEL, sampling=True))),
+            "as_simulate_shows": counted(medians(of(priced, SIMULATE_DRAWS, SIMULATE_LEVEL, sampling=False))),
+            "ends_apart": {
+                load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2)
+                for load, of in loads.items()
+            },
+            "each": {
+                load: {
+                    metric: [float(f"{s:.4g}") for s in (one.measured_s, one.said_s, one.low_s, one.high_s)]
+                    for metric, one in of.items()
+                }
+                for load, of in loads.items()
+            },
         },
     }
 
 
-def _ends(satisfied: Sequence[Run], answers: Mapping[str, Records], metric: str, value: float) -> list[float] | None:
-    """The 95 % interval of a figure: repeats and blocks of requests drawn anew; None of loads measured once."""
-    column, q, _ = METRICS[metric]
-    loads: dict[str, list[_intervals.Repeat]] = {}
-    for seed, run in enumerate(satisfied):
-        both = (_known(of, column) for of in (run.measured.records, answers[run.name]))
-        loads.setdefault(f"{run.setting}-{run.load}", []).append(_intervals.of_run(*both, q, seed))
-    ends = _intervals.of_repeats(loads, value)
-    return None if ends is None else [round(end, 4) for end in ends]
+def medians(intervals: Intervals) -> dict[str, dict[str, Interval]]:
+    """Return for each load the medians over its repeats: of measured and predicted numbers and of both ends."""
+    repeats: dict[str, list[Mapping[str, Interval]]] = {}
+    for name, of in intervals.items():
+        repeats.setdefault(name.rpartition("-")[0], []).append(of)
+
+    def middle(some: Sequence[Interval]) -> Interval:
+        columns = zip(*((one.measured_s, one.said_s, one.low_s, one.high_s) for one in some), strict=True)
+        return Interval(*map(statistics.median, columns))
+
+    return {load: {m: middle([one[m] for one in each]) for m in COUNTED} for load, each in repeats.items()}
 
 
-def _known(records: Records, column: str) -> Any:
-    """[n] seconds of a metric; NaN of requests that did not finish."""
-    seconds = request_column(records.requests, column)
-    return np.where(records.requests.status == Status.FINISHED, np.maximum(seconds, 1e-6), np.nan)
+def counted(intervals: Intervals) -> dict[str, int]:
+    """Return the number of intervals, of those that contain the measured number, and of misses on each side."""
+    every = [one for of in intervals.values() for one in of.values()]
+    below, above = sum(o.measured_s < o.low_s for o in every), sum(o.measured_s > o.high_s for o in every)
+    return {"n": len(every), "satisfied": len(every) - below - above, "below": below, "above": above}
 
 
-def by_load(report: dict[str, float], satisfied: Sequence[Run], metric: str) -> dict[str, float]:
-    """The error of each load against the median of its repeats."""
-    simulated_s: dict[str, list[float]] = {}
-    measured_s: dict[str, list[float]] = {}
-    for run in satisfied:
-        load, real = f"{run.setting}-{run.load}", quantiles(run.measured.records)[metric]
-        measured_s.setdefault(load, []).append(real)
-        simulated_s.setdefault(load, []).append((1 + report[run.name]) * real)
-    return {load: statistics.median(simulated_s[load]) / statistics.median(measured_s[load]) - 1 for load in measured_s}
+def intervals_of(
+    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool
+) -> dict[str, Interval]:
+    """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
+    records = simulated(deployment, run)
+    said, measured = quantiles(records), quantiles(run.measured.records)
+    off = [quantiles(simulated(one, run)) for one in perturbed_deployments(deployment, draws)] or [said]
+
+    def reach(values: Any, center: float) -> tuple[float, float]:
+        low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
+        return max(0.0, math.log(center / low)), max(0.0, math.log(high / center))
+
+    found = {}
+    for metric in COUNTED:
+        reaches = [reach([of[metric] for of in off], said[metric])]
+        if sampling:
+            column, q, _ = _circle.METRICS[metric]
+            known = finished_seconds(records, column)
+            reaches.append(reach(of_run(known, known, q, seed=0)[1], said[metric]))
+        low, high = (math.hypot(*side) for side in zip(*reaches, strict=True))
+        ends = said[metric] * math.exp(-low), said[metric] * math.exp(high)
+        found[metric] = Interval(measured[metric], said[metric], *ends)
+    return found

@@ -1,12 +1,12 @@
-"""Devices that no data sheet describes, by what they reach."""
+"""Devices without a data sheet, by the peaks that they reach."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import _harness
 from _harness import fresh_process
-from _harness import machine as metadata
 
 from lengthwise import catalog
 from lengthwise.schema.errors import UnknownNameError
@@ -14,7 +14,7 @@ from lengthwise.schema.specs import GpuSpec
 
 
 def this_thread() -> GpuSpec:
-    """One thread of this processor as a device: peaks that NumPy reaches, no data sheet."""
+    """Return one thread of this processor as a device: peaks that NumPy reaches."""
     code = (
         "import json, time, numpy as np\n"
         "a = np.ones((1024, 1024), np.float32); b = np.ones(2**26, np.float32); c = np.empty_like(b)\n"
@@ -27,48 +27,39 @@ def this_thread() -> GpuSpec:
     )
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     flops, bandwidth = fresh_process(code, **one)["out"]
-    return GpuSpec(
-        name=processor(),
-        peak_flops={"float32": flops},
-        memory_bytes=16 * 2**30,
-        bandwidth_bytes_per_s=bandwidth,
-        tdp_w=10.0,
-        idle_w=1.0,
-        price_per_hour_usd=0.1,
-        price_source="none: a thread of a machine that is there",
-        source="measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB",
-    )
+    source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
+    return _spec(_processor(), {"float32": flops}, 16 * 2**30, bandwidth, source)
 
 
-def processor() -> str:
-    """What a profile of this machine calls its device."""
-    return str(metadata()["cpu"])
+def _spec(name: str, flops: dict[str, float], memory: float, bandwidth: float, source: str) -> GpuSpec:
+    price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
+    return GpuSpec(name, flops, memory, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
+
+
+def _processor() -> str:
+    """Return the name of the device in profiles of this machine."""
+    return str(_harness.machine()["cpu"])
 
 
 def machine(gpu: GpuSpec) -> dict[str, Any]:
+    """Return the facts of the machine and the peaks of one thread."""
     return {
-        **metadata(),
+        **_harness.machine(),
         "float32_gflops_one_thread": round(gpu.peak_flops["float32"] / 1e9, 1),
         "copy_gb_per_s_one_thread": round(gpu.bandwidth_bytes_per_s / 1e9, 1),
     }
 
 
 def device_of(device: str, dtype: str) -> GpuSpec:
-    """The catalog's GPU of this name, else one of the peaks that torch reaches."""
-    import torch
-
-    name = processor() if device == "cpu" else torch.cuda.get_device_name()
-    try:
-        return catalog.gpu(name)
-    except UnknownNameError:
-        return measured_spec(name, device, dtype)
-
-
-def measured_spec(name: str, device: str, dtype: str) -> GpuSpec:
-    """A device of which no data sheet is at hand: a product and a copy, the best of several."""
+    """Return the catalog's GPU of this name, else one of the peaks of a product and a copy in torch."""
     import torch
 
     cuda = device != "cpu"
+    name = torch.cuda.get_device_name() if cuda else _processor()
+    try:
+        return catalog.gpu(name)
+    except UnknownNameError:
+        pass
     if not cuda:
         torch.set_num_threads(1)
     n, items = (8192, 2**29) if cuda else (1024, 2**26)
@@ -87,14 +78,6 @@ def measured_spec(name: str, device: str, dtype: str) -> GpuSpec:
         return min(seconds)
 
     memory = torch.cuda.get_device_properties(0).total_memory if cuda else 16 * 2**30
-    return GpuSpec(
-        name=name,
-        peak_flops={dtype: 2 * n**3 / best(lambda: a @ a)},
-        memory_bytes=memory,
-        bandwidth_bytes_per_s=8 * items / best(lambda: c.copy_(b)),
-        tdp_w=1.0,
-        idle_w=0.0,
-        price_per_hour_usd=0.1,
-        price_source="none: a device that is there",
-        source=f"measured with torch: a product of {n} x {n}, a copy of {4 * items} bytes",
-    )
+    source = f"measured with torch: a product of {n} x {n}, a copy of {4 * items} bytes"
+    flops = {dtype: 2 * n**3 / best(lambda: a @ a)}
+    return _spec(name, flops, memory, 8 * items / best(lambda: c.copy_(b)), source)

@@ -1,4 +1,4 @@
-"""What is estimated of schedules against the event engine: at random and as they are chosen, by strategy."""
+"""Schedules in the event engine: errors of the estimates, bounds that are met, and stage times (Table 7)."""
 
 from __future__ import annotations
 
@@ -7,146 +7,322 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _exegpt_play import played
-from _exegpt_scenarios import GPT39, GPT101, OPT, T5, chosen, estimator, everything, faster_transformer, planner
+from _exegpt_scenarios import (
+    BOUNDS,
+    EVERYTHING,
+    GPT39,
+    GPT101,
+    OPT,
+    T5,
+    WAA,
+    chosen,
+    estimator,
+    faster_transformer,
+    planner,
+)
 
-from lengthwise.schedule import Controls, Estimates, Strategy
+from lengthwise.engine import simulate
+from lengthwise.engine.step_time import CostReader
+from lengthwise.schedule import Assumptions, Controls, Estimates, Estimator, Strategy
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
+from lengthwise.schema.cost_tables import CostTables
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.records import Records, RequestRecords
+from lengthwise.schema.workload import Workload
+
+
+def _run(
+    of: Estimator, controls: Controls, count: int, seed: int, *, threshold: float | None = None, keep_steps: int = 0
+) -> tuple[Deployment, np.ndarray, Records]:
+    """Simulate a schedule with drawn lengths and a queue that never empties; return its [count] outputs, too."""
+    rng, task = np.random.default_rng(seed), of.setting.task
+    deployment = deployment_of(of, controls, threshold=threshold)
+    prompt, output = (rng.choice(len(pmf), count, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
+    workload = Workload(np.zeros(count), prompt, output, concurrency=concurrency_limit(of, controls))
+    return deployment, output, simulate(workload, deployment, keep_steps=keep_steps)
+
+
+def _window(started_s: np.ndarray) -> tuple[float, float]:
+    """Return the span without the first quarter of requests and the last eighth, next to which the queue runs empty."""
+    return started_s[len(started_s) // 4], started_s[-len(started_s) // 8]
+
+
+def _prefill_starts_s(requests: RequestRecords, deployment: Deployment) -> np.ndarray:
+    """Return when each request's batch entered the first stage; WAA may form it while earlier ones are in front."""
+    if deployment.decode is None:
+        return requests.scheduled_s
+    formed_s, batch = np.unique(requests.scheduled_s, return_inverse=True)
+    first_s, _ = _prefill_stages_s(requests, deployment.cost)
+    begin_s, free_s = np.empty(len(formed_s)), 0.0
+    for i, formed in enumerate(formed_s.tolist()):
+        begin_s[i] = max(formed, free_s)
+        free_s = begin_s[i] + first_s[i]
+    return begin_s[batch]
+
+
+def _prefill_stages_s(requests: RequestRecords, cost: CostTables) -> tuple[np.ndarray, np.ndarray]:
+    """Return [batches] seconds in the first stage and in the slowest one, in the order in which they were formed."""
+    batch = np.unique(requests.scheduled_s, return_inverse=True)[1]
+    order = np.argsort(batch, kind="stable")
+    batches = np.split(requests.prompt_tokens[order], np.cumsum(np.bincount(batch))[:-1])
+    reader = CostReader(cost)
+    stages = [reader.step(0, 0, [(tokens, 0) for tokens in one.tolist()]).stages_s for one in batches]
+    return np.array([one[0] for one in stages]), np.array([max(one) for one in stages])
+
+
+def _quantiles(values: np.ndarray) -> tuple[float, float]:
+    return tuple(float(end) for end in np.quantile(values, [0.025, 0.975]))
+
+
+# Errors of the estimates, of random schedules and of choices
 
 AT_RANDOM = (
     *((OPT, task) for task in ("s", "t", "g", "c1", "c2")),
-    *((T5, "s"), (GPT39, "s"), (GPT39, "t"), (GPT101, "c1")),
+    (T5, "s"),
+    (GPT39, "s"),
+    (GPT39, "t"),
+    (GPT101, "c1"),
 )
-EACH = 12
-"""Of each strategy and each of these."""
+PER_STRATEGY = 12
 REQUESTS = 60_000
-FULL = 4
-"""A micro-batch of so many in the mean is hardly ever empty."""
-PHASES = ("fewer new than micro-batches", "a micro-batch may run empty", "all others")
-APART = ("WAA, encoding binds", "WAA, decoding binds")
-KINDS = (*PHASES, *APART)
-WAA = (Strategy.WAA_C, Strategy.WAA_M)
-RESAMPLES = 2000
+NEVER_EMPTY = 4
+"""A micro-batch of so many sequences on average is hardly ever empty."""
 
 
-def figures(_: Path, fast: bool) -> dict[str, Any]:
-    """P95 of the relative errors of throughput and of latency, of random schedules and of those that are chosen."""
-    some, count = (AT_RANDOM[:1], 2) if fast else (AT_RANDOM, EACH)
-    drawn = []
+def errors(_: Path, quick: bool) -> dict[str, Any]:
+    """Return P95 of the relative errors of throughput and of latency, of random schedules and of choices."""
+    drawn, taken = [], []
     for seed, strategies in ((7, (Strategy.RRA,)), (8, WAA)):
         rng = np.random.default_rng(seed)
-        drawn += [one for pair in played_apart(some, strategies) for one in at_random(*pair, strategies, rng, count)]
-    rows = {"exegpt.estimator_error_p95": error(drawn)}
-    taken = [] if fast else [one for pair in everything() for one in of_choices(*pair)]
-    return rows | ({"exegpt.estimator_error_p95_of_choices": error(taken)} if taken else {})
+        for served, task in AT_RANDOM[:1] if quick else AT_RANDOM:
+            if strategies != WAA or served != T5:  # the engine does not simulate WAA of an encoder-decoder
+                drawn += _random_schedules(served, task, strategies, rng, 2 if quick else PER_STRATEGY)
+    for served, task in () if quick else EVERYTHING:
+        of = estimator(served, task)
+        bounds_s = faster_transformer(of).bounds_s()
+        for strategy in (Strategy.RRA, *(WAA if served != T5 else ())):
+            plan = planner(of, [strategy])
+            choices = [chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)]
+            distinct = dict.fromkeys(choice.controls for choice in choices if choice)
+            taken += [_compared(of, controls, 1, f"{served.name}, {task}") for controls in distinct]
+    rows = {"exegpt.estimator_error_p95": drawn, "exegpt.estimator_error_p95_of_choices": taken}
+    return {name: _error_row(found) for name, found in rows.items() if found}
 
 
-def played_apart(some, strategies) -> Iterator[tuple[Any, str]]:
-    """Those that the engine can play: it lets decoding GPUs project no prompts, as WAA of an encoder-decoder does."""
-    return (pair for pair in some if strategies != WAA or pair[0] != T5)
-
-
-def at_random(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
-    """Errors of schedules of any degree, groups and batch, phase or micro-batches, that memory holds."""
+def _random_schedules(served, task: str, strategies, rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
+    """Draw schedules that fit in memory: batch and phase or split on a logarithmic scale, any degree and groups."""
     of, found = estimator(served, task), []
-    sides = [side for side in planner(of, strategies).sides if side.size]
-    while sides and len(found) < count:
-        side = sides[rng.integers(len(sides))]
-        values = [np.array(one.values) for one in side.variables]
-        point = [_log_draw(rng, one) if at < len(values) - 1 else int(rng.choice(one)) for at, one in enumerate(values)]
-        if np.isfinite(side.perf_anew(np.array([point], dtype=np.int64)).latency_s[0]):
-            found.append(compared(of, side.controls(tuple(point)), len(found)) | {"of": f"{served.name}, {task}"})
+    spaces = [space for space in planner(of, strategies).spaces if space.size]
+    while spaces and len(found) < count:
+        space = spaces[rng.integers(len(spaces))]
+        *logarithmic, last = (np.array(one.values) for one in space.variables)
+        point = [int(values[int(len(values) ** rng.random()) - 1]) for values in logarithmic] + [int(rng.choice(last))]
+        if np.isfinite(space.perf_uncached(np.array([point], dtype=np.int64)).latency_s[0]):
+            found.append(_compared(of, space.controls(tuple(point)), len(found), f"{served.name}, {task}"))
     return found
 
 
-def of_choices(served, task: str) -> list[dict[str, Any]]:
-    """Errors of choices: RRA's under the paper's tightest bound and its loosest, either WAA's under all four."""
-    of, found = estimator(served, task), []
-    bounds_s = faster_transformer(of).bounds_s()
-    for strategy in (Strategy.RRA, *(WAA if served != T5 else ())):
-        plan = planner(of, [strategy])
-        choices = [chosen(plan, bound_s) for bound_s in (bounds_s[::3] if strategy is Strategy.RRA else bounds_s)]
-        each = dict.fromkeys(choice.controls for choice in choices if choice)
-        found += [compared(of, controls, 1) | {"of": f"{served.name}, {task}"} for controls in each]
-    return found
-
-
-def _log_draw(rng: np.random.Generator, values: np.ndarray) -> int:
-    """One of the values, small ones as likely as large ones."""
-    return int(values[int(len(values) ** rng.random()) - 1])
-
-
-def compared(of, controls: Controls, seed: int, requests: int = REQUESTS) -> dict[str, Any]:
-    """The relative errors of one schedule."""
-    expected = of.estimate([controls])
-    rate_rps, latency_s = played(of, controls, requests, seed)
+def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[str, Any]:
+    """Return the relative errors of one schedule; its latency is that of outputs near the quantile."""
+    expected, setting = of.estimate([controls]), of.setting
+    deployment, output, records = _run(of, controls, REQUESTS, seed)
+    started_s = _prefill_starts_s(records.requests, deployment)
+    from_s, to_s = _window(started_s)
+    inside = (started_s >= from_s) & (started_s < to_s)
+    quantile = setting.task.output_quantile(setting.assumptions.level)
+    off = np.abs(output - quantile)
+    if controls.strategy is Strategy.RRA:  # only outputs that need as many phases
+        phases = -(-(output - setting.assumptions.encode_output_tokens) // controls.decode_steps)
+        long = (off <= 0.01 * quantile) & (phases == -(-setting.iterations // controls.decode_steps))
+    else:
+        long = off <= max(0.01 * quantile, 2)
+    assert (inside & long).sum() > 5
+    latency_s = float((records.requests.finished_s - started_s)[inside & long].mean())
     return {
-        "strategy": controls.strategy.value,
-        "controls": words(controls, expected),
-        "rps_error": float(expected.throughput_rps[0]) / rate_rps - 1,
+        "of": name,
+        "controls": _words(controls),
+        "rps_error": float(expected.throughput_rps[0] / (inside.sum() / (to_s - from_s))) - 1,
         "latency_error": float(expected.latency_s[0]) / latency_s - 1,
-        "kind": kind(of, controls, expected),
+        "kind": _kind(of, controls, expected),
     }
 
 
-def words(controls: Controls, expected: Estimates) -> str:
-    """A schedule in short."""
-    groups = f"{controls.tp_groups} x TP {controls.tp}"
-    if controls.strategy is Strategy.RRA:
-        return f"B_E {controls.encode_batch}, N_D {controls.decode_steps}, {groups}"
-    parts, gpus = int(expected.micro_batches[0]), int(expected.encode_gpus[0])
-    return f"{controls.strategy.value}, B_E {controls.encode_batch}, B_m {parts}, {gpus} GPUs encode, {groups}"
+def _words(controls: Controls) -> str:
+    steps = f", N_D = {controls.decode_steps}" if controls.strategy is Strategy.RRA else ""
+    name = controls.strategy.value.upper()
+    return f"{name}, B_E = {controls.encode_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
 
 
-def kind(of, controls: Controls, expected: Estimates) -> str:
-    """Which of KINDS a schedule is.
-
-    RRA: by its new requests, and by who is left at the end of a phase. WAA: by the side that the other waits for.
-    """
+def _kind(of: Estimator, controls: Controls, expected: Estimates) -> str:
+    """Classify a schedule by what the estimate neglects: empty micro-batches of RRA, waits of WAA."""
     if controls.strategy is not Strategy.RRA:
-        return APART[int(expected.decode_s[0] >= expected.cycle_s[0])]
+        decoding_binds = expected.decode_s[0] >= expected.cycle_s[0]
+        return f"WAA, {'decoding' if decoding_binds else 'encoding'} binds"
     micro_batches = int(expected.micro_batches[0])
     if controls.encode_batch < micro_batches:
-        return PHASES[0]
+        return "RRA, fewer new than micro-batches"
     last = of.setting.phase(controls.decode_steps).seqs[-1]
-    return PHASES[1] if last * controls.encode_batch / micro_batches < FULL else PHASES[2]
+    empty = last * controls.encode_batch / micro_batches < NEVER_EMPTY
+    return "RRA, a micro-batch may run empty" if empty else "RRA, all others"
 
 
-def error(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """P95 over both errors of every schedule, with the interval from drawing the schedules again."""
-    both = _both(found)
+def _error_row(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return P95 over both errors of every schedule; the interval is from resampled schedules."""
+    both = np.abs([[one["rps_error"], one["latency_error"]] for one in found])
+    kinds = np.array([one["kind"] for one in found])
     rng = np.random.default_rng(0)
-    again = [np.quantile(both[rng.integers(len(both), size=len(both))], 0.95) for _ in range(RESAMPLES)]
+    again = [np.quantile(both[rng.integers(len(both), size=len(both))], 0.95) for _ in range(2000)]
+
+    def spread(some: np.ndarray) -> dict[str, Any]:
+        return {
+            "schedules": len(some),
+            "throughput_p95": float(np.quantile(some[:, 0], 0.95)),
+            "latency_p95": float(np.quantile(some[:, 1], 0.95)),
+            "beyond_5_percent": int((some.max(axis=1) > 0.05).sum()),
+        }
+
     return {
         "value": float(np.quantile(both, 0.95)),
         "unit": "relative",
         "better": "lower",
         "target": 0.05,
-        "ci": tuple(float(end) for end in np.quantile(again, [0.025, 0.975])),
-        **spread(found),
-        "by_strategy": _by(found, "strategy", tuple(Strategy)),
-        "by_kind": _by(found, "kind", KINDS),
-        "worst": sorted(found, key=lambda one: -_both([one]).max())[:5],
+        "ci": _quantiles(again),
+        **spread(both),
+        "by_kind": {str(kind): spread(both[kinds == kind]) for kind in np.unique(kinds)},
+        "worst": [found[i] for i in np.argsort(-both.max(axis=1))[:5]],
     }
 
 
-def spread(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many, and quantiles of their errors."""
-    both = _both(found)
+# Bounds: whether choices meet them, with and without dynamic adjustment
+
+BOUND_REQUESTS, LATE, UNLIKELY = 40_000, 0.01, 0.001
+"""A bound limits the latency at which the work's range is 99 %, so that 1 % may be late."""
+
+
+def bounds(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the share of outputs near the quantile that took longer than the bound, over all choices."""
+    from scipy.stats import binom
+
+    found = [one for pair in ([(OPT, "s")] if quick else EVERYTHING) for one in _bounds_of(*pair)]
+    late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
+    drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
+    odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
     return {
-        "schedules": len(found),
-        "p95": float(np.quantile(both, 0.95)),
-        "median": float(np.median(both)),
-        "throughput_p95": float(np.quantile(both[:, 0], 0.95)),
-        "latency_p95": float(np.quantile(both[:, 1], 0.95)),
-        "beyond_5_percent": int((both.max(axis=1) > 0.05).sum()),
+        "exegpt.bound_broken_share": {
+            "value": float(late.sum() / count.sum()),
+            "unit": "share of outputs of the quantile",
+            "better": "lower",
+            "target": LATE,
+            "ci": _quantiles(late[drawn].sum(axis=1) / count[drawn].sum(axis=1)),
+            "choices": len(found),
+            "outputs": int(count.sum()),
+            "broke_more_than_chance_explains": odd,
+        }
     }
 
 
-def _both(found: list[dict[str, Any]]) -> np.ndarray:
-    return np.abs([[one["rps_error"], one["latency_error"]] for one in found])
+def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
+    """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
+    bounds_s = faster_transformer(estimator(served, task)).bounds_s()[:-1]
+    for threshold in (None, 0.05):
+        of = estimator(served, task, assumptions=Assumptions(threshold=threshold))
+        for strategies in ((Strategy.RRA,), *((WAA,) if served != T5 else ())):
+            plan = planner(of, strategies)
+            for bound, bound_s in zip(BOUNDS, bounds_s, strict=False):
+                choice = chosen(plan, bound_s)
+                if choice is None:
+                    continue
+                deployment, output, records = _run(of, choice.controls, BOUND_REQUESTS, 3, threshold=threshold)
+                started_s, quantile = _prefill_starts_s(records.requests, deployment), of.setting.bound_tokens
+                from_s, to_s = _window(started_s)
+                long = (started_s >= from_s) & (started_s < to_s) & (output <= quantile) & (output >= 0.995 * quantile)
+                duration_s = (records.requests.finished_s - started_s)[long]
+                yield {
+                    "of": f"{served.name}, {task}, bound {bound}",
+                    "threshold": threshold,
+                    "schedule": choice.row.words,
+                    "requests": int(long.sum()),
+                    "late": int((duration_s > bound_s).sum()),
+                }
 
 
-def _by(found: list[dict[str, Any]], key: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """``spread`` of those of each name, of which there are some."""
-    parts = {str(name): [one for one in found if one[key] == name] for name in names}
-    return {name: spread(part) for name, part in parts.items() if part}
+# Table 7: stage times of OPT-13B and task S, with and without dynamic adjustment
+
+STAGE_REQUESTS, LEVEL = 40_000, 0.99
+SCHEDULES = {  # of the paper, and such that decode on one stage, so that a step is a stage's time
+    "paper_11.5s": ("the paper's at 11.5 s", Controls(Strategy.RRA, 52, 13, tp=4, tp_groups=1)),
+    "paper_none": ("the paper's, no bound", Controls(Strategy.RRA, 49, 7, tp=4, tp_groups=1)),
+    "paper_3.1s": ("the paper's at 3.1 s", Controls(Strategy.WAA_C, 4, 1, tp=2, tp_groups=2)),
+    "paper_5.9s": ("the paper's at 5.9 s", Controls(Strategy.WAA_C, 10, 1, tp=2, tp_groups=2)),
+}
+
+
+def variance(_: Path, quick: bool) -> dict[str, Any]:
+    """Return a row per schedule and threshold of the dynamic adjustment: its value is the range of an encoding."""
+    of, schedules = estimator(OPT, "s"), dict(SCHEDULES)
+    if not quick:
+        sides = chosen(planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
+        row = next(side.best for side in sides if side.tp == OPT.gpus)
+        rra = Controls(Strategy.RRA, row.encode_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
+        waa = chosen(planner(of, WAA), faster_transformer(of).bounds_s()[0]).controls
+        schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
+    rows = {}
+    for name, (title, controls) in schedules.items():
+        for threshold in (None, 0.1, 0.05):
+            label = "as_it_comes" if threshold is None else f"within_{100 * threshold:.0f}_percent"
+            row = _stage_times(of, controls, threshold, STAGE_REQUESTS // 8 if quick else STAGE_REQUESTS)
+            rows[f"exegpt.variance.{name}.{label}"] = row | {"schedule": f"{title}: {_words(controls)}"}
+    return rows
+
+
+def _stage_times(of: Estimator, controls: Controls, threshold: float | None, count: int) -> dict[str, Any]:
+    """Return mean and 99 % range of encodings and of decode iterations, throughput and P99 latency."""
+    deployment, _, records = _run(of, controls, count, 3, threshold=threshold, keep_steps=10**7)
+    requests, steps = records.requests, records.steps
+    from_s, to_s = _window(np.sort(requests.scheduled_s))
+    served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)
+    inside = (steps.start_s >= from_s) & (steps.start_s < to_s)
+    if controls.strategy is Strategy.RRA:
+        duration_s, encodes = (steps.end_s - steps.start_s)[inside], steps.prefill_seqs[inside] > 0
+        assert 0 < encodes.sum() < len(encodes)
+        encode, decode = _spread(duration_s[encodes]), _spread(duration_s[~encodes])
+        decode["range_at_its_place"] = _range(_over_mean_at_place(duration_s, encodes))
+    else:
+        assert deployment.decode is not None
+        assert deployment.decode.parallel.pp == 1
+        formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
+        encode = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
+        decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
+    return {
+        "value": encode["range"],
+        "unit": "relative",
+        "better": "lower",
+        "ci": encode["ci"],
+        "threshold": threshold,
+        "encode": encode,
+        "decode": decode,
+        "rps": float(served.sum() / (to_s - from_s)),
+        "latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99)),
+    }
+
+
+def _over_mean_at_place(duration_s: np.ndarray, encodes: np.ndarray) -> np.ndarray:
+    """Return [decodes] times over the mean of those equally long after an encoding: a batch shrinks in a phase."""
+    started = np.maximum.accumulate(np.where(encodes, np.arange(len(encodes)), -1))
+    decodes = (started >= 0) & ~encodes
+    place, seconds = (np.arange(len(encodes)) - started)[decodes], duration_s[decodes]
+    mean_s = np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1)
+    return seconds / mean_s[place]
+
+
+def _spread(seconds: np.ndarray) -> dict[str, Any]:
+    """Return mean, range, and the range's interval from resampled blocks of consecutive values."""
+    rng, blocks = np.random.default_rng(0), np.array_split(seconds, 40)
+    again = [_range(np.concatenate([blocks[i] for i in rng.integers(40, size=40)])) for _ in range(400)]
+    return {"mean_s": float(seconds.mean()), "range": _range(seconds), "ci": _quantiles(again)}
+
+
+def _range(seconds: np.ndarray) -> float:
+    """Return half of the width that contains 99 %, relative to the mean."""
+    low, high = np.quantile(seconds, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float((high - low) / 2 / seconds.mean())

@@ -1,39 +1,221 @@
-"""The campaign of gpu_campaign.py where torch finds a CUDA GPU: its rows; elsewhere a reason."""
+"""The campaign of gpu_campaign.py: models and sizes, time, the machine's requirements; its rows where torch finds a GPU."""
 
 from __future__ import annotations
 
+import argparse
+import atexit
+import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _gpu_plan import UnfitError, cuda
-
 CAMPAIGN = Path(__file__).with_name("gpu_campaign.py")
 RESULTS = Path(__file__).parent / "results" / "gpu"
+BLOCK = 32
+NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
+"""Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+"""Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
+LLAMA_32_1B = LLAMA_3_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+"""Shapes of Meta's Llama 3.2 1B."""
+TINY = LLAMA_3_8B | {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": True,
+}
 
 
-def figures(shared: Path, fast: bool) -> dict[str, Any]:
-    """Rows by name. Profile and records go to results/gpu; ``quick``: of a small model, kept nowhere.
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a campaign; seconds are the most that a part may take."""
+
+    config: Mapping[str, Any]
+    name: str
+    dtype: str
+    prompt: tuple[float, float, int, int]
+    output: tuple[float, float, int, int]
+    seqs: int
+    step_tokens: int
+    blocks: int
+    max_model_len: int
+    profile_s: float
+    static_s: float
+    seconds: float
+    repeats: int
+
+    @property
+    def needs_bytes(self) -> float:
+        """Return the GPU's memory for weights and cache, and for libraries and activations of both processes."""
+        c, itemsize = self.config, 4 if self.dtype == "float32" else 2
+        wide = (c["num_attention_heads"] + c["num_key_value_heads"]) * c["head_dim"]
+        layer = 2 * c["hidden_size"] * wide + 3 * c["hidden_size"] * c["intermediate_size"]
+        tables = c["vocab_size"] * c["hidden_size"] * (1 if c["tie_word_embeddings"] else 2)
+        per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
+        weights = c["num_hidden_layers"] * layer + tables
+        return float(itemsize * (weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
+
+
+BIG = Plan(
+    LLAMA_3_8B, "llama-3-8b-shaped", "bfloat16", (256, 0.7, 16, 1500), (96, 0.6, 8, 400),
+    seqs=32, step_tokens=512, blocks=2048, max_model_len=2048,
+    profile_s=120.0, static_s=20.0, seconds=25.0, repeats=2,
+)  # fmt: skip
+MIDDLE = replace(BIG, config=LLAMA_32_1B, name="llama-3.2-1b-shaped")
+SMALL = Plan(
+    TINY, "tiny-llama", "float32", (64, 0.7, 8, 500), (24, 0.6, 4, 120),
+    seqs=16, step_tokens=512, blocks=512, max_model_len=1024,
+    profile_s=20.0, static_s=5.0, seconds=6.0, repeats=1,
+)  # fmt: skip
+
+
+class Clock:
+    """A budget of seconds; the last part of it is for calibration and simulation."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.budget_s, self.start = budget_s, time.monotonic()
+        self.end_s = min(60.0, 0.2 * budget_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self.start
+
+    def left_s(self) -> float:
+        """Return the seconds until the budget is used up; never below 0."""
+        return max(0.0, self.budget_s - self.elapsed_s)
+
+    def to_measure_s(self) -> float:
+        """Return the seconds until calibration has to begin."""
+        return max(0.0, self.left_s() - self.end_s)
+
+
+def fitting(plans: Sequence[Plan], free_bytes: float) -> Plan | None:
+    """Return the first plan that fits into the free memory."""
+    return next((plan for plan in plans if plan.needs_bytes <= free_bytes), None)
+
+
+def as_installed(checkout: Path) -> str:
+    """Return a folder for sys.path with the version of a checkout, as an installation would have it."""
+    about = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    folder = Path(tempfile.mkdtemp(prefix="lengthwise-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    metadata = folder / f"{about['name']}-{about['version']}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    return str(folder)
+
+
+class UnfitError(Exception):
+    """This machine lacks something for the campaign."""
+
+
+def cuda() -> Any:
+    """Return torch, which finds a GPU.
 
     Raises:
-        FileNotFoundError: This machine has no torch or no CUDA GPU, or the campaign could not be done; it says which.
+        UnfitError: There is no torch, or no GPU.
     """
-    del shared
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: its libraries are not here
+        raise UnfitError(f"the campaign needs torch, which does not import in {sys.executable}: {error}") from error
+    if not torch.cuda.is_available():
+        raise UnfitError(
+            "no CUDA GPU: the campaign needs one that torch can use, and torch finds none. Run it on a machine "
+            "with one, or try the script with --device cpu --tiny"
+        )
+    return torch
+
+
+def chosen(args: argparse.Namespace) -> Plan:
+    """Return the largest plan that this machine can do.
+
+    Raises:
+        UnfitError: The machine lacks something, a GPU before anything else.
+    """
+    torch = cuda() if args.device != "cpu" else None
+    own = args.engine_python == sys.executable
+    lacks = [name for name in (*NEEDED, *(["transformers"] if own else [])) if importlib.util.find_spec(name) is None]
+    if lacks:
+        raise UnfitError(
+            f"the campaign needs {', '.join(lacks)} in {sys.executable}: pip install {' '.join(lacks)}"
+            + (", or name an environment with torch and transformers: --engine-python" if own else "")
+        )
+    if torch is None:
+        return SMALL if args.tiny else BIG
+    try:
+        free = float(torch.cuda.mem_get_info()[0])
+    except RuntimeError as error:
+        raise UnfitError(f"the GPU does not respond: {str(error).splitlines()[0]}; look at nvidia-smi") from error
+    plans = [replace(SMALL, dtype="bfloat16")] if args.tiny else [BIG, MIDDLE]
+    plan = fitting(plans, free)
+    if plan is None:
+        raise UnfitError(
+            f"{free / 1e9:.1f} GB of the GPU are free, {plans[-1].name} needs {plans[-1].needs_bytes / 1e9:.0f}: "
+            "end other processes on it (nvidia-smi), or try --tiny"
+        )
+    if plan is not plans[0]:
+        print(f"{free / 1e9:.1f} GB are free, too few for {plans[0].name}: {plan.name}", file=sys.stderr)
+    return plan
+
+
+def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Run the campaign; return rows by name. Profile and records go to results/gpu; quick: a small model, not saved.
+
+    Raises:
+        FileNotFoundError: This machine has no torch or no CUDA GPU, or the campaign failed.
+    """
     try:
         cuda()
     except UnfitError as error:
         raise FileNotFoundError(str(error)) from error
     with tempfile.TemporaryDirectory() as scratch:
-        folder = scratch if fast else str(RESULTS)
-        asked = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if fast else [])]
-        done = subprocess.run(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        folder = scratch if quick else str(RESULTS)
+        command = [sys.executable, str(CAMPAIGN), "--out", folder, *(["--tiny"] if quick else [])]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr)
-        kept = Path(folder) / "rows.json"
-        if not kept.exists():
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        file = Path(folder) / "rows.json"
+        if not file.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise FileNotFoundError(f"the campaign ended without rows ({done.returncode}): {last}")
-        rows = map(json.loads, kept.read_text("utf-8").splitlines())
+        rows = map(json.loads, file.read_text("utf-8").splitlines())
         return {row.pop("name"): {k: v for k, v in row.items() if v is not None} for row in rows}

@@ -1,4 +1,4 @@
-"""What every benchmark shares: arguments, JSON lines or a table, assertions of the answer."""
+"""Rows, machine description, timing and output that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import json
 import math
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+LOOP_ROUNDS = 100_000
+
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. ``ci`` is the range over the repeats (None: measured once)."""
+    """One measured figure. ``ci`` is the range over repeats, or a 95 % interval; None: measured once."""
 
     name: str
     value: float
@@ -31,7 +34,7 @@ class Row:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """--json, --quick."""
+    """Parse --json and --quick."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
@@ -39,12 +42,17 @@ def arguments(description: str) -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Describe this machine, its load and the versions that decide over speed."""
     import numba
     import numpy as np
 
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor()
     return {
-        "cpu": _cpu(),
+        "cpu": cpu,
         "cores": os.cpu_count(),
         "load_1m": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -53,53 +61,45 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
 def commit() -> str:
-    """The commit of the code; "-dirty" behind it where the checkout holds more."""
-    asked = ["git", "describe", "--always", "--abbrev=10", "--dirty", "--exclude=*"]
-    done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    """Return the commit of the code, with "-dirty" where the checkout has changes."""
+    command = ["git", "describe", "--always", "--abbrev=10", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
-def show(rows: list[Row], *, as_json: bool) -> None:
-    """Prints the rows as JSON lines, or as a table."""
-    if as_json:
-        for row in rows:
-            print(strict_json(asdict(row)))
-        return
+def show(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print rows as JSON lines, or as a table with a mark at those that meet their target."""
     for row in rows:
-        decision = "ok " if met(row) else "---"
+        if as_json:
+            print(strict_json(asdict(row)))
+            continue
+        met = row.value >= row.target if row.better == "higher" else row.value <= row.target
         spread = f" [{row.ci[0]:.4g}, {row.ci[1]:.4g}]" if row.ci else ""
-        print(f"{decision} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}")
+        mark = "ok " if met else "---"
+        print(f"{mark} {row.name:34} {row.value:12.5g} {row.unit:12} target {row.target:g} {row.better}{spread}")
 
 
 def strict_json(value: Any) -> str:
-    """JSON that every reader takes: null where a number is not finite."""
-    return json.dumps(_finite(value), allow_nan=False)
+    """Encode as JSON, with null for numbers that are not finite."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: finite(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def met(row: Row) -> bool:
-    """Whether a figure reaches its target."""
-    return row.value >= row.target if row.better == "higher" else row.value <= row.target
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Return the median and the range of repeats, as ``value`` and ``ci`` of a row."""
+    return {"value": statistics.median(values), "ci": (min(values), max(values))}
 
 
 def best_cpu_s(run: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
-    """(median, all) CPU seconds of a call in this process: steadier than the wall on a shared machine."""
+    """Return (median, all) CPU seconds of a call: steadier than wall time on a shared machine."""
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
@@ -108,17 +108,26 @@ def best_cpu_s(run: Callable[[], Any], repeats: int) -> tuple[float, list[float]
     return statistics.median(seconds), seconds
 
 
-def fresh_process(code: str, **environment: str) -> dict[str, Any]:
-    """Runs Python code in a new process; returns the JSON it prints last, its CPU and wall seconds."""
-    import resource
+def python_loop() -> int:
+    """Run LOOP_ROUNDS rounds of integer arithmetic: a fixed amount of plain Python."""
+    number = 1
+    for _ in range(LOOP_ROUNDS):
+        number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+    return number
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
-    )
-    wall_s = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+def child_process(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, check: bool = True
+) -> tuple[subprocess.CompletedProcess[str], float, float]:
+    """Run a command to its end; return (process, CPU seconds, wall seconds)."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=check)
+    wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
+
+
+def fresh_process(code: str, **environment: str) -> dict[str, Any]:
+    """Run Python code in a new process; return the JSON of its last line, its CPU and its wall seconds."""
+    done, cpu_s, wall_s = child_process([sys.executable, "-c", code], os.environ | environment)
     lines = done.stdout.strip().splitlines()
     return {"cpu_s": cpu_s, "wall_s": wall_s, "out": json.loads(lines[-1]) if lines else None}

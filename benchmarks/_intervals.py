@@ -1,4 +1,4 @@
-"""95 % intervals of errors against measured runs, from the records themselves or from what rows keep of them."""
+"""Summaries of errors and 95 % intervals, of shares, of groups that belong together, and of repeated runs."""
 
 from __future__ import annotations
 
@@ -10,89 +10,118 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Repeat = tuple[Floats, Floats]
-"""[draws] seconds of one run, measured and simulated: one of each where only these are kept."""
-Ends = tuple[float, float]
+"""[draws] seconds of one run, measured and simulated."""
 
-DRAWS, OF_A_RUN, BLOCKS = 4000, 400, 12
-"""Draws of repeats, draws within a run, and into how many blocks of neighbouring requests a run is cut."""
-LEAST_REPEATS = 2
-"""One run does not tell how far another would lie from it."""
+DRAWS, DRAWS_OF_A_RUN, BLOCKS = 4000, 400, 12
+"""Draws of repeats, draws within a run, and the number of blocks of neighbouring requests that a run is cut into."""
+GROUP_DRAWS, MIN_GROUPS = 10_000, 5
+"""Fewer groups have no interval: draws of two or three of them say next to nothing."""
+SUMMARY_DRAWS = 500
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95)
+
+
+def exact_interval(hits: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of independent trials (Clopper and Pearson, 1934): never too narrow."""
+    from scipy.special import betaincinv
+
+    low = float(betaincinv(hits, n - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, 0.975)) if hits < n else 1.0
+    return low, high
+
+
+def share_interval(groups: Mapping[Any, Sequence[bool]], seed: int = 0) -> tuple[float, float] | None:
+    """Return the 95 % interval of the share of hits; None where draws do not differ, as of one group alone.
+
+    A cluster bootstrap (Davison and Hinkley 1997, 3.8): members of a group, such as a sweep of loads over one
+    deployment, share the error of their model, so that complete groups are drawn. Of few groups such an interval is
+    rough, and rather too narrow.
+    """
+    hits, sizes = (np.array([of(groups[key]) for key in sorted(groups)]) for of in (sum, len))
+    often = np.random.default_rng(seed).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), GROUP_DRAWS)
+    low, high = np.quantile((often @ hits) / (often @ sizes), [0.025, 0.975])
+    return (float(low), float(high)) if low < high else None
 
 
 def of_run(measured_s: Floats, simulated_s: Floats, q: float, seed: int) -> Repeat:
-    """[draws] quantiles of a run's requests, whole blocks of neighbours drawn anew, the same of both sides.
+    """Return [draws] quantiles of a run's requests; complete blocks of neighbours are drawn, the same on both sides.
 
-    Requests that follow each other wait for each other: alone they would count as more than they are.
+    Requests that follow each other wait for each other: singly they would count as more than they are.
 
     Args:
-        measured_s: [n] in the order of arrival; NaN where a request tells nothing.
+        measured_s: [n] in the order of arrival; NaN where a request has no value.
         simulated_s: [n] of the same requests.
-        q: Which quantile.
-        seed: Of the draws.
     """
     rng = np.random.default_rng(seed)
     blocks = np.array_split(np.arange(len(measured_s)), min(BLOCKS, len(measured_s)))
-    drawn = [np.concatenate([blocks[k] for k in rng.integers(len(blocks), size=len(blocks))]) for _ in range(OF_A_RUN)]
-    told = np.array([[_quantile(of[rows], q) for of in (measured_s, simulated_s)] for rows in drawn])
-    whole = told[np.isfinite(told).all(axis=1)]
-    return whole[:, 0], whole[:, 1]
+    found = []
+    for _ in range(DRAWS_OF_A_RUN):
+        rows = np.concatenate([blocks[k] for k in rng.integers(len(blocks), size=len(blocks))])
+        sides = [side[rows][np.isfinite(side[rows])] for side in (measured_s, simulated_s)]
+        if all(map(len, sides)):
+            found.append([np.quantile(side, q) for side in sides])
+    drawn = np.array(found).reshape(-1, 2)
+    return drawn[:, 0], drawn[:, 1]
 
 
-def of_repeats(loads: Mapping[str, Sequence[Repeat]], value: float, seed: int = 0) -> Ends | None:
-    """The interval of the median over loads of their absolute errors; None where a load was measured once.
+def of_repeats(loads: Mapping[str, Sequence[Repeat]], value: float, seed: int = 0) -> tuple[float, float] | None:
+    """Return the interval of the median over loads of their absolute errors; None where a load was measured once.
 
-    Repeats of a load are drawn anew, and of each of them one of its own draws; a load's error is that of the medians.
+    Repeats of a load are drawn, and of each of them one of its own draws; a load's error is that of the medians.
     Of few repeats such an interval is rough, and rather too narrow.
     """
-    if not loads or min(map(len, loads.values())) < LEAST_REPEATS:
+    if not loads or min(map(len, loads.values())) < 2:
         return None
     rng = np.random.default_rng(seed)
-    errors = np.array([_errors(repeats, rng) for repeats in loads.values()])
+    errors = []
+    for repeats in loads.values():
+        which = rng.integers(len(repeats), size=(DRAWS, len(repeats)))
+        at = rng.random(which.shape)
+        seconds = np.empty((2, *which.shape))
+        for k, repeat in enumerate(repeats):
+            own = which == k
+            rows = (at[own] * len(repeat[0])).astype(np.int64)
+            seconds[:, own] = repeat[0][rows], repeat[1][rows]
+        measured_s, simulated_s = np.median(seconds, axis=2)
+        errors.append(simulated_s / measured_s - 1)
     low, high = np.quantile(np.median(np.abs(errors), axis=0), [0.025, 0.975])
     return min(float(low), value), max(float(high), value)
 
 
-def of_kept(row: Mapping[str, Any]) -> Ends | None:
-    """The interval of a row whose records are gone, from its runs; None where it does not keep enough."""
-    details = row.get("details") or {}
-    if row["name"].startswith("fidelity.calibrated."):
-        return of_scores(details.get("runs") or {})
-    loads = details.get("signed_by_load") or {}
-    found: dict[str, list[Repeat]] = {}
-    for name, of in (details.get("signed_by_run") or {}).items():
-        load, measured_s = name.rpartition("-")[0], of.get("measured_s")
-        if load in loads and measured_s:
-            both = np.array([measured_s]), np.array([(1 + of["calibrated"]) * measured_s])
-            found.setdefault(load, []).append(both)
-    return of_repeats(found, row["value"]) if found.keys() == loads.keys() else None
+def of_scores(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[float, float] | None:
+    """Return the interval of a mean of absolute errors, each (before, after, low, high), as if all were off together.
 
-
-def of_scores(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Ends | None:
-    """The interval of a mean of absolute errors, each (before, after, low, high), as if all were off together.
-
-    Statistics of one run are of the same requests: taken as independent they would even out what they share.
+    Statistics of one run are of the same requests: as independent ones they would even out what they share.
     """
     ends = [of[2:] for scores in runs.values() for of in scores.values()]
     if not ends or any(len(of) != 2 for of in ends):
         return None
-    least = [0.0 if low <= 0 <= high else min(abs(low), abs(high)) for low, high in ends]
-    most = [max(abs(low), abs(high)) for low, high in ends]
-    return float(np.mean(least)), float(np.mean(most))
+    nearest = [0.0 if low <= 0 <= high else min(abs(low), abs(high)) for low, high in ends]
+    return float(np.mean(nearest)), float(np.mean([max(abs(low), abs(high)) for low, high in ends]))
 
 
-def _errors(repeats: Sequence[Repeat], rng: np.random.Generator) -> Floats:
-    """[DRAWS] errors of a load."""
-    which = rng.integers(len(repeats), size=(DRAWS, len(repeats)))
-    at = rng.random(which.shape)
-    told = np.empty((2, *which.shape))
-    for k, repeat in enumerate(repeats):
-        own = which == k
-        rows = (at[own] * len(repeat[0])).astype(np.int64)
-        told[:, own] = repeat[0][rows], repeat[1][rows]
-    measured_s, simulated_s = np.median(told, axis=2)
-    return np.asarray(simulated_s / measured_s - 1)
+def described(error: Floats) -> dict[str, Any]:
+    """Return count, MAPE, bias and quantiles of absolute errors."""
+    if not len(error):
+        return {"points": 0}
+    size = np.abs(error)
+    at = {f"p{round(100 * q)}": round(float(np.quantile(size, q)), 4) for q in QUANTILES}
+    bias = round(float(np.median(error)), 4)
+    return {"points": len(error), "mape": round(float(size.mean()), 4), "bias": bias, **at}
 
 
-def _quantile(seconds: Floats, q: float) -> float:
-    known = seconds[np.isfinite(seconds)]
-    return float(np.quantile(known, q)) if len(known) else float("nan")
+def summary(error: Floats, clusters: Sequence[Any]) -> dict[str, Any]:
+    """Return the median of absolute errors with an interval over complete clusters, and their description."""
+    size, rng = np.abs(error), np.random.default_rng(0)
+    groups = [size[[c == name for c in clusters]] for name in sorted(set(clusters))]
+    medians = [
+        np.median(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(SUMMARY_DRAWS)
+    ]
+    interval = [round(float(q), 4) for q in np.quantile(medians, [0.025, 0.975])]
+    return {"value": round(float(np.median(size)), 4), "interval": interval, **described(error)}
+
+
+def by(keys: Sequence[str], error: Floats) -> dict[str, dict[str, Any]]:
+    """Return the description of the errors of each key."""
+    names = np.array(keys)
+    return {name: described(error[names == name]) for name in sorted(set(keys))}

@@ -1,14 +1,13 @@
-"""The whole circle on real engines of this machine: profile, measure, calibrate, simulate the same, compare.
+"""Campaigns on real engines of this machine: profile, measure, calibrate, simulate the same, compare.
 
-    python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again KEPT]
+    python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again SAVED]
 
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
-measured records from a folder that is kept (results/live/vllm, results/live/transformers) and does the rest anew.
-Rows keep when and by what code (a hash of it) their runs were measured and by what code they were made, so that none is
-called blind that is not.
-vLLM on one thread of a CPU at two settings of its scheduler and three loads, each three times; transformers'
-continuous batching at three loads. Calibrated on the static and the half load of one setting, all repeats; errors
-are of the others: nearly full load, and the other setting.
+measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows record
+when and by what code (a hash) their runs were measured and by what code they were made, so that only those of frozen
+code count as blind. vLLM runs on one CPU thread at two settings of its scheduler and three loads, each three times;
+transformers' continuous batching at three loads. The calibration sees the static and the half load of one setting, all
+repeats; errors are of the others: nearly full load, and the other setting.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import _circle
-import _circle_coverage
 import _circle_rows
 import _continuous
 import _frozen
@@ -48,8 +46,7 @@ from lengthwise.schema.profile import Profile
 from lengthwise.schema.records import Measured
 from lengthwise.schema.specs import GpuSpec
 
-MAX_MODEL_LEN = 1024
-BLOCK, BLOCKS = 32, 512
+MAX_MODEL_LEN, BLOCK, BLOCKS = 1024, 32, 512
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
 """Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
@@ -58,7 +55,7 @@ SECTIONS = ("vllm", "transformers")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of it."""
+    """The size of a campaign."""
 
     size: str = "small"
     settings: tuple[Setting, ...] = (WIDE, NARROW)
@@ -71,16 +68,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Split:
-    """Runs that a calibration learns from, runs held out, those of them that it is scored on; its costs and its log."""
+    """Runs that a calibration learns from, held-out runs, those it is scored on, uncalibrated costs, and a step log."""
 
     learnt: Sequence[Run]
-    satisfied: Sequence[Run]
+    held_out: Sequence[Run]
     scored: Sequence[Run]
     priced: Deployment
     steps: Iterations | None
 
     def calibrated(self, masks: str = "auto") -> Calibration:
-        """Costs calibrated to what is learnt from."""
+        """Calibrate the costs to the runs to learn from."""
         return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps, masks)
 
 
@@ -89,73 +86,71 @@ QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 
 
 def figures(
-    shared: Path, fast: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, retry: Path | None = None
+    _shared: Path, quick: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, again: Path | None = None
 ) -> dict[str, Any]:
-    """Rows by name; raises FileNotFoundError where no engine is installed. ``shared`` is not needed."""
-    del shared
-    if retry is None:
+    """Return rows by name.
+
+    Raises:
+        FileNotFoundError: No engine, or no torch, is installed.
+    """
+    if again is None:
         _vllm.require()
         if importlib.util.find_spec("torch") is None:
             raise FileNotFoundError("no torch to profile this machine with: make torch")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(out) if out else Path(folder) / "out"
         place.mkdir(parents=True, exist_ok=True)
-        circle = Circle(place.resolve(), Path(folder), QUICK if fast else FULL, retry=retry)
-        told: dict[str, Any] = {}
+        circle = Circle(place.resolve(), Path(folder), QUICK if quick else FULL, again=again)
+        rows: dict[str, Any] = {}
         for section in only:
-            told |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
-        known = {"code": commit()} | _frozen.metadata(circle.measured_by)
-        for row in told.values():
-            row["details"] |= known
-        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in told.items()))
-        return told
+            rows |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
+        made = {"code": commit()} | _frozen.metadata(circle.measured_by)
+        for row in rows.values():
+            row["details"] |= made
+        (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in rows.items()))
+        return rows
 
 
 class Circle:
-    """One machine's round: what is worth keeping in ``out``, weights and logs in ``work``.
+    """One machine's campaign: results in ``out``, weights and logs in ``work``, an earlier campaign in ``again``."""
 
-    ``again``: where an earlier round lies of which profile and measured runs are taken.
-    """
-
-    def __init__(self, out: Path, work: Path, plan: Plan, *, retry: Path | None = None) -> None:
-        self.out, self.work, self.plan, self.retry = out, work, plan, retry
-        self.retained = out if retry is None else retry.resolve()
+    def __init__(self, out: Path, work: Path, plan: Plan, *, again: Path | None = None) -> None:
+        self.out, self.work, self.plan, self.again = out, work, plan, again
+        self.source = again.resolve() if again else out
         self.start = time.monotonic()
-        self.model, config = work / plan.size, self.retained / f"{plan.size}.json"
-        if retry is None:
+        self.model, config = work / plan.size, self.source / f"{plan.size}.json"
+        if not again:
             _vllm.make_model(self.model, plan.size)
             shutil.copyfile(self.model / "config.json", config)
         self.config = str(config)
-        self.measured_by = _frozen.measured_by(self.retained) if retry else _frozen.of_measuring()
+        self.measured_by = _frozen.measured_by(self.source) if again else _frozen.of_measuring()
         self.gpu, self.machine = self._device()
         self.profile = self._profiled()
 
     def say(self, text: str) -> None:
+        """Print a line with the seconds since the start."""
         print(f"{time.monotonic() - self.start:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     def _device(self) -> tuple[GpuSpec, dict[str, Any]]:
-        """The device and the machine's facts as they were when its runs were measured."""
-        path = self.retained / "device.json"
-        if self.retry and path.exists():
-            kept = json.loads(path.read_text())
-            gpu = GpuSpec(**kept["gpu"] | {"aliases": tuple(kept["gpu"]["aliases"])})
-            return gpu, kept["machine"]
+        """Return the device and the machine's facts at the time when its runs were measured."""
+        path = self.source / "device.json"
+        if self.again:
+            known = json.loads(path.read_text())
+            return GpuSpec(**known["gpu"] | {"aliases": tuple(known["gpu"]["aliases"])}), known["machine"]
         gpu = this_thread()
-        if self.retry:
-            return gpu, machine(gpu) | {"measured_again": True}
         path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine(gpu)} | self.measured_by))
         return gpu, machine(gpu)
 
     def deployment(self, setting: Setting) -> Deployment:
+        """Return the deployment of a setting with the roofline's costs."""
         limits = replace(setting.limits(MAX_MODEL_LEN, BLOCK), weight_dtype="float32", kv_dtype="float32")
         return _circle.deployment_of(self.config, self.gpu, limits, BLOCKS)
 
     def _profiled(self) -> Profile:
-        if self.retry:
-            return read_profile(self.retained / "profile.parquet")
-        d = self.deployment(WIDE)
+        if self.again:
+            return read_profile(self.source / "profile.parquet")
         profile = measure_profile(
-            d.model,
+            self.deployment(WIDE).model,
             device="cpu",
             dtype="float32",
             threads=1,
@@ -169,139 +164,121 @@ class Circle:
         return profile
 
     def tables(self, d: Deployment) -> CostTables:
-        """What the profile alone says."""
-        tables, _ = fit_profile(self.profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
-        return tables
+        """Return the tables of the profile alone."""
+        return fit_profile(self.profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
 
     def vllm(self) -> dict[str, Any]:
-        """Both settings measured; calibrated on half the capacity of the first one."""
+        """Measure both settings, engines up at once (an idle one sleeps) and loads in turns; return the rows."""
         notes: dict[str, Any] = {}
-        if self.retry:
-            runs = [run for setting in self.plan.settings for run in self.kept_runs(setting)]
+        if self.again:
+            runs = [run for setting in self.plan.settings for run in self.saved_runs(setting)]
         else:
-            runs = self._under_vllm(notes)
+            with contextlib.ExitStack() as engines:
+                turns = []
+                for setting in self.plan.settings:
+                    d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
+                    engine = engines.enter_context(_vllm.served(d, self.model, log))
+                    self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
+                    where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
+                    watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
+                    turns.append(self._turn(setting, watched.bench, watched.named))
+                runs = self._measured(turns)
         return self._comparison("fidelity.live", runs, self.plan.settings[0], self._recorded("vllm", notes))
 
-    def _under_vllm(self, notes: dict[str, Any]) -> list[Run]:
-        """An engine for each setting, all up at once (an idle one sleeps), and their loads in turns."""
-        with contextlib.ExitStack() as engines:
-            turns = []
-            for setting in self.plan.settings:
-                d, log = self.deployment(setting), self.work / f"vllm-{setting.name}.log"
-                engine = engines.enter_context(_vllm.served(d, self.model, log))
-                self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
-                where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
-                told = _vllm.Watched(*where, deployment=_circle.facts_of(d))
-                turns.append(self._turn(setting, told.bench, told.named))
-            return self._measured(turns)
-
     def transformers(self) -> dict[str, Any]:
-        """One setting of another engine, in a process that feeds itself."""
-        if self.retry:
-            return self._comparison(
-                "fidelity.live_transformers", self.kept_runs(FIFO), FIFO, self._recorded("fifo", {})
-            )
-        flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
-        with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
-            self.say(f"{engine.metadata['engine']} ready")
+        """Measure one setting of transformers' continuous batching, in a process that feeds itself; return the rows."""
+        notes: dict[str, Any] = {}
+        if self.again:
+            runs = self.saved_runs(FIFO)
+        else:
+            flags = {"batch-tokens": FIFO.step_tokens, "seqs": FIFO.seqs, "blocks": BLOCKS, "block-size": BLOCK}
             known = {"deployment": _circle.facts_of(self.deployment(FIFO))}
+            with _continuous.started(_vllm.require(), Path(self.config), flags) as engine:
+                self.say(f"{engine.metadata['engine']} ready")
+                notes["engine"] = dict(engine.metadata)
 
-            def bench(workload: Workload) -> Measured:
-                measured = engine.run(workload)
-                return replace(measured, metadata={**measured.metadata, **known})
+                def bench(workload: Workload) -> Measured:
+                    measured = engine.run(workload)
+                    return replace(measured, metadata={**measured.metadata, **known})
 
-            runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
-            notes = self._recorded("fifo", {"engine": dict(engine.metadata)})
-        return self._comparison("fidelity.live_transformers", runs, FIFO, notes)
+                runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
+        return self._comparison("fidelity.live_transformers", runs, FIFO, self._recorded("fifo", notes))
 
-    def kept_runs(self, setting: Setting) -> list[Run]:
-        """The runs of a setting that the folder holds: each round of its loads, one after the other."""
+    def saved_runs(self, setting: Setting) -> list[Run]:
+        """Return the runs of a setting in the folder: each round of its loads, one after the other."""
         found = []
-        for path in self.retained.glob(f"{setting.name}-*.measured.parquet"):
+        for path in self.source.glob(f"{setting.name}-*.measured.parquet"):
             name, load, repeat = path.name.split(".")[0].split("-")
             found.append(Run(name, load, int(repeat), read_records(path)))
         return sorted(found, key=lambda run: (run.repeat, list(_circle.LOADS).index(run.load)))
 
     def _recorded(self, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-        """Notes beside the runs, kept in the folder."""
-        path = self.retained / f"{name}.notes.json"
-        if not self.retry:
+        """Write the notes of the runs beside them, or read those of an earlier campaign."""
+        path = self.source / f"{name}.notes.json"
+        if not self.again:
             path.write_text(strict_json(notes))
-        kept: dict[str, Any] = json.loads(path.read_text())
-        return kept
+        return dict(json.loads(path.read_text()))
 
     def _turn(self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]) -> Turn:
         return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
 
     def _measured(self, turns: Sequence[Turn]) -> list[Run]:
-        """All runs in turns, each written as it comes."""
+        """Measure all runs in turns; write each as it comes."""
         runs = []
         for run in in_turns(turns, self.plan.repeats):
             write_records(run.measured, self.out / f"{run.name}.measured.parquet")
             runs.append(run)
-            told = _circle.quantiles(run.measured.records)
-            shown = ", ".join(f"{metric} {1000 * value_s:.1f} ms" for metric, value_s in told.items())
-            self.say(f"{run.name}: {len(run.measured.workload)} requests, {shown}")
+            self.say(_circle.outcome(run))
         return runs
 
     def split(self, runs: Sequence[Run], first: Setting) -> Split:
-        """What a calibration of the first setting learns from, and what is held against it."""
+        """Return the runs that a calibration of the first setting learns from, and those held out."""
         learnt = [run for run in runs if run.setting == first.name and run.load in _circle.LEARNT]
-        held = [run for run in runs if run not in learnt]
+        held_out = [run for run in runs if run not in learnt]
         base = self.deployment(first)
-        log = _vllm.iterations_of(self.retained, next(run.name for run in learnt if run.load == "half"))
-        return Split(
-            learnt,
-            held,
-            [run for run in held if run.setting == first.name],
-            replace(base, cost=self.tables(base)),
-            read_iterations(log) if log.exists() else None,
-        )
+        log = _vllm.iterations_of(self.source, next(run.name for run in learnt if run.load == "half"))
+        scored = [run for run in held_out if run.setting == first.name]
+        steps = read_iterations(log) if log.exists() else None
+        return Split(learnt, held_out, scored, replace(base, cost=self.tables(base)), steps)
 
     def _comparison(self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]) -> dict[str, Any]:
-        by_name = {s.name: s for s in (*self.plan.settings, FIFO)}
         split = self.split(runs, first)
-        learnt, held = split.learnt, split.satisfied
         started = time.monotonic()
         calibration = split.calibrated()
         duration_s = time.monotonic() - started
-        self.say(f"calibrated on {len(learnt)} runs in {duration_s:.1f} s")
-        told: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
-        told["without_masks"], bare = {}, calibration.tables
-        if calibration.tables.masked_s > 0:
-            bare = split.calibrated(masks="no").tables
-        answers = {}
-        for setting in {run.setting: by_name[run.setting] for run in runs}.values():
-            own = [run for run in runs if run.setting == setting.name]
-            d = self.deployment(setting)
-            told["calibrated"] |= _circle.errors(d, calibration.tables, own)
-            told["profile"] |= _circle.errors(d, self.tables(d), own)
-            told["roofline"] |= _circle.errors(d, d.cost, own)
-            told["without_masks"] |= _circle.errors(d, bare, own)
+        self.say(f"calibrated on {len(split.learnt)} runs in {duration_s:.1f} s")
+        tables = calibration.tables
+        bare = split.calibrated(masks="no").tables if tables.masked_s > 0 else tables
+        settings = {s.name: s for s in (*self.plan.settings, FIFO)}
+        errors: dict[str, dict[str, dict[str, float]]] = {}
+        answers, priced = {}, {}
+        for name in dict.fromkeys(run.setting for run in runs):
+            own, d = [run for run in runs if run.setting == name], self.deployment(settings[name])
+            kinds = {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost, "without_masks": bare}
+            for kind, cost in kinds.items():
+                errors.setdefault(kind, {}).update(_circle.errors(d, cost, own))
+            priced[name] = replace(d, cost=tables)
             for run in own:
-                answers[run.name] = _circle.simulated(replace(d, cost=calibration.tables), run)
-                kept = _circle.as_simulated(answers[run.name], run)
-                write_records(kept, self.out / f"{run.name}.simulated.parquet")
-        found = _circle_rows.rows(prefix, told, runs, held, answers)
-        priced_by = {name: replace(self.deployment(s), cost=calibration.tables) for name, s in by_name.items()}
+                answers[run.name] = _circle.simulated(priced[name], run)
+                write_records(_circle.as_simulated(answers[run.name], run), self.out / f"{run.name}.simulated.parquet")
+        found = _circle_rows.rows(prefix, errors, runs, split.held_out, answers)
         blind = replace(split, scored=[]).calibrated().tables.errors
-        found[f"{prefix}.interval_coverage"] = _circle_coverage.row(priced_by, blind, held)
-        found[f"{prefix}.calibration"] = _circle_rows.of_calibration(
-            calibration, duration_s, learnt, runs, {"machine": self.machine, "runs": notes}
-        )
-        return found
+        found[f"{prefix}.interval_coverage"] = _circle_rows.coverage_row(priced, blind, split.held_out)
+        about = {"machine": self.machine, "runs": notes}
+        calibration_row = _circle_rows.calibration_row(calibration, duration_s, split.learnt, runs, about)
+        return found | {f"{prefix}.calibration": calibration_row}
 
 
 def main() -> None:
+    """Run the campaigns of the command line and print their rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
     parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--again", type=Path, help="measure nothing: take what this folder holds")
-    given = parser.parse_args()
-    only = given.only.split(",")
-    told = figures(given.out, given.fast, given.out, only, retry=given.retry)
-    for name, row in told.items():
+    parser.add_argument("--again", type=Path, help="measure nothing: use the runs of this folder")
+    args = parser.parse_args()
+    rows = figures(args.out, args.quick, args.out, args.only.split(","), again=args.again)
+    for name, row in rows.items():
         print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")
 
 

@@ -1,7 +1,7 @@
-"""A profiling folder in Vidur's layout and size, made from the roofline with 3 % noise.
+"""A profiling folder in Vidur's layout and size, generated from a roofline with 3 % noise.
 
-So that the benchmark of building cost tables needs no recorded data: 1,044 rows of token-level
-operators, about 29,000 of attention, 4,500 of collectives, as Vidur ships for Llama-2-70B.
+The benchmark of building cost tables therefore needs no recorded data: 1,044 rows of token-level operators, about
+29,000 of attention and 4,500 of collectives, as Vidur has for Llama-2-70B.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-TPS = (1, 2, 4, 8)
 TOKENS = np.concatenate([[1, 2, 4], np.arange(8, 1025, 8), np.arange(1040, 2049, 16), np.arange(2080, 4097, 32)])
 OPERATORS = {  # milliseconds at 4,096 tokens on one GPU
     "emb": 0.2,
@@ -30,16 +29,16 @@ SHAPE = {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672,
 
 
 def make(folder: Path, seed: int = 0) -> Path:
-    """Writes the folder; returns it."""
+    """Write the folder and return it."""
     rng = np.random.default_rng(seed)
     place = folder / "compute/a100/meta-llama/Llama-2-70b-hf"
     network = folder / "network/a100_pairwise_nvlink"
     place.mkdir(parents=True)
     network.mkdir(parents=True)
-    pl.concat([_mlp(tp, rng) for tp in TPS]).write_csv(place / "mlp.csv")
+    pl.concat([_operators(tp, rng) for tp in (1, 2, 4, 8)]).write_csv(place / "mlp.csv")
     pl.concat([_attention(tp, rng) for tp in (2, 4)]).write_csv(place / "attention.csv")
-    pl.concat([_network("all_reduce", tp, tp, rng) for tp in (2, 4)]).write_csv(network / "all_reduce.csv")
-    _network("send_recv", 2, 2, rng).write_csv(network / "send_recv.csv")
+    pl.concat([_network("all_reduce", tp, rng) for tp in (2, 4)]).write_csv(network / "all_reduce.csv")
+    _network("send_recv", 2, rng).write_csv(network / "send_recv.csv")
     return folder
 
 
@@ -47,15 +46,14 @@ def _noisy(milliseconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.round(milliseconds * rng.lognormal(0, 0.03, milliseconds.shape), 3)
 
 
-def _mlp(tp: int, rng: np.random.Generator) -> pl.DataFrame:
+def _operators(tp: int, rng: np.random.Generator) -> pl.DataFrame:
     times = {
         f"time_stats.{name}.median": _noisy(0.01 + full / tp * np.maximum(TOKENS, 96) / 4096, rng)
         for name, full in OPERATORS.items()
     }
+    shape = {name: pl.lit(value) for name, value in SHAPE.items()}
     frame = pl.DataFrame({**times, "num_tokens": TOKENS})
-    return frame.with_columns(
-        use_gated_mlp=True, num_tensor_parallel_workers=tp, **{k: pl.lit(v) for k, v in SHAPE.items()}
-    )
+    return frame.with_columns(use_gated_mlp=True, num_tensor_parallel_workers=tp, **shape)
 
 
 def _attention(tp: int, rng: np.random.Generator) -> pl.DataFrame:
@@ -67,21 +65,19 @@ def _attention(tp: int, rng: np.random.Generator) -> pl.DataFrame:
     chunk, done = chunk[fits], done[fits]
     decode = _noisy(0.012 + 4e-6 / tp * b * k, rng)
     prefill = _noisy(0.015 + 2e-7 / tp * chunk * (done + chunk / 2), rng)
-    frame = pl.DataFrame(
-        {
-            "time_stats.attn_decode.median": [*decode, *[None] * len(chunk)],
-            "time_stats.attn_prefill.median": [*[None] * len(b), *prefill],
-            "batch_size": [*b, *np.ones_like(chunk)],
-            "prefill_chunk_size": [*np.zeros_like(b), *chunk],
-            "kv_cache_size": [*k, *done],
-            "is_prefill": [*[False] * len(b), *[True] * len(chunk)],
-        }
-    )
-    return frame.with_columns(n_embd=8192, n_q_head=64, n_kv_head=8, block_size=16, num_tensor_parallel_workers=tp)
+    columns = {
+        "time_stats.attn_decode.median": [*decode, *[None] * len(chunk)],
+        "time_stats.attn_prefill.median": [*[None] * len(b), *prefill],
+        "batch_size": [*b, *np.ones_like(chunk)],
+        "prefill_chunk_size": [*np.zeros_like(b), *chunk],
+        "kv_cache_size": [*k, *done],
+        "is_prefill": [*[False] * len(b), *[True] * len(chunk)],
+    }
+    shape = {"n_embd": 8192, "n_q_head": 64, "n_kv_head": 8, "block_size": 16, "num_tensor_parallel_workers": tp}
+    return pl.DataFrame(columns).with_columns(**shape)
 
 
-def _network(name: str, workers: int, devices: int, rng: np.random.Generator) -> pl.DataFrame:
+def _network(name: str, workers: int, rng: np.random.Generator) -> pl.DataFrame:
     size = np.unique(np.geomspace(2048, 2**29, 2248).astype(np.int64))
-    times = _noisy(0.02 + size / 2e8, rng)
-    frame = pl.DataFrame({f"time_stats.{name}.median": times, "size": size})
-    return frame.with_columns(num_workers=workers, devices_per_node=devices, max_devices_per_node=4)
+    frame = pl.DataFrame({f"time_stats.{name}.median": _noisy(0.02 + size / 2e8, rng), "size": size})
+    return frame.with_columns(num_workers=workers, devices_per_node=workers, max_devices_per_node=4)

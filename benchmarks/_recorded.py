@@ -1,9 +1,10 @@
-"""Recorded runs of vLLM on GPUs, 300 requests each, simulated from kernels that were profiled on the same GPUs.
+"""Recorded runs of vLLM on GPUs, 300 requests each (LLMServingSim's examples, MIT).
 
-Requests, arrivals, limits and the count of KV blocks are the runs' own (LLMServingSim's examples, MIT); no constant is
-fitted to them. Kernels come from LLMServingSim's profile (vLLM 0.19, tables estimator chosen on held-out points), the
-host's time between steps is the roofline's default, and for TP 2 the link between the GPUs is the one that the
-run's config.json names for their own simulator. Their simulator's errors stand beside ours.
+``figures`` simulates them from kernels that were profiled on the same GPUs: requests, arrivals, limits and the number
+of KV blocks are the runs' own, no constant is fitted to them. Kernels come from LLMServingSim's profile (vLLM 0.19,
+tables estimator chosen on held-out points), the host's time between steps is the roofline's default, and for TP 2 the
+link between the GPUs is the one that the run's config.json names for their own simulator. ``calibrated`` calibrates the
+plain roofline to the first half of each run and scores it on the second.
 """
 
 from __future__ import annotations
@@ -17,29 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _intervals import of_scores
 
 from lengthwise import catalog
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
 from lengthwise.engine import deploy, simulate
-from lengthwise.metrics.statistics import column_of, drawn, resampled
+from lengthwise.measure import calibrate, read_foreign
+from lengthwise.measure.calibration import Calibration
+from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.specs import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
 ROOT = "data/profiles/llmservingsim"
-STATS = ("Mean", "Median", "P90", "P95", "P99")
+STATISTICS = {"Mean": "mean", "Median": "p50", "P90": "p90", "P95": "p95", "P99": "p99"}
+"""Of a latency, by LLMServingSim's name and by that of calibrations; a MAPE is over them."""
 QUANTILES = (50, 90, 95, 99)
-LATENCIES = ("ttft", "tpot", "latency")
-LONGEST_TOKENS = 8192
-DRAWS = 500
-SEED = 0
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "latency": "jct"}
+"""By LLMServingSim's name and by that of calibrations."""
+MAX_TOKENS, DRAWS, SEED = 8192, 500, 0
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recorded run: where it lies, of what, and where its kernels are."""
+    """A recorded run: its folder of measurements, and that of its GPU's kernels."""
 
     name: str
     folder: str
@@ -67,7 +71,7 @@ class Requests:
     """Columns of requests.jsonl in order of arrival; seconds since the first arrival on one clock.
 
     The file has arrivals on the wall clock and the rest on a monotonic one; the shortest hand-over of a
-    request to the engine is taken for none, which joins the two clocks.
+    request to the engine counts as instantaneous, which joins the two clocks.
     """
 
     arrival_s: np.ndarray
@@ -77,103 +81,100 @@ class Requests:
     prompt: np.ndarray
     output: np.ndarray
 
+    def latencies(self) -> dict[str, np.ndarray]:
+        """Return the measured latencies of each request."""
+        return latencies(self.arrival_s, self.first_s, self.last_s, self.output)
 
-def figures(shared: Path, fast: bool) -> dict:
-    """MAPE over the five statistics and the runs, of each latency; a quick look leaves out the interval."""
-    told = {run.name: of_run(shared, run, draws=0 if fast else DRAWS) for run in RUNS}
-    return {f"fidelity.recorded.{name}_mape": over_runs(name, told) for name in LATENCIES}
-
-
-def over_runs(name: str, report: dict[str, dict]) -> dict:
-    """The mean over the runs, with what each run says."""
-    runs = {run: of[name] for run, of in report.items()}
-    value = float(np.mean([of["mape"] for of in runs.values()]))
-    draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
-    ci = tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None
-    theirs = float(np.mean([of["llmservingsim_mape"] for of in runs.values()]))
-    return {"value": value, "ci": ci, "details": {"llmservingsim_mape": theirs, "runs": runs}}
-
-
-def of_run(shared: Path, run: Run, *, draws: int) -> dict:
-    """Errors of one run by latency."""
-    folder = shared / ROOT / "measured_runs" / run.folder
-    requests, theirs = read_requests(folder), summary(folder)
-    measured = latencies(requests.arrival_s, requests.first_s, requests.last_s, requests.output)
-    ours = simulated(shared, run, requests)
-    return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
-
-
-def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict:
-    """One latency, requests in order of arrival: errors of the five statistics, their mean, and per request."""
-    errors = statistics(own) / statistics(measured) - 1
-    each = np.abs(own / measured - 1)
-    return {
-        "mape": float(np.abs(errors).mean()),
-        "errors": dict(zip(STATS, errors.round(4).tolist(), strict=True)),
-        "measured_s": dict(zip(STATS, statistics(measured).round(4).tolist(), strict=True)),
-        "per_request_mape": round(float(each.mean()), 4),
-        "per_request_median": round(float(np.median(each)), 4),
-        "llmservingsim_errors": dict(zip(STATS, other, strict=True)),
-        "llmservingsim_mape": float(np.abs(other).mean()),
-        "draws": redrawn(measured, own, draws),
-    }
-
-
-def redrawn(measured: np.ndarray, own: np.ndarray, draws: int) -> list[float]:
-    """The mean error of the five statistics in draws of blocks of neighbours, which wait for each other."""
-    if not draws:
-        return []
-    weights = drawn(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
-    q = np.array(QUANTILES) / 100
-    told, real = (resampled(column_of(seconds), weights, q) for seconds in (own, measured))
-    mapes: list[float] = np.abs(told / real - 1).mean(axis=1).tolist()
-    return mapes
-
-
-def statistics(seconds: np.ndarray) -> np.ndarray:
-    """Mean, median, P90, P95, P99."""
-    return np.array([seconds.mean(), *np.percentile(seconds, QUANTILES)])
+    def simulated(self, deployment: Deployment) -> dict[str, np.ndarray]:
+        """Return the simulated latencies of each request."""
+        done = simulate(Workload(self.arrival_s, self.prompt, self.output), deployment, keep_steps=0).requests
+        return latencies(done.arrival_s, done.first_token_s, done.finished_s, self.output)
 
 
 def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
-    """TTFT, TPOT and latency of each request."""
+    """Return TTFT, TPOT and latency of each request."""
     tpot = (last_s - first_s) / np.maximum(output - 1, 1)
     return {"ttft": first_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
 
 
-def simulated(shared: Path, run: Run, requests: Requests) -> dict[str, np.ndarray]:
-    """Latencies of vLLM v1 on the same requests."""
-    workload = Workload(arrival_s=requests.arrival_s, prompt_tokens=requests.prompt, output_tokens=requests.output)
-    done = simulate(workload, deployment(shared, run)).requests
-    return latencies(done.arrival_s, done.first_token_s, done.finished_s, requests.output)
+def figures(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the mean over runs of each latency's MAPE over five statistics; a quick look omits the interval."""
+    found = {run.name: of_run(shared, run, draws=0 if quick else DRAWS) for run in RUNS}
+    rows = {}
+    for name in LATENCIES:
+        runs = {run: of[name] for run, of in found.items()}
+        draws = np.mean([of.pop("draws") for of in runs.values()], axis=0)
+        value, theirs = (float(np.mean([of[key] for of in runs.values()])) for key in ("mape", "llmservingsim_mape"))
+        ci = tuple(np.quantile(draws, [0.025, 0.975])) if len(draws) else None
+        rows[f"fidelity.recorded.{name}_mape"] = {
+            "value": value,
+            "ci": ci,
+            "details": {"llmservingsim_mape": theirs, "runs": runs},
+        }
+    return rows
+
+
+def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
+    """Return the errors of one run by latency."""
+    folder = shared / ROOT / "measured_runs" / run.folder
+    requests, theirs = read_requests(folder), summary(folder)
+    measured, ours = requests.latencies(), requests.simulated(deployment(shared, run))
+    return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
+
+
+def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict[str, Any]:
+    """Return the errors of the five statistics of a latency, requests in order of arrival, and their mean.
+
+    Draws are of blocks of neighbours, which wait for each other.
+    """
+    errors, each = statistics(own) / statistics(measured) - 1, np.abs(own / measured - 1)
+    mapes: list[float] = []
+    if draws:
+        weights = draw_blocks(np.random.default_rng(SEED), round(len(measured) ** 0.5), draws)
+        ours, real = (resample(sample_of(side), weights, np.array(QUANTILES) / 100) for side in (own, measured))
+        mapes = np.abs(ours / real - 1).mean(axis=1).tolist()
+    return {
+        "mape": float(np.abs(errors).mean()),
+        "errors": dict(zip(STATISTICS, errors.round(4).tolist(), strict=True)),
+        "measured_s": dict(zip(STATISTICS, statistics(measured).round(4).tolist(), strict=True)),
+        "per_request_median": round(float(np.median(each)), 4),
+        "llmservingsim_errors": dict(zip(STATISTICS, other, strict=True)),
+        "llmservingsim_mape": float(np.abs(other).mean()),
+        "draws": mapes,
+    }
+
+
+def statistics(seconds: np.ndarray) -> np.ndarray:
+    """Return mean, median, P90, P95, P99."""
+    return np.array([seconds.mean(), *np.percentile(seconds, QUANTILES)])
 
 
 def deployment(shared: Path, run: Run) -> Deployment:
-    """What ran, with costs from the kernels of its GPU."""
+    """Return the run's deployment with costs from the kernels of its GPU."""
     meta = json.loads(text(shared / ROOT / "measured_runs" / run.folder / "vllm" / "meta.json"))
-    given, blocks = meta["engine_kwargs"], meta.get("kv_cache", {}).get("num_gpu_blocks")
+    given, cache_facts = meta["engine_kwargs"], meta.get("kv_cache", {})
     limits = EngineLimits(
         max_num_seqs=given["max_num_seqs"],
         max_num_batched_tokens=given["max_num_batched_tokens"],
-        max_model_len=LONGEST_TOKENS,
-        watermark=0.0,  # vLLM v1 keeps none
-        enable_prefix_caching=meta.get("kv_cache", {}).get("enable_prefix_caching", True),  # v1's default
+        max_model_len=MAX_TOKENS,
+        watermark=0.0,  # vLLM v1 has none
+        enable_prefix_caching=cache_facts.get("enable_prefix_caching", True),  # v1's default
     )
+    node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
     cost = tables(shared, run, limits)
-    node = node_of(shared, run)
     return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
 
 
 @cache
 def tables(shared: Path, run: Run, limits: EngineLimits) -> CostTables:
-    """Cost tables from the kernels of the run's GPU."""
+    """Return cost tables from the kernels of the run's GPU."""
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
-    return fit_profile(profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, LONGEST_TOKENS)[0]
+    return fit_profile(profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, MAX_TOKENS)[0]
 
 
 def node_of(shared: Path, run: Run) -> NodeSpec:
-    """The catalog's node; between several GPUs the link of the run's config.json."""
+    """Return the catalog's node; between several GPUs with the link of the run's config.json."""
     node = catalog.default_node(catalog.gpu(run.gpu), run.tp)
     if run.tp == 1:
         return node
@@ -183,7 +184,7 @@ def node_of(shared: Path, run: Run) -> NodeSpec:
 
 
 def read_requests(folder: Path) -> Requests:
-    """The recorded requests."""
+    """Read the recorded requests."""
     rows = [json.loads(line) for line in text(folder / "vllm" / "requests.jsonl").splitlines()]
     rows.sort(key=lambda row: row["arrival_time"])
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
@@ -194,16 +195,45 @@ def read_requests(folder: Path) -> Requests:
 
 
 def summary(folder: Path) -> dict[str, list[float]]:
-    """Relative errors of LLMServingSim's simulator by latency, in the order of STATS, from its own table."""
-    told = text(folder / "validation" / "summary.txt")
+    """Read the relative errors of LLMServingSim's simulator by latency, in the order of STATISTICS."""
     line = re.compile(r"^(TTFT|TPOT|Latency) (\w+)\s+([\d.]+)\s+([\d.]+)", re.MULTILINE)
-    values = {(m[1].lower(), m[2]): float(m[4]) / float(m[3]) - 1 for m in line.finditer(told)}
-    return {name: [round(values[name, stat], 4) for stat in STATS] for name in LATENCIES}
+    found = line.finditer(text(folder / "validation" / "summary.txt"))
+    values = {(m[1].lower(), m[2]): round(float(m[4]) / float(m[3]) - 1, 4) for m in found}
+    return {name: [values[name, statistic] for statistic in STATISTICS] for name in LATENCIES}
 
 
 def text(path: Path) -> str:
-    """A file, packed or not."""
+    """Read a file, packed or not."""
     packed = path.with_name(path.name + ".gz")
-    if packed.exists():
-        return gzip.decompress(packed.read_bytes()).decode()
-    return path.read_text("utf-8")
+    return gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text("utf-8")
+
+
+def calibrated(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return errors on held-out requests over all runs, before and after a calibration; quick: of the first run."""
+    found = {run.name: calibration(shared, run) for run in (RUNS[:1] if quick else RUNS)}
+    rows: dict[str, Any] = {}
+    for name, metric in LATENCIES.items():
+        runs = {
+            run: {
+                s.statistic: [round(x, 4) for x in (s.before, s.after, s.low, s.high)]
+                for s in of.scores
+                if s.metric == metric
+            }
+            for run, of in found.items()
+        }
+        before, after = (
+            float(np.mean([abs(of[s][at]) for of in runs.values() for s in STATISTICS.values() if s in of]))
+            for at in (0, 1)
+        )
+        details = {"before": before, "runs": runs, "notes": {run: list(of.notes) for run, of in found.items()}}
+        rows[f"fidelity.calibrated.{name}_mape"] = {"value": after, "ci": of_scores(runs), "details": details}
+    return rows
+
+
+def calibration(shared: Path, run: Run) -> Calibration:
+    """Calibrate the roofline to the first half of a run; the one run that records its KV blocks has their number."""
+    small = run.gpu == "RTX-4090"
+    limits = EngineLimits(256 if small else 128, 2048, max_model_len=MAX_TOKENS)
+    roofline = deploy(run.model, run.gpu, tp=run.tp, limits=limits, num_blocks=2588 if small else None)
+    measured = read_foreign(shared / ROOT / "measured_runs" / run.folder / "vllm" / "requests.jsonl.gz")
+    return calibrate([measured], roofline, holdout=0.5, allow=("warnings",))

@@ -1,4 +1,4 @@
-"""A benchmark of several sections: chosen by name, skipped where their data are absent, kept in one file."""
+"""Benchmarks of several sections: chosen by name, skipped where their data are absent, saved in one file of results."""
 
 from __future__ import annotations
 
@@ -18,31 +18,36 @@ from typing import Any
 from _earlier import replaced
 from _harness import Row, show, strict_json
 
-ENDS = {"_error": "relative", "_coverage": "share", "_mape": "relative", "_ape": "relative", "_per_s": "1/s", "_s": "s"}
-"""The unit of a figure by the end of its name, where nothing else says it; the first that fits."""
-LOWER = ("relative", "s")
-"""Units of errors and of time: of them less is better."""
+UNITS = {
+    "_error": "relative",
+    "_coverage": "share",
+    "_mape": "relative",
+    "_ape": "relative",
+    "_per_s": "1/s",
+    "_s": "s",
+}
+"""Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
 VERSION = 1
-"""Of the rows kept in results; keys are only ever added within a version."""
+"""Version of the rows in results; within a version keys are only added."""
 
 
 @dataclass(frozen=True)
 class Sections:
-    """What a benchmark consists of.
+    """The parts of a benchmark.
 
     Attributes:
-        name: Results are kept in results/NAME.json.
-        about: First line of the help.
-        modules: Section to the file that has ``figures(shared, quick) -> {name: value}``; a value is a
-            number, a Row, or a mapping with "value" and details.
-        targets: Figure to (target, which way is better, unit).
-        own: Sections that are given as functions: ``own(shared, quick) -> {section: () -> rows}``.
-        campaigns: Words with which figures of campaigns begin, of which earlier ones are kept beside newer ones.
-        interval: The 95 % interval of a row that was saved without one, of what it keeps; None: it does not tell.
-        restated: The details of a row that was saved, with what can be told of them anew.
-        made: What every row keeps of the code that made it, asked for as the benchmark begins.
+        name: Rows are saved in results/NAME.json.
+        description: First line of the help.
+        modules: Section to "module" or "module:function"; the function (default ``figures``) takes (shared, quick)
+            and returns {name: value}, where a value is a number, a Row, or a mapping with "value" and details.
+        targets: Figure to (target, better, unit).
+        own: Sections given as functions: ``own(shared, quick) -> {section: () -> rows}``.
+        campaigns: Prefixes of figures whose earlier rows are archived when new runs replace them.
+        interval: The 95 % interval of a saved row without one, from its details.
+        restated: The details of a saved row, completed from what they contain.
+        made: Details that every new row gets about the code that made it.
     """
 
     name: str
@@ -57,45 +62,39 @@ class Sections:
 
     @property
     def results(self) -> Path:
-        """Where rows are kept."""
+        """The file of saved rows."""
         return RESULTS / f"{self.name}.json"
 
-    @property
-    def earlier(self) -> Path:
-        """Where rows of campaigns lie that newer ones replaced."""
-        return RESULTS / f"{self.name}-earlier.json"
-
-    def rows(self, section: str, shared: Path, *, fast: bool) -> list[Row]:
-        """The rows of a section that is a file; one that says why where its data are absent."""
+    def rows(self, section: str, shared: Path, *, quick: bool) -> list[Row]:
+        """Measure a section of ``modules``; return one row with the reason where packages or data are missing."""
+        module, _, function = self.modules[section].partition(":")
         try:
-            figures = importlib.import_module(self.modules[section]).figures
-            return [self.row(name, value) for name, value in figures(shared, fast).items()]
-        except (ModuleNotFoundError, FileNotFoundError) as error:  # a package or recorded data not here
-            return [Row(f"{section}.skipped", math.nan, "", math.nan, "higher", details={"skipped": str(error)})]
+            figures = getattr(importlib.import_module(module), function or "figures")
+            return [self.row(name, value) for name, value in figures(shared, quick).items()]
+        except (ModuleNotFoundError, FileNotFoundError) as error:
+            return [self.row(f"{section}.skipped", {"skipped": str(error)})]
 
     def row(self, name: str, value: Any) -> Row:
-        """A figure as a row, with its target."""
+        """Return a figure as a row with its target."""
         if isinstance(value, Row):
             return value
-        given = dict(value) if isinstance(value, Mapping) else {"value": value}
-        number = given.pop("value", math.nan)
+        rest = dict(value) if isinstance(value, Mapping) else {"value": value}
+        number = rest.pop("value", math.nan)
+        target, better, unit = self.stated(name, rest.pop("unit", ""))
+        target, better, ci = rest.pop("target", target), rest.pop("better", better), rest.pop("ci", None)
         number = float(number) if isinstance(number, int | float) else math.nan
-        target, better, unit = self.stated(name, given.pop("unit", ""))
-        target, better, ci = (
-            given.pop(key, usual) for key, usual in (("target", target), ("better", better), ("ci", None))
-        )
         ci = None if ci is None else (float(ci[0]), float(ci[1]))
-        return Row(name, number, unit, target, better, ci, details=given.pop("details", given))
+        return Row(name, number, unit, target, better, ci, details=rest.pop("details", rest))
 
     def stated(self, name: str, unit: str = "") -> tuple[float, str, str]:
-        """Target, which way is better, and unit of a figure: as stated for it, else by its unit and its name's end."""
+        """Return (target, better, unit) of a figure: from ``targets``, else from its unit and the end of its name."""
         if name in self.targets:
             return self.targets[name]
-        unit = unit or next((of for end, of in ENDS.items() if name.endswith(end)), "")
-        return math.nan, "lower" if unit in LOWER else "higher", unit
+        unit = unit or next((of for end, of in UNITS.items() if name.endswith(end)), "")
+        return math.nan, "lower" if unit in ("relative", "s") else "higher", unit
 
     def relabel(self) -> None:
-        """Gives saved rows units, ways, targets, intervals and details as told now; what was measured stays."""
+        """Restate units, targets, intervals and details of saved rows; measured values stay."""
         rows = _read(self.results)
         for row in rows:
             target, row["better"], row["unit"] = self.stated(row["name"], row["unit"])
@@ -107,67 +106,61 @@ class Sections:
         self.results.write_text("".join(strict_json(row) + "\n" for row in rows), "utf-8")
 
     def save(self, rows: list[Row]) -> None:
-        """Puts the rows into the file of results, in place of earlier ones of their names.
-
-        Those of a campaign that was measured anew go to the end of the file of earlier ones.
-        """
-        kept, now = {}, datetime.now(UTC).isoformat(timespec="minutes")
-        if self.results.exists():
-            kept = {row["name"]: row for row in _read(self.results)}
-        new = {row.name: asdict(row) | {"version": VERSION, "retained": now} for row in rows}
-        if gone := replaced(kept, new, self.campaigns):
-            with self.earlier.open("a", encoding="utf-8") as file:
+        """Replace the saved rows of the same names; archive those of a campaign that new runs replace."""
+        now = datetime.now(UTC).isoformat(timespec="minutes")
+        saved = {row["name"]: row for row in _read(self.results)} if self.results.exists() else {}
+        new = {row.name: asdict(row) | {"version": VERSION, "saved_at": now} for row in rows}
+        if gone := replaced(saved, new, self.campaigns):
+            with (RESULTS / f"{self.name}-earlier.json").open("a", encoding="utf-8") as file:
                 file.writelines(strict_json(row) + "\n" for row in gone)
-        kept |= new
-        self.results.write_text("".join(strict_json(kept[name]) + "\n" for name in sorted(kept)), "utf-8")
+        saved |= new
+        self.results.write_text("".join(strict_json(saved[name]) + "\n" for name in sorted(saved)), "utf-8")
 
     def take(self, path: Path) -> list[Row]:
-        """The rows of a campaign that was measured apart (rows.json of its folder)."""
-        known = ({key: one for key, one in row.items() if one is not None} for row in _read(path))
+        """Read the rows of a campaign that was measured apart (rows.json of its folder)."""
+        known = ({key: part for key, part in row.items() if part is not None} for row in _read(path))
         return [self.row(row.pop("name"), row) for row in known]
 
     def main(self) -> None:
-        """Parses the command line, runs the chosen sections, shows and perhaps keeps their rows."""
+        """Parse the command line, measure the chosen sections, print and optionally save their rows."""
         parser = argparse.ArgumentParser(description=self.description)
         parser.add_argument("--json", action="store_true", help="print JSON lines")
         parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
-        parser.add_argument("--only", default="", help="sections or figures' first words, with commas")
+        parser.add_argument("--only", default="", help="sections or the first words of their names, with commas")
         parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
-        parser.add_argument("--save", action="store_true", help=f"keep the rows in results/{self.name}.json")
+        parser.add_argument("--save", action="store_true", help=f"save the rows in results/{self.name}.json")
         parser.add_argument("--relabel", action="store_true", help="measure nothing: restate units and targets")
         parser.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
-        given = parser.parse_args()
-        if given.relabel:
+        args = parser.parse_args()
+        if args.relabel:
             self.relabel()
             return
-        if given.take:
-            taken = self.take(given.take)
-            if given.save:
+        if args.take:
+            taken = self.take(args.take)
+            if args.save:
                 self.save(taken)
-            show(taken, as_json=given.json)
+            show(taken, as_json=args.json)
             return
-        own = self.own(given.shared, given.fast)
-        known = [*own, *self.modules]
-        wanted = [name for name in given.only.split(",") if name] or known
-        chosen = [name for name in known if any(name == w or name.startswith(f"{w}.") for w in wanted)]
+        own = self.own(args.shared, args.quick)
+        names = [*own, *self.modules]
+        wanted = [name for name in args.only.split(",") if name] or names
+        chosen = [name for name in names if any(name == w or name.startswith(f"{w}.") for w in wanted)]
         if not chosen:
-            parser.error(f"--only knows {', '.join(known)}")
-        rows: list[Row] = []
-        made = self.made()
+            parser.error(f"--only must name sections of {', '.join(names)}; got {args.only}")
+        rows, made = [], self.made()
         for name in chosen:
             start = time.perf_counter()
-            found = own[name]() if name in own else self.rows(name, given.shared, fast=given.fast)
+            found = own[name]() if name in own else self.rows(name, args.shared, quick=args.quick)
             print(f"{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
             for row in found:
                 if "skipped" in row.details:
                     print(f"{row.name}: {row.details['skipped']}", file=sys.stderr)
             found = [replace(row, details={**made, **row.details}) for row in found if "skipped" not in row.details]
-            if given.save:
-                self.save(found)  # what was measured is kept, whatever the next section meets
+            if args.save:
+                self.save(found)  # after each section: an error in the next one must not lose these rows
             rows += found
-        show(rows, as_json=given.json)
+        show(rows, as_json=args.json)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of results, one a line."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""A real vLLM on this machine's CPU: its environment, its start, the processor time it takes."""
+"""A real vLLM on this machine's CPU: its environment, its start, and runs with its log and processor time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ QUIET = {
 
 
 def require() -> str:
-    """The interpreter of the engine's environment; raises FileNotFoundError that says how to make it."""
+    """Return the interpreter of the engine's environment.
+
+    Raises:
+        FileNotFoundError: It is not installed.
+    """
     if not PYTHON.exists():
         raise FileNotFoundError(f"no real engine in {PYTHON.parents[1]}: make engine")
     return str(PYTHON)
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """A folder with a model of random weights and its tokenizer."""
+    """Write a model of random weights and its tokenizer to a folder."""
     words = [require(), str(MAKE_MODEL), str(folder), size]
     subprocess.run(words, check=True, capture_output=True, timeout=300)
     return folder
@@ -50,7 +54,7 @@ def make_model(folder: Path, size: str) -> Path:
 
 @contextlib.contextmanager
 def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> Iterator[LocalEngine]:
-    """The deployment served by a vLLM on one thread, its iterations logged; it sees this package's source."""
+    """Serve the deployment by vLLM on one CPU thread that logs its iterations and imports this package's source."""
     port = free_port()
     launch = vllm_launch(deployment, model=str(model), served_name=model.name, port=port, device="cpu")
     module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
@@ -62,7 +66,7 @@ def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> 
 
 
 def cpu_seconds(group: int) -> float:
-    """Processor time that the living processes of a group have had; 0 where there is no /proc."""
+    """Return the processor time of the living processes of a group; 0 where there is no /proc."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -73,10 +77,17 @@ def cpu_seconds(group: int) -> float:
 
 
 class Watched:
-    """A served engine under load: its log's iterations and its processor time beside each run.
+    """A served engine under load, with its log's iterations and its processor time for each run.
 
-    ``scrape``: records keep the server's counters, too, which tell of steps where the log's seconds are not theirs.
-    ``deployment``: what they keep of what is served, as ``bench`` takes it.
+    Args:
+        url: Of the server.
+        model: Served name.
+        log: The engine's log.
+        group: Process group of the engine.
+        notes: Receives notes by the runs' names.
+        out: Folder for the logs of iterations.
+        scrape: Records contain the server's counters, which count steps where the log's seconds do not.
+        deployment: Facts of the served deployment for the records.
     """
 
     def __init__(
@@ -97,7 +108,7 @@ class Watched:
         self.message = b""
 
     def bench(self, workload: Workload) -> Measured:
-        """The run of ``bench``, and what the engine did meanwhile."""
+        """Run ``bench``; remember the engine's log and processor time of the run."""
         at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})
         measured = bench(server, workload, scrape=self.scrape, deployment=self.deployment)
@@ -111,21 +122,16 @@ class Watched:
         return measured
 
     def named(self, name: str) -> None:
-        """Keeps what the last run left under its name."""
+        """Add the notes of the last run; save the log of the run that a calibration reads."""
         path = iterations_of(self.out, name)
         path.write_bytes(b"\n".join(line for line in self.message.splitlines() if b"Iteration(" in line))
         steps = read_iterations(path)
-        if not name.endswith("-half-0"):  # what is calibrated on
+        if not name.endswith("-half-0"):
             path.unlink()
-        alone = (steps.prefill_tokens == 0) & (steps.decode_seqs == 1)
-        alone_ms = round(1000 * float(np.median(steps.seconds[alone])), 3) if alone.any() else None
-        self.notes[name] = self.last | {
-            "iterations": len(steps),
-            "iterations_s": round(float(steps.seconds.sum()), 3),
-            "decode_alone_ms": alone_ms,
-        }
+        total_s = round(float(steps.seconds.sum()), 3)
+        self.notes[name] = self.last | {"iterations": len(steps), "iterations_s": total_s}
 
 
 def iterations_of(folder: Path, run: str) -> Path:
-    """Where the engine's log of a run is kept."""
+    """Return the path of the engine's log of a run."""
     return folder / f"{run}.iterations.log"

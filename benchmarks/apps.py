@@ -1,4 +1,4 @@
-"""Applications of several models: the paper's studies in simulation, the search, the optimum, and the runner's cost."""
+"""Applications of several models: SamuLLM's studies in simulation, search time, optima, the runner, real engines."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from _sections import Sections
 
 STUDIES = ("ensembling", "routing", "chain", "mixed")
 MODULES = {
-    "runner": "_apps_runner",
-    "drain": "_apps_drain",
-    "search": "_apps_search",
-    "exact": "_apps_exact",
-    "ensembling": "_apps_ensembling",
-    "routing": "_apps_routing",
-    "chain": "_apps_chain",
-    "mixed": "_apps_mixed",
-    "ablation": "_apps_ablation",
-    "greedy": "_apps_greedy",
+    "runner": "_apps_runner:overhead",
+    "drain": "_apps_runner:million",
+    "search": "_apps_studies:search",
+    "exact": "_apps_studies:optima",
+    **{study: f"_apps_studies:{study}_study" for study in STUDIES},
+    "ablation": "_apps_studies:ablation",
+    "greedy": "_apps_studies:greedy",
     "live": "_apps_live",
 }
 
-TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
+TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
     **{
         f"apps.{study}.speedup_over_{other}_{end}": (1.0, "higher", "times")
         for study, other, end in product(STUDIES, ("max", "min"), ("lowest", "highest"))

@@ -1,14 +1,13 @@
-"""How fast cost tables are read by compiled code and built from each source."""
+"""How fast compiled code reads cost tables, and how long each source takes to build them."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from _harness import Row, arguments, best_cpu_s, fresh_process, machine, show
+from _harness import Row, arguments, best_cpu_s, fresh_process, machine, show, summary
 from _made_profile import make
 
 from lengthwise import EngineLimits, _jit, catalog, cost
@@ -16,13 +15,18 @@ from lengthwise.cost import _lookup
 from lengthwise.engine.step_time import CostReader
 from lengthwise.schema.deployment import Parallelism
 
-LIMITS = EngineLimits(max_num_seqs=256, max_num_batched_tokens=512)
-PARALLEL = Parallelism(tp=4)
-MODEL, GPU, NODE = (catalog.model("llama-2-70b"), catalog.gpu("A100-80GB"), catalog.node("a100_pairwise_nvlink"))
+ROOFLINE = (
+    catalog.model("llama-2-70b"),
+    catalog.gpu("A100-80GB"),
+    catalog.node("a100_pairwise_nvlink"),
+    Parallelism(tp=4),
+    EngineLimits(max_num_seqs=256, max_num_batched_tokens=512),
+    4096,
+)
 
 
 def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
-    """The iteration time of many different steps: every table read, as the kernel does."""
+    """Write the iteration time of many different steps: every table is read, as in the kernel."""
     for i in range(len(out)):
         tokens, seqs = decodes[i] + chunks[i], decodes[i] + (1 if chunks[i] > 0 else 0)
         layer = _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 0)
@@ -39,48 +43,33 @@ def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
 
 
 def lookups(count: int, repeats: int) -> Row:
-    tables = _lookup.pack(cost.roofline(MODEL, GPU, NODE, PARALLEL, LIMITS, 4096))
+    """Measure step times per second; they equal those of the plain reader."""
+    built = cost.roofline(*ROOFLINE)
     rng = np.random.default_rng(0)
     decodes = rng.integers(1, 257, count)
     kv_tokens = decodes * rng.integers(1, 4000, count)
     chunks = np.where(rng.random(count) < 0.5, 0, rng.integers(1, 257, count))
-    contexts = rng.integers(0, 3800, count)
-    out = np.empty(count)
-    types = (_jit.type_of(a) for a in (tables, decodes, kv_tokens, chunks, contexts, out))
-    fast = _jit.compile_now(step_times, _jit.none(*types), cached=False)
-    fast(tables, decodes, kv_tokens, chunks, contexts, out)
-    check(out, decodes, kv_tokens, chunks, contexts)
-    median, all_s = best_cpu_s(lambda: fast(tables, decodes, kv_tokens, chunks, contexts, out), repeats)
-    details = {"lookups": count, "with_prefill_share": 0.5, "machine": machine()}
-    spread = (count / max(all_s), count / min(all_s))
-    return Row("cost.lookups_per_s", count / median, "1/s", 1e7, "higher", spread, details)
-
-
-def check(out, decodes, kv_tokens, chunks, contexts):
-    """The compiled times are those of the plain reader."""
-    reader = CostReader(cost.roofline(MODEL, GPU, NODE, PARALLEL, LIMITS, 4096))
+    columns = (_lookup.pack(built), decodes, kv_tokens, chunks, rng.integers(0, 3800, count), np.empty(count))
+    compiled = _jit.compile_now(step_times, _jit.none(*map(_jit.type_of, columns)), cached=False)
+    compiled(*columns)
+    reader, (*_, contexts, out) = CostReader(built), columns
     for i in range(200):
         prompts = [(int(chunks[i]), int(contexts[i]))] if chunks[i] else []
         plain = sum(reader.step(int(decodes[i]), int(kv_tokens[i]), prompts).stages_s)
         assert abs(plain - out[i]) <= 1e-12 * plain, (i, plain, out[i])
+    median, all_s = best_cpu_s(lambda: compiled(*columns), repeats)
+    spread = (count / max(all_s), count / min(all_s))
+    return Row("cost.lookups_per_s", count / median, "1/s", 1e7, "higher", spread, {"machine": machine()})
 
 
 def roofline_build(repeats: int) -> Row:
-    seconds = []
+    """Measure the wall time to build tables from the roofline."""
+    times = [time.perf_counter()]
     for _ in range(repeats):
-        start = time.perf_counter()
-        tables = cost.roofline(MODEL, GPU, NODE, PARALLEL, LIMITS, 4096)
-        seconds.append(time.perf_counter() - start)
-    assert np.isfinite(tables.decode_s).all()
-    return Row(
-        "cost.roofline_build_s",
-        statistics.median(seconds),
-        "s",
-        0.3,
-        "lower",
-        (min(seconds), max(seconds)),
-        {"machine": machine()},
-    )
+        assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
+        times.append(time.perf_counter())
+    found = summary(np.diff(times).tolist())
+    return Row("cost.roofline_build_s", found["value"], "s", 0.3, "lower", found["ci"], {"machine": machine()})
 
 
 BUILD = """
@@ -99,36 +88,34 @@ print(json.dumps(out))
 
 
 def vidur_build(estimator: str, suffix: str, repeats: int) -> list[Row]:
-    """Cold into an empty cache, then warm, each in a process of its own; imports apart."""
-    cold, warm = [], []
+    """Measure builds into an empty cache, then from it, each in a process of its own; imports do not count."""
+    runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = make(Path(scratch) / "profiling")
         for i in range(repeats):
             code = BUILD.format(folder=str(folder), estimator=estimator, cache=f"{scratch}/cache{i}")
-            cold.append(fresh_process(code)["out"])
-            warm.append(fresh_process(code)["out"])
-            assert warm[-1]["layer_s"] == cold[-1]["layer_s"], "a stored table differs from the built one"
-            assert cold[-1]["worst"] < 0.1, "the fit does not follow its own profile"
+            for found in runs.values():
+                found.append(fresh_process(code)["out"])
+            assert runs["warm"][-1]["layer_s"] == runs["cold"][-1]["layer_s"], (
+                "a stored table differs from the built one"
+            )
+            assert runs["cold"][-1]["worst"] < 0.1, "the fit does not follow its own profile"
     rows = []
-    for name, runs, target in (("cold", cold, 10.0), ("warm", warm, 0.2)):
-        seconds = [run["build_s"] for run in runs]
-        details = {
-            "estimator": estimator,
-            "import_s": runs[0]["import_s"],
-            "profile": "made, Vidur's size",
-            "machine": machine(),
-        }
-        middle, spread = statistics.median(seconds), (min(seconds), max(seconds))
-        rows.append(Row(f"cost.vidur{suffix}_build_{name}_s", middle, "s", target, "lower", spread, details))
+    for name, target in (("cold", 10.0), ("warm", 0.2)):
+        found = summary([run["build_s"] for run in runs[name]])
+        details = {"estimator": estimator, "import_s": runs[name][0]["import_s"], "machine": machine()}
+        figure = f"cost.vidur{suffix}_build_{name}_s"
+        rows.append(Row(figure, found["value"], "s", target, "lower", found["ci"], details))
     return rows
 
 
 def main() -> None:
+    """Measure and print all figures."""
     args = arguments(__doc__ or "")
-    repeats = 2 if args.fast else 5
-    rows = [lookups(1_000_000 if args.fast else 5_000_000, repeats), roofline_build(repeats)]
+    repeats = 2 if args.quick else 5
+    rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), roofline_build(repeats)]
     rows += vidur_build("monotone", "", repeats)
-    rows += vidur_build("random_forest", "_forest", 1 if args.fast else 2)
+    rows += vidur_build("random_forest", "_forest", 1 if args.quick else 2)
     show(rows, as_json=args.json)
 
 

@@ -1,13 +1,11 @@
-"""ExeGPT's evaluation: the best schedule under a latency bound beside FasterTransformer and today's engines.
+"""ExeGPT's evaluation: the best schedule under a latency bound, FasterTransformer and today's engines.
 
-``figures`` takes every model and task under four bounds, ``reasons`` two readings that move its gains, ``choices``
-is Table 6, ``monotone`` Table 5, ``variance`` Table 7, ``drift`` Figure 11, ``real`` Figure 10 on recorded lengths (in
-the folder ``shared`` beside the checkout, or LENGTHWISE_SHARED, or --shared; skipped where absent), ``search`` how long
-choices take, ``regret`` what they miss, ``instances`` Bayesian search and random instances beside, ``engine`` how far
-estimates are from the event engine, ``bounds`` whether what is chosen keeps its bound there, ``live`` how far from a
-CPU vLLM that is held to schedules (where ``make engine`` made one; on a machine that does nothing else),
-``systems.MODEL`` the other systems and ``gain_over`` the gains over them. --save keeps the rows
-in results/exegpt.json, from which docs/exegpt.md is made (python docs/generate_exegpt.py).
+Sections: ``figures`` (every model and task under four bounds), ``reasons`` (two readings that move the gains),
+``choices`` (Table 6), ``real`` (Figure 10, recorded lengths from the folder ``shared``), ``drift`` (Figure 11),
+``monotone`` (Table 5), ``search`` (time), ``regret``, ``instances`` (Bayesian search, random instances), ``variance``
+(Table 7), ``engine`` (errors of estimates), ``bounds`` (choices meet their bound), ``live`` (a CPU vLLM from
+``make engine``, on an otherwise idle machine), ``systems.MODEL`` and ``gain_over`` (other systems). ``make tables``
+renews docs/exegpt.md from the saved rows.
 """
 
 from __future__ import annotations
@@ -15,28 +13,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from _harness import Row
 from _sections import Sections
 
 MODULES = {
-    "choices": "_exegpt_choices",
-    "figures": "_exegpt_figures",
-    "reasons": "_exegpt_reasons",
-    "real": "_exegpt_real",
-    "monotone": "_exegpt_monotone",
-    "drift": "_exegpt_drift",
-    "search": "_exegpt_search",
-    "regret": "_exegpt_regret",
-    "instances": "_exegpt_instances",
-    "variance": "_exegpt_variance",
-    "engine": "_exegpt_engine",
-    "bounds": "_exegpt_bounds",
+    "choices": "_exegpt_gains:table6",
+    "figures": "_exegpt_gains",
+    "reasons": "_exegpt_gains:reasons",
+    "real": "_exegpt_gains:real",
+    "drift": "_exegpt_gains:drifts",
+    "monotone": "_exegpt_search:monotonicity",
+    "search": "_exegpt_search:search",
+    "regret": "_exegpt_search:regret",
+    "instances": "_exegpt_search:instances",
+    "variance": "_exegpt_engine:variance",
+    "engine": "_exegpt_engine:errors",
+    "bounds": "_exegpt_engine:bounds",
     "live": "_exegpt_live",
 }
 
-TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
+TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
     "exegpt.gain_small_mid": (2.0, "higher", "times"),
     "exegpt.gain_large": (3.2, "higher", "times"),
     "exegpt.gain_all": (2.9, "higher", "times"),
@@ -50,15 +47,15 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
 }
 
 
-def systems(_: Path, fast: bool) -> Mapping[str, Callable[[], list[Row]]]:
-    """A section a model, and one that puts them together."""
+def systems(_: Path, quick: bool) -> Mapping[str, Callable[[], list[Row]]]:
+    """Return a section per model of the other systems, and one of the gains over them."""
     import _exegpt_systems
 
-    def rows(figures: Callable[[], dict[str, Any]]) -> list[Row]:
-        return [SECTIONS.row(name, value) for name, value in figures().items()]
-
-    found = _exegpt_systems.sections(fast)
-    return {name: (lambda figures=figures: rows(figures)) for name, figures in found.items()}
+    found = _exegpt_systems.sections(quick)
+    return {
+        name: (lambda figures=figures: [SECTIONS.row(*one) for one in figures().items()])
+        for name, figures in found.items()
+    }
 
 
 SECTIONS = Sections("exegpt", (__doc__ or "").splitlines()[0], MODULES, TARGETS, systems)

@@ -1,16 +1,14 @@
-"""Fidelity: what was predicted against what was measured, for every ground truth that this machine allows.
+"""Fidelity: predictions against measurements, for every ground truth that this machine allows.
 
-``live`` starts real engines (make engine torch); ``recorded``, ``calibrated`` and ``silicon`` read recorded runs
-from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and say where it is absent;
-``coverage`` calibrates to planted runs, ``counters`` to planted runs whose server counted as vLLM does; ``times``
-takes the time of calibrations; ``brackets`` counts how many measured values model intervals hold; ``profiles``
-measures this machine's operators; ``gpu`` does the campaign of gpu_campaign.py where torch finds a CUDA GPU.
+``live`` starts real engines (make engine torch); ``recorded``, ``calibrated``, ``silicon`` and ``brackets`` read
+recorded runs from the folder ``shared`` beside the checkout (or LENGTHWISE_SHARED, or --shared) and are skipped with
+a reason where it is absent; ``coverage`` calibrates to planted runs, ``counters`` to planted runs whose server counts as
+vLLM does; ``times`` measures the time of calibrations; ``profiles`` measures this machine's operators; ``gpu`` runs the
+campaign of gpu_campaign.py where torch finds a CUDA GPU.
 
---save keeps the rows in results/fidelity.json, from which docs/fidelity.md is made (python docs/generate_fidelity.py),
-and those of campaigns that newer ones replace in results/fidelity-earlier.json; --take ROWS.JSON does so
-with a campaign that was measured apart (_live.py --out); --relabel restates units, targets and which way is better in
-that file without measuring, gives rows that have no interval the one that their own runs tell, and says anew how wide
-intervals are and whether code was frozen before runs.
+--save writes the rows to results/fidelity.json, from which `make tables` renews docs/fidelity.md, and moves those of
+campaigns that newer ones replace to results/fidelity-earlier.json; --take ROWS.JSON does so with a campaign that was
+measured apart (_live.py --out).
 """
 
 from __future__ import annotations
@@ -18,24 +16,22 @@ from __future__ import annotations
 import sys
 
 import _frozen
-import _restated
-from _intervals import of_kept
 from _sections import Sections
 
 MODULES = {
     "live": "_live",
     "recorded": "_recorded",
-    "calibrated": "_calibrate",
-    "coverage": "_coverage",
-    "counters": "_counters",
-    "times": "_calibrate_time",
+    "calibrated": "_recorded:calibrated",
+    "coverage": "_planted:coverage",
+    "counters": "_planted:counters",
+    "times": "_planted:times",
     "silicon": "_silicon",
     "brackets": "_brackets",
     "profiles": "_profiles",
     "gpu": "_gpu",
 }
 
-TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is better, unit
+TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "fidelity.live.jct_p50_error": (0.10, "lower", "relative"),
     "fidelity.live.jct_p95_error": (0.10, "lower", "relative"),
     "fidelity.live.ttft_p50_error": (0.10, "lower", "relative"),
@@ -60,14 +56,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, which way is bet
 
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
 SECTIONS = Sections(
-    "fidelity",
-    __doc__.splitlines()[0],
-    MODULES,
-    TARGETS,
-    campaigns=CAMPAIGNS,
-    interval=of_kept,
-    restated=_restated.of_kept,
-    made=_frozen.making,
+    "fidelity", __doc__.splitlines()[0], MODULES, TARGETS, campaigns=CAMPAIGNS, made=_frozen.making
 )
 
 if __name__ == "__main__":

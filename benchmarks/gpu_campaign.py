@@ -1,25 +1,26 @@
-"""A GPU's round: profile a Llama of 8 billion random weights, serve it for real, calibrate, simulate, compare.
+"""A GPU's campaign: profile a Llama of 8 billion random weights, serve it, calibrate, simulate, compare.
 
-    python benchmarks/gpu_campaign.py [--out FOLDER] [--budget 470]   seconds in all, nobody needed
+    python benchmarks/gpu_campaign.py [--out FOLDER] [--budget 470]   seconds in total, unattended
     python benchmarks/gpu_campaign.py --device cpu --tiny              the same code without a GPU, two minutes
 
 It needs numpy, scipy, polars, numba, platformdirs, torch and transformers in one environment (or the engine's two
 in another: --engine-python), lengthwise installed or this checkout, no network and no downloads. An image for GPUs may
-lack polars, which writes profile and records, and platformdirs, which says where compiled code is kept. On a machine
+lack polars, which writes profile and records, and platformdirs, which locates the cache of compiled code. On a machine
 without network install wheels of both that were fetched elsewhere, for the image's Python:
 
     pip download --only-binary=:all: --dest wheels polars platformdirs      (polars brings polars-runtime-32)
     pip install --no-index --find-links wheels polars platformdirs          (or --target FOLDER, on PYTHONPATH)
 
-The engine is
-transformers' continuous batching. What is measured is written as it comes: points of the profile, the profile
-(Parquet), each run's records, progress.json, and at last rows.json. Repeats that the budget has no time for are
-left out. A GPU with less memory gets a Llama of one billion.
+The engine is transformers' continuous batching. Measurements are written as they come: points of the profile, the
+profile (Parquet), each run's records, progress.json, and at last rows.json. Repeats that the budget has no time for
+are left out. A GPU with less memory gets a Llama of one billion.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -27,41 +28,40 @@ import platform
 import sys
 import threading
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import _frozen
-from _gpu_plan import BLOCK, TINY, Clock, Plan, UnfitError, as_installed, chosen
+from _gpu import BLOCK, RESULTS, Clock, Plan, UnfitError, as_installed, chosen
 
-__all__ = ["TINY"]
 HERE = Path(__file__).resolve().parent
 GRACE_S = 5.0
-RESULTS = HERE / "results" / "gpu"
 if importlib.util.find_spec("lengthwise") is None:
     sys.path[:0] = [str(HERE.parent / "src"), as_installed(HERE.parent)]
 
 
 def main() -> int:
+    """Run the campaign of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for profile, records and rows")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="a small model: to try the script")
     parser.add_argument("--budget", type=float, default=470.0, metavar="SECONDS", help="for all of it")
     parser.add_argument("--engine-python", default=sys.executable, help="has torch and transformers")
-    given = parser.parse_args()
-    if given.budget <= 0:
-        parser.error(f"--budget must be above 0 s; it is {given.budget:g}")
-    clock = Clock(given.budget)
-    end_at(given.budget + GRACE_S)
+    args = parser.parse_args()
+    if args.budget <= 0:
+        parser.error(f"--budget must be above 0 s; got {args.budget:g}")
+    clock = Clock(args.budget)
+    end_at(args.budget + GRACE_S)
     try:
-        plan = chosen(given)
+        plan = chosen(args)
     except UnfitError as error:
         print(error, file=sys.stderr)
         return 2
     from lengthwise.schema.errors import LengthwiseError
 
-    campaign = Campaign(given.out.resolve(), given.device, plan, given.engine_python, clock)
+    campaign = Campaign(args.out.resolve(), args.device, plan, args.engine_python, clock)
     try:
         return campaign.run()
     except LengthwiseError as error:
@@ -70,21 +70,20 @@ def main() -> int:
 
 
 def end_at(seconds: float) -> None:
-    """Ends this process then, whatever it is doing; its engine ends soon after it."""
+    """End this process after some seconds in any state; its engine ends soon after it."""
     timer = threading.Timer(seconds, lambda: os._exit(4))
     timer.daemon = True
     timer.start()
 
 
 class Campaign:
-    """One round on one device within a budget, its files in a folder."""
+    """One campaign on one device within a budget, its files in a folder."""
 
     def __init__(self, out: Path, device: str, plan: Plan, python: str, clock: Clock) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.device, self.plan, self.python, self.clock = out, device, plan, python, clock
-        self.report: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "message": []}
+        self.report: dict[str, Any] = {"plan": plan.name, "budget_s": clock.budget_s, "messages": []}
         self.runs: list[Any] = []
-        self.known: dict[str, Any] = {}
         self.measured_by = _frozen.of_measuring()
         for old in (*out.glob("*.measured.parquet"), *out.glob("*.simulated.parquet"), out / "rows.json"):
             old.unlink(missing_ok=True)
@@ -92,10 +91,10 @@ class Campaign:
         self.config.write_text(json.dumps(dict(plan.config), indent=1))
 
     def say(self, text: str) -> None:
-        """To people, and to progress.json."""
+        """Print a line with the elapsed seconds, and add it to progress.json."""
         line = f"{self.clock.elapsed_s:6.1f} s  {text}"
         print(line, file=sys.stderr, flush=True)
-        self.report["message"].append(line.strip())
+        self.report["messages"].append(line.strip())
         self._write("progress.json", [self.report])
 
     def _write(self, name: str, lines: list[dict[str, Any]]) -> None:
@@ -106,7 +105,7 @@ class Campaign:
         write_whole(self.out / name, "".join(strict_json(line) + "\n" for line in lines).encode())
 
     def run(self) -> int:
-        """Profile, measure, calibrate, simulate, compare; every file as soon as it is there."""
+        """Profile, measure, calibrate, simulate, compare; write every file as soon as possible."""
         import _circle
         from _device import device_of
 
@@ -116,13 +115,11 @@ class Campaign:
         setting = _circle.Setting("fifo", plan.seqs, plan.step_tokens)
         limits = replace(setting.limits(plan.max_model_len, BLOCK), weight_dtype=plan.dtype, kv_dtype=plan.dtype)
         base = _circle.deployment_of(str(self.config), self.gpu, limits, plan.blocks)
-        self.known = {"deployment": _circle.facts_of(base)}
         tables = self._profiled(base)
-        metadata = self._measured(setting, base)
-        return self._comparison(base, tables, metadata)
+        return self._comparison(base, tables, self._measured(setting, base))
 
     def _profiled(self, d: Any) -> Any:
-        """Cost tables of the profile; the roofline's where there is none."""
+        """Return cost tables of the profile; the roofline's where profiling fails."""
         from lengthwise.cost.estimators import fit_profile
         from lengthwise.cost.profiles import write_profile
         from lengthwise.measure.operators import measure_profile
@@ -130,7 +127,6 @@ class Campaign:
 
         plan, points = self.plan, self.out / "profile.points.jsonl"
         points.unlink(missing_ok=True)
-        words = {"threads": 1} if self.device == "cpu" else {}
         try:
             profile = measure_profile(
                 d.model,
@@ -141,24 +137,24 @@ class Campaign:
                 max_seqs=plan.seqs,
                 max_context=plan.max_model_len,
                 resume=points,
-                **words,
+                **({"threads": 1} if self.device == "cpu" else {}),
             )
             write_profile(profile, self.out / "profile.parquet")
             self.say("; ".join((f"profile of {len(profile)} points", *profile.metadata.notes)))
-            tables, _ = fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)
-        except Exception as error:  # noqa: BLE001 - nobody is there to start the rest again
-            told = error if isinstance(error, InputError) else traceback.format_exc()
-            self.say(f"no profile, the roofline stands for it: {told}")
+            return fit_profile(profile, d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len)[0]
+        except Exception as error:  # noqa: BLE001 - the campaign is unattended
+            reason = error if isinstance(error, InputError) else traceback.format_exc()
+            self.say(f"no profile, the roofline replaces it: {reason}")
             return d.cost
         finally:
             free(self.device)
-        return tables
 
     def _measured(self, setting: Any, base: Any) -> dict[str, Any]:
-        """What the engine says of itself; the runs, as far as the time and the engine went, are in ``runs``."""
+        """Return the engine's metadata; ``runs`` are as many as time and engine allowed."""
         import _circle
         import _continuous
 
+        from lengthwise import simulate
         from lengthwise.schema.errors import EngineError
 
         plan, clock = self.plan, self.clock
@@ -173,28 +169,36 @@ class Campaign:
             "block-size": BLOCK,
         }
         metadata: dict[str, Any] = {}
-        compiling = threading.Thread(target=compiled, args=(base, lengths), daemon=True)
-        compiling.start()  # while the engine starts
+        # compiles the simulator while the engine starts, so that the end does not wait for it
+        first = lengths.workload(4, 0, None, "compile")
+        compiling = threading.Thread(target=simulate, args=(first, base), daemon=True)
+        compiling.start()
         try:
             with _continuous.started(self.python, self.config, flags, clock.to_measure_s()) as engine:
                 metadata |= engine.metadata
                 self.report["engine"] = metadata
                 self.say(f"{metadata['engine']} with {metadata['attention']} on {metadata['device']}")
                 compiling.join(clock.to_measure_s())
-                self._loads(engine, setting, lengths)
+                self._loads(engine, setting, lengths, {"deployment": _circle.facts_of(base)})
         except EngineError as error:
             self.say(f"the engine ended early: {error}")
         return metadata
 
-    def _loads(self, engine: Any, setting: Any, lengths: Any) -> None:
+    def _loads(self, engine: Any, setting: Any, lengths: Any, known: dict[str, Any]) -> None:
         import _circle
         import numpy as np
+
+        from lengthwise.measure import write_records
 
         plan, clock = self.plan, self.clock
 
         def bench(workload: Any) -> Any:
             measured = engine.run(workload, clock.to_measure_s() + clock.end_s / 3)
-            return replace(measured, metadata={**measured.metadata, **self.known})
+            return replace(measured, metadata={**measured.metadata, **known})
+
+        def on_run(run: Any) -> None:
+            write_records(run.measured, self.out / f"{run.name}.measured.parquet")
+            self.runs.append(run)
 
         for _ in range(2):  # the first is the engine's own warm-up
             first = bench(lengths.workload(plan.seqs, 0, None, "warm-up"))
@@ -210,17 +214,11 @@ class Campaign:
             static_n=max(8, min(most, 1000, max(2 * plan.seqs, round(rate_rps * static_s)))),
             seconds=plan.seconds,
             repeats=plan.repeats,
-            retained=self._retained,
+            on_run=on_run,
             say=self.say,
             least=16,
             left_s=clock.to_measure_s,
         )
-
-    def _retained(self, run: Any) -> None:
-        from lengthwise.measure import write_records
-
-        write_records(run.measured, self.out / f"{run.name}.measured.parquet")
-        self.runs.append(run)
 
     def _comparison(self, base: Any, tables: Any, metadata: dict[str, Any]) -> int:
         import _circle
@@ -228,35 +226,25 @@ class Campaign:
 
         from lengthwise.measure import write_records
 
-        runs, clock = self.runs, self.clock
+        runs, clock, prefix = self.runs, self.clock, f"fidelity.gpu.{self.plan.name}"
         learnt = [run for run in runs if run.load in _circle.LEARNT]
-        held = [run for run in runs if run.load not in _circle.LEARNT]
-        told = {"profile": _circle.errors(base, tables, runs), "roofline": _circle.errors(base, base.cost, runs)}
-        self.report["errors"] = told
-        if not learnt or not held:
+        held_out = [run for run in runs if run.load not in _circle.LEARNT]
+        errors = {"profile": _circle.errors(base, tables, runs), "roofline": _circle.errors(base, base.cost, runs)}
+        self.report["errors"] = errors
+        if not learnt or not held_out:
             self.say("there are too few runs to calibrate on some and to judge by others")
             return 1
         self.say("simulated by the profile and by the roofline")
         before_s = clock.elapsed_s
-        found = _circle.calibrated(learnt, held, replace(base, cost=tables))
+        found = _circle.calibrated(learnt, held_out, replace(base, cost=tables))
         duration_s = clock.elapsed_s - before_s
-        told = {"calibrated": _circle.errors(base, found.tables, runs), **told}
-        answers = {run.name: _circle.simulated(replace(base, cost=found.tables), run) for run in held}
-        rows = _circle_rows.rows(f"fidelity.gpu.{self.plan.name}", told, runs, held, answers)
-        rows[f"fidelity.gpu.{self.plan.name}.calibration"] = {
-            "value": round(duration_s, 2),
-            "unit": "s",
-            "details": {
-                "learnt_of": [run.name for run in learnt],
-                "client_s": found.client_s,
-                "parameters": [asdict(p) for p in found.parameters],
-                "scores": [asdict(s) for s in found.scores],
-                "notes": list(found.notes),
-                "engine": metadata,
-                "machine": {"device": self.gpu.name, "cores": os.cpu_count(), "python": platform.python_version()},
-                "seconds": round(clock.elapsed_s, 1),
-            },
-        }  # fmt: skip
+        calibrated = replace(base, cost=found.tables)
+        errors = {"calibrated": _circle.errors(base, found.tables, runs), **errors}
+        answers = {run.name: _circle.simulated(calibrated, run) for run in held_out}
+        rows = _circle_rows.rows(prefix, errors, runs, held_out, answers)
+        machine = {"device": self.gpu.name, "cores": os.cpu_count(), "python": platform.python_version()}
+        about = {"engine": metadata, "machine": machine, "seconds": round(clock.elapsed_s, 1)}
+        rows[f"{prefix}.calibration"] = _circle_rows.calibration_row(found, duration_s, learnt, runs, about)
         for row in rows.values():
             row["details"] |= _frozen.metadata(self.measured_by)
         self._write("rows.json", [{"name": name} | row for name, row in rows.items()])
@@ -265,27 +253,16 @@ class Campaign:
             print(f"{name:52} {row['value']:10.4g} {row['unit']}", flush=True)
         for run in runs:
             if clock.left_s() > 0:
-                records = _circle.simulated(replace(base, cost=found.tables), run)
-                write_records(_circle.as_simulated(records, run), self.out / f"{run.name}.simulated.parquet")
+                answer = _circle.as_simulated(_circle.simulated(calibrated, run), run)
+                write_records(answer, self.out / f"{run.name}.simulated.parquet")
         self.say("done")
         return 0
 
 
-def compiled(base: Any, lengths: Any) -> None:
-    """Compiles what simulates, so that nobody waits for it at the end."""
-    from lengthwise import simulate
-
-    simulate(lengths.workload(4, 0, None, "compile"), base)
-
-
 def free(device: str) -> None:
-    """Gives the memory of the profile back before the engine, another process, asks for it."""
-    import gc
-
+    """Free the memory of the profile before the engine, another process, allocates its own."""
     gc.collect()
     if device != "cpu":
-        import contextlib
-
         import torch
 
         with contextlib.suppress(RuntimeError):  # a GPU that broke for this process alone

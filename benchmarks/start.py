@@ -1,16 +1,29 @@
-"""What a user waits for before the first answer: import, a warm command, the first compile."""
+"""What a user waits for before the first answer: import, a warm command, a wrong name, the first compilation.
+
+``machine_pace`` is the CPU time of a fixed plain Python loop: compare figures of two machines, or of two days, only
+relative to it.
+"""
 
 from __future__ import annotations
 
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
-from _harness import Row, arguments, fresh_process, machine, show
+from _harness import (
+    LOOP_ROUNDS,
+    Row,
+    arguments,
+    best_cpu_s,
+    child_process,
+    fresh_process,
+    machine,
+    python_loop,
+    show,
+    summary,
+)
 
 SCENARIO = """
 [workload]
@@ -18,7 +31,7 @@ preset = "chat-1m"
 num_requests = 1000
 request_rate = 3.0
 [deployment]
-model = "llama-2-70b"
+model = "{model}"
 gpu = "A100-80GB"
 tp = 4
 [engine]
@@ -39,42 +52,48 @@ assert engine.ready()
 """
 
 
-def import_time(repeats: int) -> Row:
-    seconds = [fresh_process(IMPORT)["out"] for _ in range(repeats)]
-    details = {"machine": machine()}
-    return Row("import_s", statistics.median(seconds), "s", 0.15, "lower", (min(seconds), max(seconds)), details)
+def row(name: str, seconds: list[float], target: float) -> Row:
+    """Return a figure of repeats with the machine's pace at the time."""
+    found, (pace_s, _) = summary(seconds), best_cpu_s(python_loop, 7)
+    details = {"machine": machine(), "machine_pace_s": pace_s}
+    return Row(name, found["value"], "s", target, "lower", found["ci"], details)
 
 
-def warm_simulate(repeats: int) -> Row:
-    """`lengthwise simulate` of 1,000 requests as a whole process, the kernel in the cache."""
+def command_cpu_s(repeats: int, model: str, check: Callable[[int, str, Path], bool]) -> list[float]:
+    """Return CPU seconds of complete processes of ``lengthwise simulate``, the kernel in the cache."""
     seconds = []
     with tempfile.TemporaryDirectory() as scratch:
         scenario, out = Path(scratch) / "s.toml", Path(scratch) / "out.json"
-        scenario.write_text(SCENARIO)
+        scenario.write_text(SCENARIO.format(model=model))
         command = [sys.executable, "-m", "lengthwise.cli", "simulate", str(scenario), "--json", str(out)]
-        # Warm means that Python's own byte code is there, too, as it is after any first run.
+        # Warm includes Python's byte code, which exists after any first run.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        for i in range(repeats + 1):
-            start = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True, env=environment)
-            if i > 0:
-                seconds.append(time.perf_counter() - start)
-            assert '"finished"' in out.read_text()
-    middle, spread = statistics.median(seconds), (min(seconds), max(seconds))
-    return Row("warm.simulate_1000_s", middle, "s", 1.5, "lower", spread, {"machine": machine()})
-
-
-def cold_compile() -> Row:
-    """CPU seconds, which on a quiet core are the wall's."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)["out"]
-    return Row("cold.compile_s", out["cpu_s"], "s", 40.0, "lower", None, {**out, "machine": machine()})
+        for _ in range(repeats + 1):
+            done, cpu_s, _ = child_process(command, environment, check=False)
+            assert check(done.returncode, done.stderr, out), done.stderr
+            seconds.append(cpu_s)
+    return seconds[1:]
 
 
 def main() -> None:
-    args = arguments(__doc__ or "")
-    repeats = 3 if args.fast else 7
-    show([import_time(repeats), warm_simulate(repeats), cold_compile()], as_json=args.json)
+    """Measure and print all figures."""
+    args = arguments((__doc__ or "").splitlines()[0])
+    repeats = 3 if args.quick else 7
+    imports = [fresh_process(IMPORT)["out"] for _ in range(repeats)]
+    warm = command_cpu_s(repeats, "llama-2-70b", lambda code, _, out: code == 0 and '"finished"' in out.read_text())
+    typo = command_cpu_s(repeats, "llama-2-70", lambda code, text, _: code != 0 and "llama-2-70b" in text)
+    with tempfile.TemporaryDirectory() as scratch:
+        compiled = fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)["out"]["cpu_s"]
+    pace_s, all_s = best_cpu_s(python_loop, 21)
+    pace = Row("machine_pace", pace_s, "s", float("nan"), "lower", (min(all_s), max(all_s)), {"rounds": LOOP_ROUNDS})
+    rows = [
+        row("import_s", imports, 0.15),
+        row("warm.simulate_1000_s", warm, 1.5),
+        row("start.typo_s", typo, 0.5),
+        row("cold.compile_s", [compiled], 40.0),
+        pace,
+    ]
+    show(rows, as_json=args.json)
 
 
 if __name__ == "__main__":

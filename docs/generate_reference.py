@@ -1,8 +1,8 @@
-"""Writes the generated parts of docs/reference.md: python docs/generate_reference.py [--check].
+"""Write the generated parts of docs/reference.md: python docs/generate_reference.py [--check].
 
-What stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` comes from the code: the keys of
-scenario files from the sections that check them, policies from their contracts, the command line from its
-own help. Everything else on the page is written by hand and left alone.
+The text between ``<!-- generated: NAME -->`` and ``<!-- end -->`` comes from the code: the keys of files from the
+sections that validate them, policies from their contracts, the command line from its help. All other text on the
+page is written by hand.
 """
 
 from __future__ import annotations
@@ -11,105 +11,204 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from _reference_apps import keys as _app_keys
-from _reference_apps import python as _app_python
-from _reference_gateway import keys as _gateway_keys
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from lengthwise import policy
+from lengthwise import apps, policy
+from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
+from lengthwise.apps.inputs import Rows
+from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
+from lengthwise.apps.run.job import Settings
 from lengthwise.cli import program
+from lengthwise.config import app_sections, sections, values
+from lengthwise.config import gateway as gateway_sections
 from lengthwise.config import scenario as _canonical
-from lengthwise.config import sections, values
-from lengthwise.config import sections as _decode
-from lengthwise.config import sections as _lab
-from lengthwise.config import sections as _predictor
-from lengthwise.config import sections as _schedule
-from lengthwise.config import values as _lengths
+from lengthwise.gateway import config as gateway_config
 from lengthwise.policy import contracts
 from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
-COMMANDS: tuple[tuple[str, ...], ...] = (
-    (),
-    ("simulate",),
-    ("capacity",),
-    ("search",),
-    ("lab",),
-    ("schedule",),
-    ("schedule", "run"),
-    ("schedule", "monitor"),
-    ("app",),
-    ("app", "plan"),
-    ("app", "profile"),
-    ("app", "run"),
-    ("app", "status"),
-    ("app", "cancel"),
-    ("serve",),
-    ("explain",),
-    ("catalog",),
-    ("predict", "train"),
-    ("predict", "eval"),
-    ("predict", "show"),
-    ("predict", "collect"),
-    ("workload", "show"),
-    ("bench",),
-    ("calibrate",),
-    ("compare",),
-    ("profile", "run"),
-    ("profile", "import", "aiconfigurator"),
-    ("profile", "import", "llmservingsim"),
-    ("profile", "import", "vidur"),
-    ("profile", "show"),
-    ("profile", "fit"),
-    ("profile", "check"),
-)
-TABLES = {
+COMMANDS = """
+simulate; capacity; search; lab; schedule; schedule run; schedule watch; app; app plan; app profile; app run;
+app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
+workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile import llmservingsim;
+profile import vidur; profile show; profile fit; profile check
+"""
+"""Commands with their help on the page, after that of lengthwise itself."""
+SCENARIO_TABLES = {
     "workload": sections.WorkloadSection,
     "deployment": sections.DeploymentSection,
-    "deployment.decode": _decode.DecodeSection,
+    "deployment.decode": sections.DecodeSection,
     "engine": sections.EngineSection,
     "scheduler": sections.SchedulerSection,
-    "predictor": _predictor.PredictorSection,
+    "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,
     "search": sections.SearchSection,
-    "lab": _lab.LabSection,
-    "schedule": _schedule.ScheduleSection,
+    "lab": sections.LabSection,
+    "schedule": sections.ScheduleSection,
 }
+APP_TABLES = {
+    "inputs": (app_sections.InputsSection, ()),
+    "models.NAME": (app_sections.ModelSection, (Model,)),
+    "calls.NAME": (app_sections.CallSection, (Call, Sampling, Fan, Report)),
+    "loops.NAME": (app_sections.LoopSection, (Loop,)),
+    "cluster": (app_sections.ClusterSection, ()),
+    "run": (app_sections.RunTable, (Settings, EngineTimeouts, EngineConfig)),
+    "run.engines.NAME": (app_sections.EngineTable, (EngineConfig,)),
+}
+GATEWAY_TABLES = {
+    "listen": (gateway_sections.ListenSection, (gateway_config.Listen,)),
+    "[engines]": (gateway_sections.EngineSection, (gateway_config.Engine,)),
+    "discovery": (gateway_sections.DiscoverySection, (gateway_config.Discovery,)),
+    "order": (gateway_sections.OrderSection, (gateway_config.Order,)),
+    "admission": (gateway_sections.AdmissionSection, (gateway_config.Admission,)),
+    "dispatch": (gateway_sections.DispatchSection, (gateway_config.Dispatch,)),
+    "dispatch.phases": (gateway_sections.PhasesSection, (gateway_config.Phases,)),
+    "prediction": (gateway_sections.PredictionSection, (gateway_config.Forecasting,)),
+    "[keys]": (gateway_sections.KeySection, (gateway_config.Key,)),
+    "limits": (gateway_sections.LimitsSection, (gateway_config.Limits,)),
+    "resilience": (gateway_sections.ResilienceSection, (gateway_config.ResilienceConfig,)),
+}
+APP_MEANINGS = {
+    "inputs.file": "Input rows: .jsonl, .csv or .parquet.",
+    "inputs.id": "Field that identifies a row; without it, rows are numbered.",
+    "inputs.rows": "Use only the first rows.",
+    "inputs.openai_batch": "OpenAI batch file instead of rows and calls.",
+    "models.NAME.model": "Catalog name or `config.json` for planning; default NAME.",
+    "models.NAME.lengths": "Output lengths: a distribution, a number, or `{ file, column, weights }`; by default every output has the "
+    "maximum length.",
+    "models.NAME.weight_dtype": "Data type of the weights; default: the model's configuration.",
+    "models.NAME.kv_dtype": "Data type of the KV cache; default: that of the weights.",
+    "models.NAME.engine": "Engine settings: keys of `[engine]` in a scenario.",
+    "calls.NAME.model": "Model of the call; a list calls each model, and dependent calls see a mapping by name.",
+    "calls.NAME.model_from": "Field of the row that names the model.",
+    "calls.NAME.messages": "Instead of `prompt`: `[{ role, content }]`, each a template.",
+    "calls.NAME.known_tokens": "Field of the row with the output length, if it is known in advance.",
+    "calls.NAME.longest_tokens": "Field of the row with the maximum output length.",
+    "calls.NAME.prompt_tokens": "Field of the row with the prompt length, without text from other calls.",
+    "cluster.nodes": 'GPUs: `"8xA100-80GB"`, with `@pairs` if NVLink joins pairs, `@NODE` for a node of the catalog or of a .toml file; '
+    "or a node of the catalog.",
+    "cluster.engine_start": "Time to start an engine without loading its weights, if no profile has it.",
+    "run.launcher": "Who starts engines: local processes, Ray, existing addresses (`urls`), or the simulator (virtual time).",
+    "run.store": "Ledger: a file, or `postgresql://...` for several coordinators; default: a file in the run folder.",
+    "run.engines": "Settings for one model, by its name.",
+    "run.lease": "A lease that is not renewed for this long goes to another coordinator.",
+    "run.seed": "Random seed.",
+    "run.engines.NAME.true_lengths": "Simulated engines: factor between true and planned output lengths.",
+    "run.engines.NAME.urls": "Addresses of running engines, one per replica.",
+}
+GATEWAY_MEANINGS = {
+    "admin_port": "Port of `/metrics` and the admin page; 0 picks a free port.",
+    "proxies": 'Trusted proxies (comma-separated addresses) whose X-Forwarded-For counts; "*" trusts all.',
+    "journal": "File that gets one line per finished request, without prompts.",
+    "trace": "OTLP/HTTP address of an OpenTelemetry collector.",
+    "kind": "Engine kind; `auto` detects it.",
+    "in_flight": "Fixed limit of concurrent requests; by default the gateway finds it (no limit if the engine orders requests).",
+    "api_url": "Address of the Kubernetes API; default: that of the pod's cluster.",
+    "mode": "Ordering mode; `observe` changes no order.",
+    "rank": "Rank policy; default: `srtf` for srtf, isrtf and windowed, else `fcfs`.",
+    "max_queued": "Maximum waiting requests; 429 above it.",
+    "max_queued_bytes": "Maximum bytes of waiting request bodies; 429 above it.",
+    "least": "Lower bound of adaptive concurrency limits.",
+    "most": "Upper bound of adaptive concurrency limits; an engine that runs more needs a larger value, or `in_flight`.",
+    "statistic": "Statistic of the predicted distribution that orders requests.",
+    "models": "Models that the key may use; default: all.",
+    "api_key_env": "Environment variable with the key that the gateway sends to the engine.",
+    "api_key_file": "File with that key.",
+    "sha256_env": "Environment variable with the digest.",
+    "key_file": "File with lines `tenant:sha256`, instead of `tenant` and `sha256`.",
+    "body_bytes": "Maximum body size.",
+    "depth": "Maximum nesting of the JSON.",
+    "n": "Maximum outputs of a request; 400 above it.",
+    "max_tokens": "Maximum output length of a request.",
+    "header_bytes": "Maximum size of the request head.",
+    "headers": "Maximum number of header fields.",
+    "connections": "Maximum client connections; 503 above it.",
+    "body_s": "Maximum time to receive a request, and maximum time in which a client reads nothing of a response.",
+    "idle_s": "Keep-alive time of an idle connection; it should exceed that of clients and proxies.",
+    "messages": "Maximum messages of a chat and prompts of a request.",
+    "concurrency": "Maximum concurrent requests of a key, waiting or running; 429 above it. Default: unlimited.",
+    "body_budget_bytes": "Memory budget of all request bodies, which take 2 to 10 times their size; 503 above it. One key (or address) may use a "
+    "quarter; 429 above that.",
+    "values": "Maximum values in the JSON of a body, for example token ids of a prompt; 400 above it.",
+}
+_SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", "save", "linger")} | {
+    "max_backoff": "max_backoff_s"
+}
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def scenario_keys() -> str:
-    """A heading, the section's own words and a table of keys for each table of a scenario file."""
-    return "\n".join(_section(name, table) for name, table in TABLES.items())
+    """Return a heading, the description and a table of keys for each table of a scenario file."""
+    return "\n".join(_section(name, table) for name, table in SCENARIO_TABLES.items())
 
 
 def gateway_keys() -> str:
-    """The tables of a gateway's file."""
-    return _gateway_keys(_type, _default)
+    """Return a table of keys for each table of a gateway file."""
+    return _keys(GATEWAY_TABLES, GATEWAY_MEANINGS, "a gateway")
 
 
 def app_keys() -> str:
-    """The tables of an application's file."""
-    return _app_keys(_type, _default)
+    """Return a table of keys for each table of an application file."""
+    return _keys(APP_TABLES, APP_MEANINGS, "an application")
+
+
+def _keys(tables: Mapping[str, tuple[Any, tuple[Any, ...]]], meanings: Mapping[str, str], owner: str) -> str:
+    out = []
+    for name, (table, described_by) in tables.items():
+        out += [
+            f"### `[{name}]` of {owner}",
+            "",
+            _summary(table),
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        attributes: dict[str, str] = {}
+        for described in reversed(described_by):
+            attributes |= _attributes(described)
+        for key, field in table.model_fields.items():
+            meaning = meanings.get(f"{name}.{key}") or (meanings.get(key) if owner == "a gateway" else None)
+            kind = "list of texts" if (owner, key) == ("a gateway", "models") else _type(field)
+            default = "" if kind == "table" else _default(field).replace("``", "").replace("`[]`", "")
+            out.append(f"| `{key}` | {kind} | {default} | {meaning or attributes.get(_SECONDS.get(key, key), '')} |")
+        out.append("")
+    return "\n".join(out)
 
 
 def app_python() -> str:
-    """What applications are built of in Python."""
-    return _app_python()
+    """Return a table of the names in ``lengthwise.apps`` with their fields or parameters."""
+    out = ["| name | meaning |", "|---|---|"]
+    functions = [made for name in sorted(apps.__all__) if not inspect.isclass(made := getattr(apps, name))]
+    for made in (App, Model, Call, Sampling, Fan, Loop, From, Report, Rows, *functions):
+        parameters = ", ".join(inspect.signature(made).parameters)
+        out.append(f"| `{made.__name__}({parameters})` | {_summary(made).partition('. ')[0].rstrip('.')} |")
+    return "\n".join([*out, ""])
+
+
+def _summary(described: Any) -> str:
+    text = (inspect.getdoc(described) or "").partition("\nAttributes:")[0]
+    return " ".join(text.split()).replace("``", "`").replace("|", "/")
+
+
+def _attributes(described: Any) -> dict[str, str]:
+    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2]
+    found = {name: " ".join(meaning.split()) for name, meaning in _ATTRIBUTE.findall(text + "\n")}
+    return {name: meaning.replace("``", "`").replace("|", "/") for name, meaning in found.items()}
 
 
 def kinds() -> str:
-    """The kinds of length distributions and arrival processes, with their keys."""
+    """Return the kinds of length distributions and arrival processes, with their keys."""
     out = []
-    for title, known in (("length (prompt, output)", _lengths.LENGTHS), ("arrivals", values.ARRIVALS)):
-        out += [f"| kind of {title} | keys | what it is |", "|---|---|---|"]
+    for title, known in (("length (prompt, output)", values.LENGTHS), ("arrivals", values.ARRIVALS)):
+        out += [f"| kind of {title} | keys | meaning |", "|---|---|---|"]
         for name, table in known.items():
             keys = ", ".join(f"`{key}`" for key in table.model_fields if key != "kind")
             out.append(f"| `{name}` | {keys} | {_first_line(table)} |")
@@ -118,7 +217,7 @@ def kinds() -> str:
 
 
 def policy_arguments() -> str:
-    """What a policy of each axis may take and must return."""
+    """Return the arguments and the result of a policy, by axis."""
     makers = {
         "rank": policy.rank,
         "batching": policy.batching,
@@ -130,24 +229,27 @@ def policy_arguments() -> str:
     out = []
     for axis, maker in makers.items():
         takes = ", ".join(f"`{name}`" for name in contracts.ARGUMENTS[axis])
-        said = " ".join((inspect.getdoc(maker) or "").removeprefix("Decorator: ").split())
-        out.append(f"**{axis}** ({'also leave; ' if axis == 'rank' else ''}takes {takes}): {said}\n")
+        text = " ".join((inspect.getdoc(maker) or "").removeprefix("Decorator: ").split())
+        out.append(f"**{axis}** ({'also takeover; ' if axis == 'rank' else ''}takes {takes}): {text}\n")
     return "\n".join(out).replace("``", "`")
 
 
 def policies() -> str:
-    """Every built-in policy and named scheduler."""
+    """Return every built-in policy and named scheduler."""
     ways = [("binning", f"{name}(k)", text) for name, text in variants.BINNING_RULES.items()]
     rows = [f"| {axis} | `{name}` | {text.replace('``', '`')} |" for axis, name, text in policy.catalog() + ways]
-    return "\n".join(["| axis | name | what it does |", "|---|---|---|", *rows, ""])
+    return "\n".join(["| axis | name | effect |", "|---|---|---|", *rows, ""])
 
 
 def command_line() -> str:
-    """The help of every command."""
+    """Return the help of every command."""
     out = []
-    for command in COMMANDS:
+    for command in ["", *(command.strip() for command in COMMANDS.split(";"))]:
         shown = CliRunner().invoke(
-            program.app, [*command, "--help"], prog_name="lengthwise", env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+            program.app,
+            [*command.split(), "--help"],
+            prog_name="lengthwise",
+            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
         )
         text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
         out.append(f"```text\n{text}\n```\n")
@@ -167,15 +269,15 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def generated(text: str) -> str:
-    """The page with its generated parts as the code has them now."""
+    """Return the page with its generated parts renewed."""
     return _BLOCK.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[3]}", text)
 
 
 def _section(name: str, table: Any) -> str:
-    said = (inspect.getdoc(table) or "").replace("``", "`")
+    text = (inspect.getdoc(table) or "").replace("``", "`")
     rows = [f"| `{key}` | {_type(field)} | {_default(field)} | {_spellings(name, key)} |"
             for key, field in table.model_fields.items()]  # fmt: skip
-    return "\n".join([f"### `[{name}]`", "", said, "", "| key | takes | default | also |", "|---|---|---|---|",
+    return "\n".join([f"### `[{name}]`", "", text, "", "| key | type | default | also |", "|---|---|---|---|",
                       *rows, ""])  # fmt: skip
 
 
@@ -216,7 +318,7 @@ def _words(annotation: Any) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the page, or with --check says whether it is as it should be."""
+    """Write the page; with --check return 1 if it differs from the code."""
     text = PAGE.read_text(encoding="utf-8")
     made = generated(text)
     if arguments == ["--check"]:

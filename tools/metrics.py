@@ -1,11 +1,10 @@
-#!/usr/bin/env python3
 """Measure how readable the code base is and compare it with the limits of docs/house.md.
 
-usage: metrics.py [--json] [--words N] [--changed BASE]
+usage: python tools/metrics.py [--json] [--words N]
 
-Vocabulary: every name that the code binds (functions, classes, arguments, variables, attributes, modules) is split into
-words. A word is foreign if neither it nor its singular is in tools/vocabulary/field_words.txt (words that occur in at least
-3 of 48 known Python projects) or domain_words.txt (terms of LLM serving and queueing). Banned names and phrases are listed
+Vocabulary: every name that the code binds (functions, classes, arguments, variables, attributes, modules) is split
+into words. A word is foreign if neither it nor its singular is in tools/vocabulary/field_words.txt (words of at least
+3 of 48 known Python projects) or domain_words.txt (terms of LLM serving and queueing). Banned names and phrases are
 in banned.txt as "pattern => preferred"; entries after "prose:" apply to docstrings, comments, messages and Markdown.
 Exit status 1 if a limit is exceeded.
 """
@@ -50,7 +49,8 @@ def known_words() -> set[str]:
 
 def banned() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
     """Return the patterns of banned identifiers and of banned phrases."""
-    names, prose = [], []
+    names: list[re.Pattern[str]] = []
+    prose: list[re.Pattern[str]] = []
     for line in entries("banned.txt"):
         pattern = line.removeprefix("prose:").partition("=>")[0].strip()
         (prose if line.startswith("prose:") else names).append(re.compile(pattern, re.IGNORECASE))
@@ -100,31 +100,19 @@ def vocabulary(paths: list[Path], pages: list[Path]) -> dict[str, collections.Co
     return found
 
 
-def imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
-    """Return, for each module, the modules of this package that it imports, in functions too."""
+def imports(paths: list[Path], src: Path, *, at_load: bool) -> dict[str, set[str]]:
+    """Return the modules of this package that each module imports: at any time, or only while it loads."""
     modules = {".".join(p.relative_to(src).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
-    graph: dict[str, set[str]] = {name: set() for name in modules}
+    graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        found = set()
+        for node in tree.body if at_load else ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     target = f"{node.module}.{alias.name}"
-                    graph[name].add(target if target in modules else node.module)
-        graph[name] = {target for target in graph[name] if target in modules} - {name}
-    return graph
-
-
-def top_level_imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
-    """Return the imports that run when a module loads."""
-    modules = {".".join(p.relative_to(src).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
-    graph: dict[str, set[str]] = {name: set() for name in modules}
-    for name, path in modules.items():
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    target = f"{node.module}.{alias.name}"
-                    graph[name].add(target if target in modules else node.module)
-        graph[name] = {target for target in graph[name] if target in modules} - {name}
+                    found.add(target if target in modules else node.module)
+        graph[name] = found & modules.keys() - {name}
     return graph
 
 
@@ -145,7 +133,7 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
             elif target in stack:
                 low[node] = min(low[node], index[target])
         if low[node] == index[node]:
-            component = []
+            component: list[str] = []
             while not component or component[-1] != node:
                 component.append(stack.pop())
             if len(component) > 1:
@@ -201,7 +189,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
         p for name in PAGES for p in ([ROOT / name] if name.endswith(".md") else sorted((ROOT / name).rglob("*.md")))
     ]
     found = vocabulary(paths, pages)
-    graph = imports(paths, src)
+    graph = imports(paths, src, at_load=False)
     importers = collections.Counter(target for targets in graph.values() for target in targets)
     comments = sum(line.lstrip().startswith("#") for p in paths for line in p.read_text("utf-8").splitlines())
     lines = line_count(paths)
@@ -217,7 +205,7 @@ def measure() -> tuple[dict[str, float], dict[str, collections.Counter[str]]]:
         "modules_loaded_by_config": loaded_modules("lengthwise.config"),
         "docs_generator_lines": line_count(sorted((ROOT / "docs").rglob("*.py"))),
         "benchmark_lines": line_count(sorted((ROOT / "benchmarks").rglob("*.py"))),
-        "import_cycles": len(cycles(top_level_imports(paths, src))),
+        "import_cycles": len(cycles(imports(paths, src, at_load=True))),
     }, found
 
 
@@ -229,20 +217,16 @@ def main() -> int:
     arguments = parser.parse_args()
     metrics, found = measure()
     if arguments.json:
-        sys.stdout.write(json.dumps(metrics, indent=2) + "\n")
+        print(json.dumps(metrics, indent=2))
     else:
         for name, value in metrics.items():
-            limit = f"at most {LIMITS[name]:g}" if name in LIMITS else ""
-            sys.stdout.write(
-                f"{name:30s} {value:10.4g}  {limit}\n".replace(
-                    f"{value:10.4g}", f"{value:>10,}" if isinstance(value, int) else f"{value:>10.3f}"
-                )
-            )
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+            print(f"{name:30} {shown:>10}" + (f"  at most {LIMITS[name]:g}" if name in LIMITS else ""))
     if arguments.words:
         for word, count in found["foreign"].most_common(arguments.words):
-            sys.stdout.write(f"{count:5d} {word}\n")
+            print(f"{count:5d} {word}")
         for place in [*found["identifiers"], *found["phrases"]]:
-            sys.stdout.write(f"banned {place}\n")
+            print(f"banned {place}")
     return int(any(metrics[name] > limit for name, limit in LIMITS.items()))
 
 

@@ -18,10 +18,10 @@ def app(*calls, loops=(), models=MODELS):
     [
         (lambda: App((), [Call("x", "a", "hi")]), "at least one model"),
         (app, "at least one call"),
-        (lambda: app(Call("x", "a", "1"), Call("x", "a", "2")), "x stands there twice"),
-        (lambda: app(Call("item", "a", "1")), "a call's name must be one that templates can use"),
-        (lambda: app(Call("a b", "a", "1")), "a call's name must be one that templates can use"),
-        (lambda: app(Call("x", (), "1")), "must ask a model"),
+        (lambda: app(Call("x", "a", "1"), Call("x", "a", "2")), "duplicates: x"),
+        (lambda: app(Call("item", "a", "1")), "a call's name must be usable in templates"),
+        (lambda: app(Call("a b", "a", "1")), "a call's name must be usable in templates"),
+        (lambda: app(Call("x", (), "1")), "must name a model"),
         (
             lambda: app(Call("x", "a", "{{ y }}"), Call("y", "b", "{{ z }}"), Call("z", "a", "{{ x }}")),
             "x -> z -> y -> x",
@@ -31,10 +31,7 @@ def app(*calls, loops=(), models=MODELS):
         (lambda: app(Call("x", "a", "hi", when="1 +")), "call 'x': an? .*Jinja2"),
         (lambda: app(Call("x", "a", "{{ previous }}")), "it is in neither"),
         (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=each("p.split()"))), "needs most"),
-        (
-            lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=over("p.split()"))),
-            "list that the row has",
-        ),
+        (lambda: app(Call("p", "a", "hi"), Call("x", "a", "{{ item }}", fan=over("p.split()"))), "list in the row"),
         (lambda: app(Call("x", ("a", "b"), "hi", fan=each("items"))), "cannot fan out as well"),
         (lambda: app(Call("x", "a", (("user", "hi"),), api="completion")), "takes one prompt"),
         (lambda: app(Call("x", "a", "hi", when_share=1.5)), "from 0 to 1"),

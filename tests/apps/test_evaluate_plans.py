@@ -183,7 +183,7 @@ def test_gpus_of_two_kinds_in_two_machines_take_plans_of_their_own():
 def test_runs_that_were_forgotten_are_simulated_again_to_the_same_plan(monkeypatch):
     args, more = asked_of([120, 60, 200], method="samullm", additional=())
     told = plan(*args, **more)
-    monkeypatch.setattr("lengthwise.apps.plan.stages.MOST_HELD_TASKS", 300)
+    monkeypatch.setattr("lengthwise.apps.plan.stages.MAX_CACHED_TASKS", 300)
     assert plan(*args, **more) == told
 
 

@@ -13,11 +13,11 @@ from lengthwise.apps.plan.evaluate import play
 from lengthwise.apps.plan.methods import (
     METHODS,
     Effort,
-    _durations,
     beam,
     best_staged,
     best_unpreempted,
     bettered,
+    durations,
     rolled_out,
 )
 from lengthwise.apps.plan.space import Space
@@ -36,7 +36,7 @@ def by_lists(stages):
     pytest.importorskip("ortools")
     models, gpus, best = range(len(stages.load.models)), stages.space.cluster.gpus, float("inf")
     for order in itertools.permutations(models):
-        for picked in itertools.product(*(_durations(stages, m) for m in order)):
+        for picked in itertools.product(*(durations(stages, m) for m in order)):
             running, clock, free, end = [], 0, gpus, 0
             for plan, ticks in picked:
                 while plan.gpus > free:

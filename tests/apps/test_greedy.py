@@ -10,7 +10,7 @@ from plan_world import cluster_of, ensemble, served
 
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.evaluate import play
-from lengthwise.apps.plan.methods import METHODS, Greedy, MaxHeuristic, MinHeuristic, _shares, built, rolled_out
+from lengthwise.apps.plan.methods import METHODS, Greedy, MaxHeuristic, MinHeuristic, built, even_shares, rolled_out
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 
@@ -94,12 +94,12 @@ def test_the_min_heuristic_runs_as_many_as_there_is_room_for_and_splits_evenly()
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 12))
 def test_shares_are_even_and_give_away_all(least, free):
-    for shares in _shares(least, free):
+    for shares in even_shares(least, free):
         assert sum(shares) == free
         assert all(share >= n for share, n in zip(shares, least, strict=True))
         given_more = [share for share, n in zip(shares, least, strict=True) if share > n]
         assert not given_more or max(given_more) - min(shares) <= 1
-    assert (sum(least) > free) == (not list(_shares(least, free)))
+    assert (sum(least) > free) == (not list(even_shares(least, free)))
 
 
 def test_the_same_input_gives_the_same_plan():

@@ -58,7 +58,7 @@ def test_csv_keeps_texts_as_they_stand(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"id": 1}\n{"id": 1}\n', "line 2: every id must be there once; '1' is also in line 1"),
+        ("a.jsonl", '{"id": 1}\n{"id": 1}\n', "line 2: every id must be unique; '1' is also in line 1"),
         ("a.jsonl", '{"id": 1}\n[1]\n', "line 2: must be a JSON object"),
         ("a.jsonl", '{"id": 1}\n{"id": \n', "line 2: must be a JSON object; Expecting value"),
         ("a.jsonl", '{"idd": 1}\n', "line 1: there is no field for the id named 'id'. Did you mean: idd?"),
@@ -98,7 +98,7 @@ def test_a_file_changed_under_its_reader_is_told(tmp_path):
     path.write_text('{"q": "one"}\n{"q": "two"}\n')
     found = read_rows(path)
     path.write_text("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
-    with pytest.raises(InputError, match="must stay as it is"):
+    with pytest.raises(InputError, match="must not change"):
         found.rows[1]
 
 

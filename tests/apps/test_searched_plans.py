@@ -16,12 +16,12 @@ from lengthwise.apps.plan.planner import (
     CHANGE_SHARE,
     DEFAULT,
     MIN_SHARE,
-    POLL_INTERVAL_S,
     REQUEST_S,
     RUN_S,
+    STAGE_S,
     Found,
-    Purse,
-    _Search,
+    Search,
+    SearchBudget,
     expected_cost_s,
     loaded_gpus,
     search_results,
@@ -48,16 +48,16 @@ def test_a_purse_counts_looks_and_simulated_requests_from_when_it_was_opened():
     (world,) = stages_of(tasks, draws[:1], space)
     plans = (space.plans(0)[0], space.plans(1)[0])
     world.stage(world.start(), plans)
-    purse = Purse([world])
-    assert purse.elapsed_s == 0.0
+    budget = SearchBudget([world])
+    assert budget.elapsed_s == 0.0
     world.stage(world.start(), plans)
-    assert purse.elapsed_s == pytest.approx(POLL_INTERVAL_S)
+    assert budget.elapsed_s == pytest.approx(STAGE_S)
     world.stage(world.start(), (space.plans(0)[1],))
-    assert purse.elapsed_s > 2 * POLL_INTERVAL_S + RUN_S + 29 * REQUEST_S
-    assert purse.is_satisfied(0.5, 1.0)
-    assert not purse.is_satisfied(1.0, 1.0)
-    assert not purse.is_satisfied(0.0, purse.elapsed_s)
-    assert Purse([world], elapsed_s=2.0).elapsed_s == pytest.approx(2.0)
+    assert budget.elapsed_s > 2 * STAGE_S + RUN_S + 29 * REQUEST_S
+    assert budget.allows(0.5, 1.0)
+    assert not budget.allows(1.0, 1.0)
+    assert not budget.allows(0.0, budget.elapsed_s)
+    assert SearchBudget([world], elapsed_s=2.0).elapsed_s == pytest.approx(2.0)
 
 
 def test_of_two_plans_that_end_alike_the_one_that_loads_less_is_taken():
@@ -104,11 +104,11 @@ def chained(counts, seed=0):
 def test_algorithm_1_is_looked_at_where_models_wait_for_one_another(monkeypatch, waits):
     asked_for = []
 
-    def by(search, name, through=_Search.by):
+    def by(search, name, through=Search.by):
         asked_for.append(name)
         return through(search, name)
 
-    monkeypatch.setattr(_Search, "by", by)
+    monkeypatch.setattr(Search, "by", by)
     tasks, draws, space = chained([300, 300]) if waits else made([300, 300], draws=1)
     worlds = stages_of(tasks, draws, space)
     search_results(worlds, space, RequestSpec(clock=lambda: 0.0, additional=(), effort=Effort(share=1.0)))
@@ -228,8 +228,8 @@ def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monke
     beside = ((space.plans(0)[0], space.plans(1)[0]),)
 
     def chosen(gain):
-        search = _Search([world], space, RequestSpec(clock=lambda: 0.0))
-        search._scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
+        search = Search([world], space, RequestSpec(clock=lambda: 0.0))
+        search.scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
         first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
         best = Found(DEFAULT, beside, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
         return search.overlapped(first, best)

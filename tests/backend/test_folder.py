@@ -111,7 +111,7 @@ def test_an_unknown_checkpoint_must_be_given_to_the_script(tmp_path):
 
 
 def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
-    write(tmp_path / "one", scheduler=Scheduler(router="min_tokens"))
+    write(tmp_path / "one", scheduler=Scheduler(router="least_tokens"))
     words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
     assert words[words.index("--worker-urls") + 1 :] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
     assert words[words.index("--policy") + 1] == "power_of_two"

@@ -28,7 +28,7 @@ def test_a_plan_tells_stages_makespan_methods_and_what_else_would_bring(cli, tmp
     assert re.search(r"^ +1 +0 s +[\d.]+ s +writer +\d", ended.out, re.MULTILINE)
     assert {line.split()[0] for line in ended.out.splitlines() if line} >= {"lengthwise", *METHODS}
     said = words(ended.out)
-    assert "one more pair of GPUs (by fast links)" in said
+    assert "one more pair of GPUs (with fast links)" in said
     assert "one more GPU" in said
     assert "a disk twice as fast" in said
     assert "GPU time without work:" in said

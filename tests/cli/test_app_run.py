@@ -95,9 +95,9 @@ def test_the_table_of_a_terminal_has_each_model_and_fits_it():
 def test_the_page_of_a_run_is_written(cli, tmp_path):
     ended = run(cli, write_app(tmp_path), tmp_path / "run", *SIMULATED, "--report", tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text("utf-8")
-    assert "The run is over after" in page
-    assert "What happened" in page
-    assert "As it was planned" in page
+    assert "The run finished after" in page
+    assert "<h2>The run</h2>" in page
+    assert "<h2>The plan</h2>" in page
     assert f"wrote {tmp_path / 'run.html'}" in ended.err
 
 

@@ -69,8 +69,8 @@ def test_where_runs_come_from_stands_before_all_numbers(cli, files, tmp_path):
         ended = cli("calibrate", path, run, "--out", out, "--fit", "work", *(("--report", page) if page else ()))
         text = page.read_text("utf-8") if page else ended.out
         said = " ".join(text.split())
-        assert said.count("where these runs come from is not told") == 1
-        assert said.index("where these runs come from is not told") < said.index("held-out requests")
+        assert said.count("the origin of these runs is unknown") == 1
+        assert said.index("the origin of these runs is unknown") < said.index("held-out requests")
 
 
 def test_tables_go_to_a_file_of_that_name(cli, files, tmp_path):
@@ -188,7 +188,7 @@ def test_doubtful_runs_are_told_all_at_once_and_by_their_files(cli, files, tmp_p
     measure.write_records(replace(other, errors={"http 503": 7}), cut)
     ended = cli("calibrate", path, run, late, "--holdout", cut, "--out", out)
     assert ended.code == 2
-    assert "of 2 of 3 doubts are told" in ended.err
+    assert "2 of 3 have warnings" in ended.err
     assert "\n  late.parquet: the client was late" in ended.err
     assert "\n  cut.parquet: 7 requests failed of http 503" in ended.err
 

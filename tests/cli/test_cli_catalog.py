@@ -170,7 +170,7 @@ def test_the_shell_completes_commands_kinds_and_names(monkeypatch, capsys, words
         ("sjf", ("starvation", "only scheduler.max_wait_s bounds the wait")),
         ("isrtf", ("max_wait_s", "300 (inf removes the bound)")),
         ("multi_bin", ("batch_wait_s", "30 (inf removes the bound)")),
-        ("mlfq", ("starvation", "within its level by nobody who came later")),
+        ("mlfq", ("starvation", "within its level by no later request")),
         ("mlfq", ("quantum=64, levels=6", 'rank = "mlfq(quantum=64')),
         ("aged(weight=20)", ("weight=10.0", "predicted remaining tokens / weight")),
         ("bins", ('binning = "bins(boundaries=[100, 300])"',)),

@@ -68,7 +68,7 @@ def test_search_prints_the_winner_and_writes_what_was_asked(cli, question, tmp_p
     plan = json.loads(told.read_text())["plans"][0]
     names = {choice["key"]: choice["name"] for choice in plan["choices"]}
     assert f"Best: {names[plan['best']]}" in ended.out
-    assert page.stat().st_size > 1_000_000
+    assert 100_000 < page.stat().st_size < 1_500_000
     launches = sorted(path.name for path in folder.iterdir())
     assert len(launches) == 2
     assert {"vllm.sh", "sglang.sh", "kubernetes.yaml", "load-test.sh", "scenario.toml", "README.md"} <= {
@@ -80,7 +80,7 @@ def test_search_prints_the_winner_and_writes_what_was_asked(cli, question, tmp_p
 def test_nothing_holds_is_an_answer(cli, question):
     ended = cli("search", question, "--set", "search.limits.ttft.p90=0.001")
     assert ended.code == 0
-    assert "Nothing that was tried holds the limits" in ended.out
+    assert "No tried configuration meets the limits" in ended.out
     assert "on an idle deployment" in ended.out
 
 

@@ -39,7 +39,7 @@ def test_the_example_is_answered(cli, tmp_path):
     ended = cli("schedule", EXAMPLE, "--report", page, "--json", out)
     assert ended.code == 0, ended.err
     assert "Within 3 s for outputs of 63 tokens" in ended.out
-    for words in ("Doing nothing: static batches", "Best by bound:", "mean +15 %", "RRA", "WAA-C", "not"):
+    for words in ("Static batching with batches of", "Best by bound:", "mean +15 %", "RRA", "WAA-C", "not"):
         assert words in ended.out
     told = json.loads(out.read_text())
     assert told["chosen"]["latency_high_s"] <= 3

@@ -15,7 +15,7 @@ import pytest
 from lengthwise import config
 from lengthwise.gateway.plugin.settings import RraSettings
 from lengthwise.gateway.plugin.vllm_adapter import TESTED
-from lengthwise.schedule import Cut, Runnable
+from lengthwise.schedule import EngineShape, Runnable
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import schedule, schedule_launch, schedule_plan
 from lengthwise.usecases.schedule_launch import phase_steps, plugin_limitation
@@ -109,12 +109,12 @@ def test_the_readme_says_how_often_the_bound_holds_if_the_tables_are_off(deploye
 def test_what_vllm_does_not_keep_is_kept_by_the_gateway_and_the_readme_says_why(deployed):
     folder, _ = deployed("rra", 1)
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
-    why = plugin_limitation(Runnable(run.row, 1, Cut(1, 2)))
+    why = plugin_limitation(Runnable(run.row, 1, EngineShape(1, 2)))
     assert "this schedule has 2 pipeline stages" in why
     steps = phase_steps(why)
     assert "vllm-phases.sh" not in steps
     assert f"does not keep these phases: {why}. The gateway keeps them from outside" in steps
-    assert plugin_limitation(Runnable(run.row, 1, Cut(2))) == ""
+    assert plugin_limitation(Runnable(run.row, 1, EngineShape(2))) == ""
 
 
 @pytest.mark.parametrize("strategy", ["rra", "waa-c"])

@@ -369,7 +369,7 @@ def test_no_error_tells_the_password_of_an_engine():
         assert "hunter2" not in said
     engine = told.Engine("https://user:hunter2@localhost:1", tls=told.Tls(ca="nowhere.pem"))
     with pytest.raises(InputError, match="certificates of engine https://localhost:1 ") as caught:
-        open_session(engine, told.Care())
+        open_session(engine, told.ResilienceConfig())
     assert "hunter2" not in str(caught.value)
 
 

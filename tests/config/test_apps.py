@@ -10,7 +10,7 @@ import pytest
 from lengthwise import catalog
 from lengthwise.apps.app import Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.config.app_file import load_app, loads_app
-from lengthwise.config.app_sections import parse_node
+from lengthwise.config.cluster import parse_node
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.workload import Empirical, Fixed, Uniform

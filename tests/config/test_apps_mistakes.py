@@ -28,7 +28,7 @@ def example(name):
         ("models.alder.cost=rooflin", "there is no source of costs named 'rooflin'. Did you mean: roofline?"),
         ("models.alder.model=llama-3.1-8", "there is no model named 'llama-3.1-8'. Did you mean: llama-3.1-8b"),
         ("calls.draft.extra.n=2", "calls.draft: extra.n must be 1, since a request has one answer; it is 2"),
-        ("calls.draft.extra.stream=true", "calls.draft: extra.stream cannot be asked for"),
+        ("calls.draft.extra.stream=true", "calls.draft: extra.stream is not supported"),
         ("run.engines.alder.body.best_of=3", "run.engines.alder: body.best_of must be 1"),
         ("calls.draft.max_token=9", "calls.draft.max_token: there is no such key; did you mean max_tokens?"),
         ("calls.draft.model=aldr", "there is no model for call 'draft' named 'aldr'. Did you mean: alder?"),

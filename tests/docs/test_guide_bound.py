@@ -12,8 +12,8 @@ from documents import ROOT, blocks
 from lengthwise import config
 from lengthwise.report.schedule_text import sentences
 from lengthwise.schedule import curve
-from lengthwise.schedule.full_answer import parts
 from lengthwise.schedule.length_drift import drift
+from lengthwise.schedule.plan import best_parts
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import SchedulePlan
 from lengthwise.usecases import schedule
@@ -109,7 +109,7 @@ def test_sixteen_gpus_have_what_is_told_of_them():
     asked = question_of(config.load(EXAMPLE, ["schedule.gpus=16"]))
     bound_s = asked.section.latency_bound
     whole = asked.planner.best(bound_s).row
-    found = parts(asked.planner, bound_s, whole.throughput_rps)
+    found = best_parts(asked.planner, bound_s, whole.throughput_rps)
     assert (found.copies, found.gpus) == (2, 8)
     assert_quoted(rps, whole.throughput_rps)
     assert_quoted(gain, found.throughput_rps / whole.throughput_rps)

@@ -44,13 +44,18 @@ def copy(tmp_path):
 
 
 def run(program, *arguments, package=None, **env):
-    """What a program prints, in a process of its own, on the copied package if there is one."""
-    whole = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
-    told = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=whole, capture_output=True, text=True, timeout=600, check=False
+    """Return the output of a program in its own process, on the copied package if there is one."""
+    environment = os.environ | env | ({"PYTHONPATH": str(package.parent)} if package else {})
+    result = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
-    assert told.returncode == 0, told.stderr
-    return told.stdout.split()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
 
 
 def stamp_of(package, monkeypatch):
@@ -130,8 +135,10 @@ def test_a_helper_edited_in_another_file_is_compiled_anew(copy, tmp_path):
     laws = str(Path(__file__).parents[1] / "laws")
     where = {"package": copy, "LENGTHWISE_CACHE_DIR": str(tmp_path / "cache")}
     assert run(ONE_RUN, laws, **where) == [str(3 * (9 + 7 - 1))]
-    flow = copy / "engine" / "_flow.py"
+    flow = copy / "engine" / "_kernel_steps.py"
     text = flow.read_text()
-    assert "rep.tokens += tokens\n" in text
-    flow.write_text(text.replace("rep.tokens += tokens\n", "rep.tokens += 2 * tokens\n"))
+    assert "rep.tokens += w.decodes + w.prompt_tokens\n" in text
+    flow.write_text(
+        text.replace("rep.tokens += w.decodes + w.prompt_tokens\n", "rep.tokens += 2 * (w.decodes + w.prompt_tokens)\n")
+    )
     assert run(ONE_RUN, laws, **where) == [str(2 * 3 * (9 + 7 - 1))]

@@ -168,5 +168,5 @@ def test_a_host_takes_finite_seconds(name, seconds):
 
 def test_a_calibrated_host_is_not_replaced_in_silence(tmp_path):
     cost.save(deploy(MODEL, GPU).cost, tmp_path / "cost.npz")
-    with pytest.raises(InputError, match="have a host of their own; it is 'vllm'"):
+    with pytest.raises(InputError, match="have a host overhead of their own; it is 'vllm'"):
         deploy(MODEL, GPU, cost=f"tables:{tmp_path / 'cost.npz'}", host="vllm")

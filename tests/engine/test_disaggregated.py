@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.engine import deploy, disaggregate, handover_over, simulate
+from lengthwise.engine import deploy, disaggregate, kv_transfer_over, simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError
@@ -34,7 +34,9 @@ def tables(step_s, token_s, stages=1):
     return CostTables(per_token, np.zeros(1025), none, none, none, none, nothing, nothing, np.ones(stages, np.int64))
 
 
-def apart(kv_transfer=Handover(), *, free_slots=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode):
+def disaggregated(
+    kv_transfer=Handover(), *, free_slots=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode
+):
     """Prefill of 1/1024 s a token, one prompt at a time; decode steps of 1/8 s."""
     limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=1024, block_size=4, watermark=0.0)
     side = DecodeSide(
@@ -58,7 +60,7 @@ def requests(arrival_s, prompt, output):
 @ENGINES
 def test_one_request_takes_prefill_handover_and_decode(engine):
     kv_transfer = Handover(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
-    r = simulate(requests([1.0], [256], [9]), apart(kv_transfer), engine=engine).requests
+    r = simulate(requests([1.0], [256], [9]), disaggregated(kv_transfer), engine=engine).requests
     assert r.first_token_s[0] == 1.0 + 256 * TOKEN_S
     assert r.finished_s[0] == r.first_token_s[0] + (0.25 + 256 * 2 / 1024) + 8 * STEP_S
     assert r.replica[0] == 1
@@ -67,7 +69,7 @@ def test_one_request_takes_prefill_handover_and_decode(engine):
 @ENGINES
 def test_without_a_cost_of_handing_over_both_sides_follow_by_hand(engine):
     """Prompts of 1/4, 1/2 and 1/4 s one after the other; decode steps of 1/8 s, joined between steps."""
-    r = simulate(requests([0, 0, 0], [256, 512, 256], [4, 3, 1]), apart(), engine=engine).requests
+    r = simulate(requests([0, 0, 0], [256, 512, 256], [4, 3, 1]), disaggregated(), engine=engine).requests
     np.testing.assert_array_equal(r.scheduled_s, [0.0, 0.25, 0.75])
     np.testing.assert_array_equal(r.first_token_s, [0.25, 0.75, 1.0])
     np.testing.assert_array_equal(r.finished_s, [0.25 + 3 / 8, 0.75 + 2 / 8, 1.0])
@@ -78,7 +80,7 @@ def test_without_a_cost_of_handing_over_both_sides_follow_by_hand(engine):
 @ENGINES
 def test_who_comes_during_a_step_joins_the_next_one(engine):
     """The second prompt is through at 5/16, in the middle of the first one's decode step from 1/4 to 3/8."""
-    r = simulate(requests([0, 0], [256, 64], [3, 2]), apart(), engine=engine).requests
+    r = simulate(requests([0, 0], [256, 64], [3, 2]), disaggregated(), engine=engine).requests
     np.testing.assert_array_equal(r.finished_s, [0.25 + 2 / 8, 0.375 + 1 / 8])
 
 
@@ -86,16 +88,16 @@ def test_who_comes_during_a_step_joins_the_next_one(engine):
 def test_a_link_takes_one_request_after_the_other(engine):
     both = requests([0, 0], [256, 256], [2, 2])
     at_once = Handover(1.0, one_at_a_time=False)
-    in_line = simulate(both, apart(Handover(1.0)), engine=engine).requests.finished_s
-    np.testing.assert_array_equal(in_line, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
-    beside = simulate(both, apart(at_once), engine=engine).requests.finished_s
-    np.testing.assert_array_equal(beside, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
+    serial = simulate(both, disaggregated(Handover(1.0)), engine=engine).requests.finished_s
+    np.testing.assert_array_equal(serial, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
+    parallel = simulate(both, disaggregated(at_once), engine=engine).requests.finished_s
+    np.testing.assert_array_equal(parallel, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
 
 
 @ENGINES
 def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(engine):
     """One seat to decode; the cache for prompts holds two of 256 tokens: the third waits until one was fetched."""
-    full = apart(free_slots=1, blocks=128)
+    full = disaggregated(free_slots=1, blocks=128)
     full = replace(full, max_model_len=512)
     r = simulate(requests([0, 0, 0], [256] * 3, [41] * 3), full, engine=engine).requests
     np.testing.assert_array_equal(r.first_token_s[:2], [0.25, 0.5])
@@ -108,7 +110,7 @@ def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(en
 @ENGINES
 @pytest.mark.parametrize("preempt", ["recompute", "swap"])
 def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preempt):
-    short = apart(decode_blocks=128, preempt=preempt)
+    short = disaggregated(decode_blocks=128, preempt=preempt)
     short = replace(short, max_model_len=512)
     records = simulate(requests([0, 0], [252, 252], [100, 100]), short, engine=engine)
     r, steps = records.requests, records.steps
@@ -121,7 +123,7 @@ def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preempt):
 
 @ENGINES
 def test_routers_of_both_sides_pick_among_their_own(engine):
-    sides = apart(replicas=2, decoders=3, router="least_outstanding")
+    sides = disaggregated(replicas=2, decoders=3, router="least_outstanding")
     records = simulate(requests([0] * 12, [64] * 12, [30] * 12), sides, engine=engine)
     assert set(records.requests.replica.tolist()) == {2, 3, 4}
     assert set(records.steps.replica.tolist()) == {0, 1, 2, 3, 4}
@@ -133,7 +135,7 @@ def test_littles_law_holds_for_the_decode_side():
     rng = np.random.default_rng(3)
     n, kv_transfer = 3000, Handover(0.125, one_at_a_time=False)
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
-    records = simulate(workload, apart(kv_transfer, free_slots=64, decode_blocks=8192))
+    records = simulate(workload, disaggregated(kv_transfer, free_slots=64, decode_blocks=8192))
     r, steps = records.requests, records.steps
     assert not r.preemptions.any()
     decoding = steps.replica == 1
@@ -154,12 +156,12 @@ def lost(sequence):
 @ENGINES
 def test_a_router_of_the_decode_side_that_errs_is_told(engine):
     with pytest.raises(PolicyError, match="router 'lost' chose replica 7; there are 1"):
-        simulate(requests([0], [16], [4]), apart(router=lost), engine=engine)
+        simulate(requests([0], [16], [4]), disaggregated(router=lost), engine=engine)
 
 
 @ENGINES
 def test_a_request_that_the_decode_side_could_never_hold_is_rejected(engine):
-    tight = apart(memory="paged_strict", decode_blocks=256)
+    tight = disaggregated(memory="paged_strict", decode_blocks=256)
     tight = replace(tight, decode=replace(tight.decode, limits=replace(tight.decode.limits, watermark=0.5)))
     r = simulate(requests([0, 0], [600, 100], [4, 4]), tight, engine=engine).requests
     assert r.status.tolist() == [Status.REJECTED, Status.FINISHED]
@@ -169,7 +171,7 @@ def test_a_request_that_the_decode_side_could_never_hold_is_rejected(engine):
 def test_what_cannot_work_is_refused():
     one = requests([0], [16], [4])
     with pytest.raises(InputError, match="central"):
-        simulate(one, replace(apart(), scheduler=Scheduler(router="central")))
+        simulate(one, replace(disaggregated(), scheduler=Scheduler(router="central")))
     with pytest.raises(InputError, match="block_size"):
         simulate(one, apart_blocks_of_8())
     with pytest.raises(InputError, match="fixed_s"):
@@ -181,25 +183,25 @@ def test_what_cannot_work_is_refused():
 
 
 def apart_blocks_of_8():
-    sides = apart()
+    sides = disaggregated()
     return replace(sides, decode=replace(sides.decode, kv=replace(sides.decode.kv, block_size=8)))
 
 
 def test_two_deployments_become_one():
     limits = EngineLimits(max_model_len=8192)
-    here = deploy("llama-3.1-8b", "H100", limits=limits)
-    there = deploy("llama-3.1-8b", "H100", tp=2, replicas=2, limits=limits)
-    whole = disaggregate(here, there)
-    assert whole.gpus == 5
-    assert whole.price_per_hour_usd == pytest.approx(5 * here.gpu.price_per_hour_usd)
-    assert whole.decode.kv_transfer == handover_over(here.node.link, here, there)
+    prefill = deploy("llama-3.1-8b", "H100", limits=limits)
+    decode = deploy("llama-3.1-8b", "H100", tp=2, replicas=2, limits=limits)
+    both_sides = disaggregate(prefill, decode)
+    assert both_sides.gpus == 5
+    assert both_sides.price_per_hour_usd == pytest.approx(5 * prefill.gpu.price_per_hour_usd)
+    assert both_sides.decode.kv_transfer == kv_transfer_over(prefill.node.link, prefill, decode)
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes
-    assert whole.decode.kv_transfer.bytes_per_token == kv_bytes
-    assert handover_over(None, here, there).bytes_per_token == kv_bytes * 1.5
+    assert both_sides.decode.kv_transfer.bytes_per_token == kv_bytes
+    assert kv_transfer_over(None, prefill, decode).bytes_per_token == kv_bytes * 1.5
     with pytest.raises(InputError, match="one model"):
-        disaggregate(here, deploy("opt-125m", "H100"))
+        disaggregate(prefill, deploy("opt-125m", "H100"))
     with pytest.raises(InputError, match="decode side"):
-        disaggregate(whole, there)
+        disaggregate(both_sides, decode)
 
 
 @ENGINES
@@ -208,7 +210,7 @@ def test_even_micro_batches_stay_alike(engine):
     workload = requests(np.arange(200) * 0.06, [16] * 200, [100] * 200)
     sizes = {}
     for batching in ("unified", "even"):
-        sides = apart(free_slots=200, blocks=4096, decode_blocks=8192, batching=batching)
+        sides = disaggregated(free_slots=200, blocks=4096, decode_blocks=8192, batching=batching)
         pipeline = replace(
             sides.decode,
             parallel=Parallelism(pp=2),

@@ -92,7 +92,7 @@ def starve(max_num_seqs, token_budget, num_running):
 
 @ENGINES
 def test_a_prompt_that_never_goes_on_is_an_error(engine):
-    with pytest.raises(PolicyError, match=r"request 0 waits for ever.*'starve'"):
+    with pytest.raises(PolicyError, match=r"request 0 waits forever.*'starve'"):
         simulate(few(1), deployment(batching=starve), engine=engine)
 
 

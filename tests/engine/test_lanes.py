@@ -18,13 +18,13 @@ def lane(**env):
 
 
 def test_without_the_compiler():
-    told = lane(NUMBA_DISABLE_JIT="1", LENGTHWISE_EXAMPLES="10")
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = lane(NUMBA_DISABLE_JIT="1", LENGTHWISE_EXAMPLES="10")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow
 def test_with_indices_checked(tmp_path):
     """A kernel of its own in a folder of its own: machine code of another lane would check nothing."""
-    told = lane(NUMBA_BOUNDSCHECK="1", LENGTHWISE_EXAMPLES="300", LENGTHWISE_CACHE_DIR=str(tmp_path))
-    assert told.returncode == 0, told.stdout + told.stderr
+    result = lane(NUMBA_BOUNDSCHECK="1", LENGTHWISE_EXAMPLES="300", LENGTHWISE_CACHE_DIR=str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
     assert list(tmp_path.rglob("*run*.nbi")), "the kernel was compiled in this lane"

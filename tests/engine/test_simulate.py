@@ -55,11 +55,11 @@ def test_strict_names_the_first_request_that_never_fits(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_time_limit_leaves_the_rest_unfinished(engine):
-    whole = simulate(WORKLOAD, DEPLOYMENT, engine=engine)
-    limit_s = float(np.median(whole.requests.finished_s))
+    complete = simulate(WORKLOAD, DEPLOYMENT, engine=engine)
+    limit_s = float(np.median(complete.requests.finished_s))
     r = simulate(WORKLOAD, DEPLOYMENT, time_limit_s=limit_s, engine=engine).requests
-    assert (r.status[whole.requests.finished_s <= limit_s] == Status.FINISHED).all()
-    cut = whole.requests.finished_s > limit_s
+    assert (r.status[complete.requests.finished_s <= limit_s] == Status.FINISHED).all()
+    cut = complete.requests.finished_s > limit_s
     assert (r.status[cut] == Status.UNFINISHED).all()
     assert (r.output_tokens[cut] < WORKLOAD.output_tokens[cut]).all()
     assert r.output_tokens[cut].any(), "some of it had come"
@@ -79,16 +79,16 @@ def test_an_unknown_engine():
 
 
 def test_the_log_is_whole_or_not_there():
-    whole = simulate(WORKLOAD, DEPLOYMENT)
-    steps = len(whole.steps.start_s)
+    complete = simulate(WORKLOAD, DEPLOYMENT)
+    steps = len(complete.steps.start_s)
     assert len(simulate(WORKLOAD, DEPLOYMENT, keep_steps=steps).steps.start_s) == steps
     for keep_steps in (0, 1, steps - 1):
         brief = simulate(WORKLOAD, DEPLOYMENT, keep_steps=keep_steps)
         assert brief.steps is None
         assert brief.gaps.gap_s is None
         assert brief.gaps.count is None
-        np.testing.assert_array_equal(brief.gaps.histogram, whole.gaps.histogram)
-        assert (brief.gaps.sum_s, brief.gaps.max_s) == (whole.gaps.sum_s, whole.gaps.max_s)
+        np.testing.assert_array_equal(brief.gaps.histogram, complete.gaps.histogram)
+        assert (brief.gaps.sum_s, brief.gaps.max_s) == (complete.gaps.sum_s, complete.gaps.max_s)
 
 
 def test_gaps_lie_in_their_bins():

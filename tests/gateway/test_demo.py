@@ -11,11 +11,11 @@ import threading
 import numpy as np
 import pytest
 
-from lengthwise.gateway.demo import _python, comparison, run
+from lengthwise.gateway.demo import comparison, find_interpreter, run
 from lengthwise.gateway.demo.comparison import MAX_TOKENS, Gain, Side, body, burst, change, decision, gain, table
 from lengthwise.gateway.demo.engine_side.forced_length import ForcedLength, forced
-from lengthwise.gateway.demo.engines import _timeout
-from lengthwise.gateway.length_prediction import told_tokens
+from lengthwise.gateway.demo.engines import abortable_sleep
+from lengthwise.gateway.length_prediction import requested_tokens
 from lengthwise.schema.errors import EngineError, InputError
 
 
@@ -30,7 +30,7 @@ def test_a_burst_is_the_same_for_the_same_seed_and_number():
 def test_the_gateway_is_not_told_how_long_an_answer_will_be():
     question = burst(0, 0, 1, tokens_per_s=500.0, shrink=8.0)[0]
     what = body("tiny", question)
-    told = told_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
+    told = requested_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
     assert told == 0
     assert what["max_tokens"] == MAX_TOKENS
     assert str(question.tokens) not in question.prompt
@@ -68,7 +68,7 @@ def test_one_round_has_no_interval_and_none_has_no_gain():
 def test_the_verdict_is_plain_whatever_comes():
     assert "faster" in decision("x", Gain(-0.3, -0.4, -0.2, 0.1, 4))
     assert "slower" in decision("x", Gain(0.3, 0.2, 0.4, 0.1, 4))
-    assert "does not tell" in decision("x", Gain(-0.1, -0.3, 0.2, 0.1, 4))
+    assert "Not significant" in decision("x", Gain(-0.1, -0.3, 0.2, 0.1, 4))
 
 
 def test_the_table_shows_both():
@@ -83,9 +83,9 @@ def test_the_table_shows_both():
 
 
 def test_an_interpreter_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(InputError, match="must be there"):
-        _python(str(tmp_path / "python"))
-    assert _python("emulated") is None
+    with pytest.raises(InputError, match="must exist"):
+        find_interpreter(str(tmp_path / "python"))
+    assert find_interpreter("emulated") is None
 
 
 def test_a_length_is_forced_first_and_after_a_cut():
@@ -142,18 +142,18 @@ def test_the_whole_demo_runs_on_emulated_engines(capsys):
 
 def test_engines_whose_start_is_given_up_are_not_waited_for():
     given_up = threading.Event()
-    pause = _timeout(given_up)
+    pause = abortable_sleep(given_up)
     pause(0.0)
     given_up.set()
-    with pytest.raises(EngineError, match="given up"):
+    with pytest.raises(EngineError, match="aborted"):
         pause(60.0)
     pause(0.0)  # while the engine is stopped
 
 
 def test_while_engines_load_something_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(comparison, "_SAY_S", 0.01)
+    monkeypatch.setattr(comparison, "PROGRESS_INTERVAL_S", 0.01)
     said = ""
-    with comparison.waiting("loading"):
+    with comparison.progress("loading"):
         while "loading, 0 s" not in said:
             said += capsys.readouterr().out
     capsys.readouterr()

@@ -12,7 +12,7 @@ import pytest
 from relay_world import Ledger, run
 
 from lengthwise.gateway.request import NO_FORECAST, Outcome, Rejection, Request
-from lengthwise.gateway.scheduler_driver import CUT, GONE, Hub, Over, Refused
+from lengthwise.gateway.scheduler_driver import CUT, GONE, RequestFinishedError, RequestRefusedError, SchedulerDriver
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 
 
@@ -40,14 +40,14 @@ class Fcfs:
     def reforecast(self, now_s, id, length_prediction) -> None:
         self.requests[id].length_prediction = length_prediction
 
-    def progressed(self, now_s, id, generated_tokens) -> None:
+    def on_progress(self, now_s, id, generated_tokens) -> None:
         self.requests[id].generated_tokens = generated_tokens
 
     def returned(self, now_s, id, generated_tokens, *, avoid="") -> None:
         self.running.pop(id, None)
         self.queue.insert(0, id)
 
-    def uncuttable(self, now_s, id) -> None:
+    def mark_nonpreemptible(self, now_s, id) -> None:
         self.retained.append(id)
 
     def queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
@@ -61,7 +61,7 @@ class Fcfs:
     def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
         return tuple(self.running) if not states else ()
 
-    def decide(self, now_s: float) -> Decisions:
+    def schedule(self, now_s: float) -> Decisions:
         self.decided += 1
         if now_s >= self.alarm_s:
             self.expire, self.alarm_s = list(self.queue), math.inf
@@ -88,50 +88,50 @@ def request(k: int) -> Request:
     return Request(k, 0.0, "m", 1, 100)
 
 
-def hub_of(**named) -> tuple[Hub, Fcfs, Ledger]:
+def hub_of(**named) -> tuple[SchedulerDriver, Fcfs, Ledger]:
     scheduler, ledger = Fcfs(**named), Ledger()
-    return Hub(scheduler, listeners=[ledger]), scheduler, ledger
+    return SchedulerDriver(scheduler, listeners=[ledger]), scheduler, ledger
 
 
 def test_turns_come_in_the_schedulers_order_and_decisions_once_a_tick():
     async def work() -> None:
-        hub, scheduler, ledger = hub_of()
-        tasks = [asyncio.ensure_future(hub.enter(request(k))) for k in range(20)]
+        driver, scheduler, ledger = hub_of()
+        tasks = [asyncio.ensure_future(driver.enter(request(k))) for k in range(20)]
         await asyncio.sleep(0.01)
         assert scheduler.decided == 1
         order = []
         for k in range(20):
-            turn = await tasks[k]
-            order.append(turn.request.id)
-            turn.end(Outcome.FINISHED)
-            turn.end(Outcome.FAILED)
+            ticket = await tasks[k]
+            order.append(ticket.request.id)
+            ticket.end(Outcome.FINISHED)
+            ticket.end(Outcome.FAILED)
         assert order == list(range(20))
         assert ledger.outcomes == {Outcome.FINISHED: 20}
-        assert hub.reserved == 0
+        assert driver.num_requests == 0
 
     run(work)
 
 
 def test_who_is_refused_never_arrived():
     async def work() -> None:
-        hub, _, ledger = hub_of(most=0)
-        with pytest.raises(Refused) as no:
-            await hub.enter(request(1))
+        driver, _, ledger = hub_of(most=0)
+        with pytest.raises(RequestRefusedError) as no:
+            await driver.enter(request(1))
         assert no.value.rejection.status == 429
         assert ledger.events == []
-        assert hub.reserved == 0
+        assert driver.num_requests == 0
 
     run(work)
 
 
 def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said():
     async def work() -> None:
-        hub, scheduler, ledger = hub_of(places=0)
-        scheduler.alarm_s = hub.clock() + 0.05
-        with pytest.raises(Refused):
-            await asyncio.wait_for(hub.enter(request(1)), 1)
+        driver, scheduler, ledger = hub_of(places=0)
+        scheduler.alarm_s = driver.clock() + 0.05
+        with pytest.raises(RequestRefusedError):
+            await asyncio.wait_for(driver.enter(request(1)), 1)
         assert ledger.outcomes == {Outcome.EXPIRED: 1}
-        assert hub.reserved == 0
+        assert driver.num_requests == 0
 
     run(work)
 
@@ -139,19 +139,19 @@ def test_who_waits_in_vain_is_told_and_ends_as_expired_when_the_scheduler_said()
 @pytest.mark.parametrize("when", ["waiting", "assigned", "retry"])
 def test_a_client_that_goes_leaves_nothing(when: str):
     async def work() -> None:
-        hub, scheduler, ledger = hub_of(places=0 if when == "waiting" else 1)
-        task = asyncio.ensure_future(hub.enter(request(1)))
+        driver, scheduler, ledger = hub_of(places=0 if when == "waiting" else 1)
+        task = asyncio.ensure_future(driver.enter(request(1)))
         await asyncio.sleep(0)
         if when == "assigned":
-            hub._decide()  # the future has its result, the task has not seen it yet
+            driver.schedule()  # the future has its result, the task has not seen it yet
         if when == "retry":
-            turn = await task
+            ticket = await task
             scheduler.places = 0
-            task = asyncio.ensure_future(turn.retry("cut"))
+            task = asyncio.ensure_future(ticket.retry("cut"))
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert hub.reserved == 0
+        assert driver.num_requests == 0
         assert scheduler.queue == []
         assert scheduler.running == {}
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
@@ -161,67 +161,67 @@ def test_a_client_that_goes_leaves_nothing(when: str):
 
 def test_a_cut_is_told_and_the_turn_comes_again():
     async def work() -> None:
-        hub, scheduler, ledger = hub_of()
-        turn, heard = await hub.enter(request(1)), []
-        turn.on_interrupt = heard.append
-        turn.tokens(7)
-        turn.tokens(7)
+        driver, scheduler, ledger = hub_of()
+        ticket, heard = await driver.enter(request(1)), []
+        ticket.on_interrupt = heard.append
+        ticket.tokens(7)
+        ticket.tokens(7)
         scheduler.cut = [1]
-        hub.wake()
+        driver.wake()
         await asyncio.sleep(0.01)
         assert heard == [CUT]
-        assert turn.cut.is_set()
-        assert await turn.retry("cut") is turn
-        assert (turn.worker, turn.cut.is_set()) == ("w", False)
+        assert ticket.preempted.is_set()
+        assert await ticket.retry("cut") is ticket
+        assert (ticket.worker, ticket.preempted.is_set()) == ("w", False)
         assert ledger.tokens_of == {1: 7}
         assert ledger.cause == ["cut"]
-        turn.end(Outcome.FINISHED)
-        with pytest.raises(Over):
-            await turn.retry("cut")
+        ticket.end(Outcome.FINISHED)
+        with pytest.raises(RequestFinishedError):
+            await ticket.retry("cut")
 
     run(work)
 
 
 def test_who_is_at_a_worker_that_is_gone_is_told():
     async def work() -> None:
-        hub, _, _ = hub_of()
-        turn, heard = await hub.enter(request(1)), []
-        turn.on_interrupt = heard.append
-        hub.fleet_changed([])
+        driver, _, _ = hub_of()
+        ticket, heard = await driver.enter(request(1)), []
+        ticket.on_interrupt = heard.append
+        driver.fleet_changed([])
         assert heard == [GONE]
-        turn.end(Outcome.FAILED)
+        ticket.end(Outcome.FAILED)
 
     run(work)
 
 
 def test_ended_from_outside_while_it_waits_again():
     async def work() -> None:
-        hub, scheduler, ledger = hub_of()
-        turn = await hub.enter(request(1))
+        driver, scheduler, ledger = hub_of()
+        ticket = await driver.enter(request(1))
         scheduler.places = 0
-        task = asyncio.ensure_future(turn.retry("cut"))
+        task = asyncio.ensure_future(ticket.retry("cut"))
         await asyncio.sleep(0.01)
-        turn.end(Outcome.CLIENT_GONE)
-        with pytest.raises(Over):
+        ticket.end(Outcome.CLIENT_GONE)
+        with pytest.raises(RequestFinishedError):
             await task
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
-        hub.reforecast(turn.request, NO_FORECAST)  # too late, and no harm
+        driver.reforecast(ticket.request.id, NO_FORECAST)  # too late, and no harm
 
     run(work)
 
 
 def test_closing_tells_all_who_are_in():
     async def work() -> None:
-        hub, _, ledger = hub_of()
-        tasks = [asyncio.ensure_future(hub.enter(request(k))) for k in range(3)]
+        driver, _, ledger = hub_of()
+        tasks = [asyncio.ensure_future(driver.enter(request(k))) for k in range(3)]
         await asyncio.sleep(0.01)
-        emptied = asyncio.ensure_future(hub.emptied())
-        hub.close()
+        emptied = asyncio.ensure_future(driver.emptied())
+        driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        told = [one.rejection for one in done[1:] if isinstance(one, Refused)]
+        told = [one.rejection for one in done[1:] if isinstance(one, RequestRefusedError)]
         assert [(one.status, one.reason, one.retry_after_s) for one in told] == [(503, "draining", 1.0)] * 2
-        with pytest.raises(Refused):
-            await hub.enter(request(3))
+        with pytest.raises(RequestRefusedError):
+            await driver.enter(request(3))
         await emptied
         assert ledger.outcomes == {Outcome.FAILED: 3}
 
@@ -230,21 +230,21 @@ def test_closing_tells_all_who_are_in():
 
 def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere():
     async def work() -> None:
-        hub, scheduler, _ = hub_of()
+        driver, scheduler, _ = hub_of()
         one = request(1)
         one.resumable = True
-        turn = await hub.enter(one)
-        turn.cut.set()
-        turn.uncuttable()
-        turn.uncuttable()
-        assert (scheduler.retained, turn.cut.is_set()) == ([1], False)
-        await turn.retry("failed_over")
-        turn.uncuttable()
+        ticket = await driver.enter(one)
+        ticket.preempted.set()
+        ticket.mark_nonpreemptible()
+        ticket.mark_nonpreemptible()
+        assert (scheduler.retained, ticket.preempted.is_set()) == ([1], False)
+        await ticket.retry("failed_over")
+        ticket.mark_nonpreemptible()
         assert scheduler.retained == [1, 1]
-        turn.end(Outcome.FINISHED)
-        turn.uncuttable()
-        other = await hub.enter(request(2))
-        other.uncuttable()  # nobody asks it anyway
+        ticket.end(Outcome.FINISHED)
+        ticket.mark_nonpreemptible()
+        other = await driver.enter(request(2))
+        other.mark_nonpreemptible()  # nobody asks it anyway
         assert scheduler.retained == [1, 1]
         other.end(Outcome.FINISHED)
 
@@ -253,14 +253,14 @@ def test_who_cannot_be_cut_where_it_is_says_so_once_and_may_be_asked_elsewhere()
 
 def test_all_who_wait_for_the_hub_to_be_empty_are_told():
     async def work() -> None:
-        hub, _, _ = hub_of()
-        turn = await hub.enter(request(1))
-        waiting = [asyncio.ensure_future(hub.emptied()) for _ in range(3)]
+        driver, _, _ = hub_of()
+        ticket = await driver.enter(request(1))
+        waiting = [asyncio.ensure_future(driver.emptied()) for _ in range(3)]
         await asyncio.sleep(0)
-        turn.end(Outcome.FINISHED)
+        ticket.end(Outcome.FINISHED)
         async with asyncio.timeout(1):
             await asyncio.gather(*waiting)
-            await hub.emptied()
+            await driver.emptied()
 
     run(work)
 
@@ -269,17 +269,17 @@ def test_a_decision_that_became_due_earlier_is_not_slept_over():
     """Tokens may bring forward what the hub sleeps until; it is woken then, and not by each of them."""
 
     async def work() -> None:
-        hub, scheduler, _ = hub_of()
-        turn = await hub.enter(request(1))
+        driver, scheduler, _ = hub_of()
+        ticket = await driver.enter(request(1))
         await asyncio.sleep(0.01)
         decided = scheduler.decided
-        scheduler.alarm_s = hub.clock() + 0.05
+        scheduler.alarm_s = driver.clock() + 0.05
         for total in range(1, 20):
-            turn.tokens(total)
+            ticket.tokens(total)
         await asyncio.sleep(0)
         assert scheduler.decided == decided
         await asyncio.sleep(0.2)
         assert scheduler.decided == decided + 1
-        turn.end(Outcome.FINISHED)
+        ticket.end(Outcome.FINISHED)
 
     run(work)

@@ -12,11 +12,20 @@ import pytest
 from relay_world import run
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.gateway.concurrency_probe import Seen, at_once, max_num_seqs
-from lengthwise.gateway.config import Care, Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
+from lengthwise.gateway.concurrency_probe import RequestTimes, max_concurrent, probe_max_num_seqs
+from lengthwise.gateway.config import (
+    Dispatch,
+    Engine,
+    Forecasting,
+    GatewayConfig,
+    Listen,
+    Order,
+    Phases,
+    ResilienceConfig,
+)
 from lengthwise.gateway.notices import notices
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.serve import Gateway, beside
+from lengthwise.gateway.serve import Gateway, background_gateway
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, in_thread
 
@@ -42,14 +51,14 @@ def config_of(*urls, phases, **named) -> GatewayConfig:
         dispatch=Dispatch(phases=phases),
         prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=0),
-        resilience=Care(drain_s=5.0),
+        resilience=ResilienceConfig(drain_s=5.0),
         **named,
     )
 
 
 async def settled(gateway):
     await gateway.fleet.stable(20.0)
-    while not gateway.hub.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
+    while not gateway.driver.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
         await asyncio.sleep(0.02)
 
 
@@ -78,8 +87,8 @@ def steps_of(server):
 
     def launched(now):
         launch(now)
-        if batch._step is not None:
-            ran.append((len(batch._step.decodes), len(batch._step.prompts)))
+        if batch.step is not None:
+            ran.append((batch.step.decodes, len(batch.step.prompts)))
 
     batch._launch = launched
     return ran
@@ -127,7 +136,7 @@ def test_who_is_not_streamed_is_served_too(stream):
             await settled(gateway)
             async with asyncio.timeout(20):
                 await loop_of(gateway.port, 7, [3, 12, 6, 9] * 5, stream=stream)
-            assert server.log.most_at_once <= 7
+            assert server.log.max_concurrent <= 7
 
     run(work)
 
@@ -138,7 +147,7 @@ def test_a_drain_lets_those_who_wait_for_a_phase_finish():
         async with engine(step_s=0.01) as server, Gateway(config_of(server.url, phases=phases)) as gateway:
             await settled(gateway)
             loop = asyncio.ensure_future(loop_of(gateway.port, 4, [12] * 4))
-            while gateway.hub.reserved < 4:  # noqa: ASYNC110 - the hub is looked at
+            while gateway.driver.num_requests < 4:  # noqa: ASYNC110 - the hub is looked at
                 await asyncio.sleep(0.01)
             assert await gateway.drain()
             await loop
@@ -182,14 +191,14 @@ def test_a_bound_on_waiting_is_warned_of():
     config = config_of("http://a", phases=Phases(2, 5))
     assert not any("phase" in text for text in notices(config))
     bounded = replace(config, order=Order("rra", max_wait_s=60.0))
-    assert any("in the midst of a phase" in text for text in notices(bounded))
+    assert any("within a phase" in text for text in notices(bounded))
 
 
 def test_a_gateway_beside_tells_of_its_requests_and_ends():
     heard = Heard()
     with in_thread(engine(step_s=0.005)) as up:
         config = config_of(up.servers[0].url, phases=Phases(2, 3))
-        with beside(config, (heard,)) as running:
+        with background_gateway(config, (heard,)) as running:
             asyncio.run(loop_of(running.gateway.port, 3, [6] * 6))
             assert running.call(running.gateway.drain())
         assert sorted(row.output_tokens for row in running.rows) == [6] * 6
@@ -198,7 +207,7 @@ def test_a_gateway_beside_tells_of_its_requests_and_ends():
 
 def test_an_engine_that_is_not_there_is_said_so():
     config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
-    with pytest.raises(EngineError, match="must be there"), beside(config, engines_s=5.0):
+    with pytest.raises(EngineError, match="must be up and serve"), background_gateway(config, engines_s=5.0):
         pass
 
 
@@ -211,17 +220,17 @@ def test_a_port_that_is_taken_is_said_so():
         config = GatewayConfig(
             engines=(Engine("http://127.0.0.1:9"),), listen=Listen(port=taken.getsockname()[1], admin_port=None)
         )
-        with pytest.raises(InputError, match="must be free"), beside(config):
+        with pytest.raises(InputError, match="must be free"), background_gateway(config):
             pass
 
 
 @pytest.mark.parametrize(("active", "desired", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
 def test_seats_are_found_by_trying(active, desired, found):
     with in_thread(engine(max_num_seqs=active, step_s=0.004)) as up:
-        assert max_num_seqs(Server(up.servers[0].url), desired) == found
+        assert probe_max_num_seqs(Server(up.servers[0].url), desired) == found
 
 
 def test_a_late_client_is_not_taken_for_a_full_engine():
-    early, late = Seen(0.0, 0.1, 0.2), Seen(0.3, 0.4, 0.5)
-    assert at_once([early, late]) == 2, "it was sent when the first was over: nothing is known against it"
-    assert at_once([early, Seen(0.05, 0.4, 0.5)]) == 1, "it waited for the end of the first"
+    early, late = RequestTimes(0.0, 0.1, 0.2), RequestTimes(0.3, 0.4, 0.5)
+    assert max_concurrent([early, late]) == 2, "it was sent when the first was over: nothing is known against it"
+    assert max_concurrent([early, RequestTimes(0.05, 0.4, 0.5)]) == 1, "it waited for the end of the first"

@@ -12,8 +12,8 @@ from relay_world import run, until
 
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Key, Limits, Listen
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import asked
-from lengthwise.gateway.request import EMPTY, Prints
+from lengthwise.gateway.edge.client_request import RequestParser
+from lengthwise.gateway.request import EMPTY, PrefixHasher
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 
@@ -79,7 +79,7 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
             Gateway(config_of(one, two, prefixes=prefixes)) as gateway,
             aiohttp.ClientSession() as session,
         ):
-            await until(lambda: gateway.fleet.ready() and len(gateway.scheduler._crew.up) == 2)
+            await until(lambda: gateway.fleet.ready() and len(gateway.scheduler.worker_pool.up) == 2)
             asked = [server.log.count("finished") for server in (one, two)]
             busy = asyncio.ensure_future(ask(session, gateway.port, "hold on", tokens=400))
             await until(lambda: one.slots_in_use == 1)
@@ -99,9 +99,9 @@ def test_who_begins_alike_goes_where_that_was_computed(prefixes, first, then, te
 )
 def test_of_several_prompts_in_one_body_nothing_is_said(prompt, begins):
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
-    prints = Prints(b"secret")
-    told = asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0, prints)
-    assert bool(told.leading.keys) == begins
+    prefix_hasher = PrefixHasher(b"secret")
+    told = RequestParser(Limits(), prefix_hasher).parse("completions", body, Caller(None, 3), {}, "r", 0.0)
+    assert bool(told.prefix.keys) == begins
     if begins:
-        assert told.leading == prints.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
-    assert asked("completions", body, Limits(), Caller(None, 3), {}, "r", 0.0).leading is EMPTY
+        assert told.prefix == prefix_hasher.of_text(SYSTEM, told.prompt_tokens, model="m", tenant=3)
+    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is EMPTY

@@ -19,7 +19,6 @@ from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
     Admission,
-    Care,
     Engine,
     Forecasting,
     GatewayConfig,
@@ -27,6 +26,7 @@ from lengthwise.gateway.config import (
     Limits,
     Listen,
     Order,
+    ResilienceConfig,
     Tls,
 )
 from lengthwise.gateway.protocols import Listener
@@ -126,7 +126,7 @@ def test_the_admin_page_says_what_becomes_of_priorities():
                 async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as told:
                     (worker,) = (await told.json())["workers"]
                 assert worker["up"]
-                assert "takes no priorities" in worker["cause"]
+                assert "accepts no priorities" in worker["cause"]
 
     run(work)
 
@@ -158,9 +158,9 @@ def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
             url, long = f"http://127.0.0.1:{g.port}/v1/completions", BODY | {"user": "u" * 100_000}
             async with aiohttp.ClientSession() as session, session.post(url, json=long) as told:
                 assert engine.seen[0].body == long | {"return_token_ids": True}
-                await until(lambda: 0 < g.app.room.held_bytes < 5000)
+                await until(lambda: 0 < g.app.body_budget.used_bytes < 5000)
                 assert (await told.read()).count(b'"text":') == 50
-            await until(lambda: g.app.room.held_bytes == 0)
+            await until(lambda: g.app.body_budget.used_bytes == 0)
 
     run(work)
 
@@ -168,11 +168,11 @@ def test_the_room_for_bodies_is_free_again_once_a_stream_has_begun():
 def test_stopped_at_once_who_waits_is_told_so_and_the_engine_aborts(caplog):
     async def work() -> None:
         async with Scripted(step_s=0.05) as engine:
-            async with gateway(config_of(engine, resilience=Care(drain_s=0.1))) as g:
+            async with gateway(config_of(engine, resilience=ResilienceConfig(drain_s=0.1))) as g:
                 under_way = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(4)]
                 await until(lambda: len(engine.seen) == 4 and all(one.sent > 2 for one in engine.seen))
                 waiting = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(3)]
-                await until(lambda: g.hub.statistics().waiting == 3)
+                await until(lambda: g.driver.statistics().waiting == 3)
                 assert not await g.drain()
             for status, headers, body in await asyncio.gather(*waiting):
                 assert (status, headers.get("Retry-After")) == (503, "1")
@@ -239,7 +239,7 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
                     assert await asked_by(g.port, name) == 200
                 counts = {tenant: count for (_, _, tenant), count in g.telemetry.metrics.requests.items()}
                 assert counts == {"alpha": 1, "beta": 2, "gamma": 3, "delta": 1}
-                service = [g.scheduler._service.of(number) for number in range(1, 5)]
+                service = [g.scheduler.service.of(number) for number in range(1, 5)]
                 # who comes starts level with who was served last: 1, 1 + 2, 3 + 3, 6 + 1
                 assert [served / service[0] for served in service] == [1.0, 3.0, 6.0, 7.0]
 
@@ -251,7 +251,7 @@ def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does
         async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
             before = g.config
             asking = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(5)]
-            await until(lambda: g.hub.statistics().waiting == 1)
+            await until(lambda: g.driver.statistics().waiting == 1)
             other = replace(before, order=replace(before.order, max_wait_s=5.0), admission=Admission(max_queued=1))
             await g.configure(other)
             status, _, body = await ask(g.port, BODY)
@@ -346,7 +346,7 @@ def test_a_request_that_is_not_there_in_time_gets_a_clean_503(sent, rest_comes):
 
     async def work() -> None:
         async with Scripted() as engine:
-            async with gateway(config_of(engine, resilience=Care(drain_s=0.1))) as g:
+            async with gateway(config_of(engine, resilience=ResilienceConfig(drain_s=0.1))) as g:
                 reader, writer, rest = await half_asked(g.port, sent)
                 assert await g.drain() is rest_comes
                 stopping = asyncio.ensure_future(g.stop())

@@ -146,7 +146,7 @@ def test_pairing_narrows_the_interval() -> None:
         ({"batch_sizes": (0,)}, "batch sizes must be at least 1"),
         ({"seeds": 0}, "at least 1 seed"),
         ({"predictors": ()}, "needs a predictor"),
-        ({"predictors": ("oracle", "oracle")}, "different names; twice: oracle"),
+        ({"predictors": ("oracle", "oracle")}, "different names; repeated: oracle"),
         ({"policies": (Contestant("oracle", Scheduler(rank="sjf")),)}, "another name"),
     ],
 )

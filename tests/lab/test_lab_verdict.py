@@ -44,7 +44,7 @@ def test_worth_it_names_the_best_and_what_it_brings() -> None:
     assert found.is_improvement
     assert found.best == "srtf (model)"
     assert (
-        "cuts mean JCT by 40.0 ± 2.5 % (sure for the best of 2), 80 % of what perfect lengths would bring"
+        "cuts mean JCT by 40.0 ± 2.5 % (significant among 2 candidates), 80 % of the gain with known lengths"
         in found.description
     )
     assert "grows by 20 %" in found.description
@@ -66,7 +66,7 @@ def test_a_gain_whose_interval_holds_none_is_none() -> None:
     found = decision([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
     assert (found.is_improvement, found.reason) == (False, "no gain")
     assert "changes mean JCT by -10.0 ± 20.0 %" in found.description
-    assert "perfect lengths would cut it by 50 %" in found.description
+    assert "known lengths would cut it by 50 %" in found.description
 
 
 def test_a_tail_that_pays_more_than_the_mean_gains() -> None:
@@ -98,7 +98,7 @@ def test_other_survivors_are_not_compared() -> None:
     assert "90 % of the requests are served under FCFS and 95 % under sjf (model)" in found.description
     alike = decision([*ends(served=0.9), cell("sjf", "model", 0.6, 1.0, served=0.905)])
     assert alike.is_improvement
-    assert "Of all requests 90 % are served" in alike.description
+    assert "90 % of all requests are served" in alike.description
     assert answer((found,), LoadUnit.CAPACITY)[0].startswith("Cannot be compared at every load")
 
 

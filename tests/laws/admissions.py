@@ -71,14 +71,14 @@ def served(draw: st.DrawFn, **axes: Any) -> Deployment:
 
 @dataclasses.dataclass(frozen=True)
 class Admitted:
-    """One admission: who, when, from which line.
+    """One admission: who, when, from which queue.
 
     ``since_s`` is when it had waited too long in all, ``passed_by`` who was admitted from then on.
     """
 
     now_s: float
     index: int
-    line: Any
+    queue: Any
     since_s: float
     passed_by: list[Admitted]
 
@@ -94,29 +94,29 @@ class Doorkeeper(Reference):
         self.giving = False
 
     def passes(self, q: Any, w: Any) -> None:
-        """``q`` is admitted while ``w`` waits in the same line."""
+        """``q`` is admitted while ``w`` waits in the same queue."""
 
     def _place(self, rep: Any, step: Any, q: Any, chunk: int) -> None:
-        for w in rep.queue:
+        for w in rep.queue.waiting:
             self.passes(q, w)
         joined, since_s = self.joined[q.index]
-        passed = [other for other in self.admitted[joined:] if other.line is rep.line and other.now_s >= since_s]
-        self.admitted.append(Admitted(self.now_s, q.index, rep.line, since_s, passed))
+        passed = [other for other in self.admitted[joined:] if other.queue is rep.queue and other.now_s >= since_s]
+        self.admitted.append(Admitted(self.now_s, q.index, rep.queue, since_s, passed))
         super()._place(rep, step, q, chunk)
 
-    def _enqueue(self, line: Any, q: Any, now: float, *, entered: bool = False) -> None:
-        super()._enqueue(line, q, now, entered=entered)
-        self.joined[q.index] = (len(self.admitted), self._overdue_s(q))
+    def _enqueue(self, queue: Any, q: Any, now: float, *, entered: bool = False) -> None:
+        super()._enqueue(queue, q, now, entered=entered)
+        self.joined[q.index] = (len(self.admitted), self._starvation_s(q))
 
-    def _preemption_pass(self, rep: Any, step: Any) -> None:
+    def _preempt(self, rep: Any, step: Any) -> None:
         self.giving = True
-        super()._preemption_pass(rep, step)
+        super()._preempt(rep, step)
         self.giving = False
 
     def _evict(self, rep: Any, step: Any, q: Any) -> None:
         if self.giving:
-            assert q.queued_for_s < self.s.max_wait_s, "who has waited too long leaves for nobody"
-            assert q.generated > q.entered, "an admission is worth a token at least"
+            assert q.queued_for_s < self.s.params.max_wait_s, "who has waited too long leaves for nobody"
+            assert q.generated > q.generated_at_admission, "an admission is worth a token at least"
         self.evicted.append((self.now_s, q.index))
         super()._evict(rep, step, q)
 

@@ -102,14 +102,19 @@ class Watched(Reference):
     def _launch(self, rep: Any, step: Any) -> None:
         s = rep.s
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
-        held = [*rep.num_running, *stepping, *step.paused]
+        residents = [*rep.running, *stepping, *step.paused]
         assert rep.free >= 0
-        leaving = [q for to in self.decoding for q in (*to.queue, *to.incoming) if q.satisfied and q.home is rep]
-        assert sum(q.blocks for q in held) + sum(q.satisfied for q in leaving) + rep.free == s.total_blocks
-        assert all(q.blocks == 0 for q in rep.queue)
-        assert not (self.decoding and step.decodes and rep in self.current)
-        assert not (step.prompts and rep in self.decoding)
-        assert len({id(q) for q in held}) == len(held) <= s.max_num_seqs
+        leaving = [
+            q for to in self.remote for q in (*to.queue.waiting, *to.incoming) if q.transfer_blocks and q.source is rep
+        ]
+        assert (
+            sum(q.blocks for q in residents) + sum(q.transfer_blocks for q in leaving) + rep.free
+            == s.params.total_blocks
+        )
+        assert all(q.blocks == 0 for q in rep.queue.waiting)
+        assert not (self.remote and step.decodes and rep in self.local)
+        assert not (step.prompts and rep in self.remote)
+        assert len({id(q) for q in residents}) == len(residents) <= s.params.max_num_seqs
         assert all(q.decoding for q in step.paused)
         assert not (step.paused and step.decodes)
         for q in step.decodes:
@@ -138,9 +143,9 @@ def busy_intervals(records: Records, replica: int) -> list[tuple[float, float]]:
     """When at least one step of the replica was in flight; intervals that touch are one."""
     steps = records.steps
     assert steps is not None
-    mine = steps.replica == replica
+    own = steps.replica == replica
     merged: list[tuple[float, float]] = []
-    for start_s, end_s in zip(steps.start_s[mine], steps.end_s[mine], strict=True):
+    for start_s, end_s in zip(steps.start_s[own], steps.end_s[own], strict=True):
         if merged and start_s <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end_s))
         else:

@@ -25,16 +25,16 @@ HANDOVERS = (
 
 
 @st.composite
-def apart(draw: st.DrawFn) -> Deployment:
+def disaggregated(draw: st.DrawFn) -> Deployment:
     """A deployment whose prompts are handed over to replicas that only decode, both sides often short of memory."""
-    here = draw(deployments())
+    prefill = draw(deployments())
     routers = [name for name in sorted(known("router")) if name != "central"]
-    axes = {"router": draw(st.sampled_from(routers))} if here.scheduler.router == "central" else {}
+    axes = {"router": draw(st.sampled_from(routers))} if prefill.scheduler.router == "central" else {}
     if draw(st.integers(0, 3)) == 0:
         axes["batching"] = draw(st.sampled_from(ENCODINGS))
-    limits = dataclasses.replace(here.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
-    scheduler = dataclasses.replace(here.scheduler, **axes)
-    return dataclasses.replace(here, scheduler=scheduler, limits=limits, decode=draw(decode_sides(here, routers)))
+    limits = dataclasses.replace(prefill.limits, max_in_flight=draw(st.none() | st.integers(1, 4)))
+    scheduler = dataclasses.replace(prefill.scheduler, **axes)
+    return dataclasses.replace(prefill, scheduler=scheduler, limits=limits, decode=draw(decode_sides(prefill, routers)))
 
 
 @st.composite

@@ -77,12 +77,12 @@ def test_a_chain_takes_what_its_requests_take_one_after_another(engine):
     deployment = one_replica()
     prompt, output = np.array([5, 60, 17, 33]), np.array([3, 1, 20, 7])
     chain = Workload(np.zeros(4), prompt, output, after=chains([4]))
-    whole = simulate(chain, deployment, engine=engine).requests
+    chained = simulate(chain, deployment, engine=engine).requests
     alone = [
         simulate(Workload(np.zeros(1), prompt[i : i + 1], output[i : i + 1]), deployment).requests.finished_s[0]
         for i in range(4)
     ]
-    np.testing.assert_allclose(whole.finished_s, np.cumsum(alone), rtol=1e-12)
+    np.testing.assert_allclose(chained.finished_s, np.cumsum(alone), rtol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -127,8 +127,8 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
     deployment = one_replica()
     lengths = [4] * 50
     n = sum(lengths)
-    asked = Workload(np.zeros(n), np.full(n, 9), np.arange(n) % 7 + 1, after=chains(lengths))
-    records = simulate(asked, deployment)
+    dependent = Workload(np.zeros(n), np.full(n, 9), np.arange(n) % 7 + 1, after=chains(lengths))
+    records = simulate(dependent, deployment)
     r = records.requests
     found = summarize(records)
     assert found.counts.arrivals == found.counts.finished == n
@@ -138,7 +138,7 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
     some = summarize(records, warmup_s=late_s)
     assert some.counts.arrivals == late.sum()
     assert some.jct_s.mean.value == pytest.approx((r.finished_s - r.arrival_s)[late].mean())
-    cut = simulate(asked, deployment, time_limit_s=late_s)
+    cut = simulate(dependent, deployment, time_limit_s=late_s)
     assert summarize(cut).counts.arrivals == np.isfinite(cut.requests.arrival_s).sum() < n
 
 
@@ -161,8 +161,8 @@ def test_what_has_no_place_for_it_says_so(tmp_path):
     from lengthwise.measure.load import under_load
     from lengthwise.workload import write
 
-    asked = Workload(np.zeros(2), np.ones(2), np.ones(2), after=chains([2]))
-    for does in (lambda: write(asked, tmp_path / "w.parquet"), lambda: under_load(asked, 1.0, None, 0)):
+    dependent = Workload(np.zeros(2), np.ones(2), np.ones(2), after=chains([2]))
+    for does in (lambda: write(dependent, tmp_path / "w.parquet"), lambda: under_load(dependent, 1.0, None, 0)):
         with pytest.raises(InputError, match="takes no requests that come after others"):
             does()
     assert not list(tmp_path.iterdir())

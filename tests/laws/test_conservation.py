@@ -96,7 +96,7 @@ def test_all_blocks_are_free_at_the_end_of_the_kernel(workload, deployment):
     assert (state.replicas["partials"] == 0).all()
     assert (state.groups["members"] == 0).all()
     assert (state.groups["kv_tokens"] == 0).all()
-    assert (state.phases == 0).all()
+    assert (state.block_needs == 0).all()
     assert (state.queues["length"] == 0).all()
     for load in (state.waiting, state.running, state.tokens):
         assert (load == 0).all()
@@ -109,5 +109,5 @@ def test_the_reference_accounts_for_every_block_at_every_step(workload, deployme
     for rep in watched.replicas:
         assert rep.free == deployment.kv.num_blocks
         assert rep.tokens == 0
-        assert not rep.num_running
-        assert not rep.queue
+        assert not rep.running
+        assert not rep.queue.waiting

@@ -94,8 +94,8 @@ def test_entries_are_those_of_the_recursion():
     rng = np.random.default_rng(1)
     arrival_s = np.sort(rng.uniform(0, 10, 500))
     for front in (Front(), Front(0.3), Front(0.1, 0.019), Front(0.0, 0.5)):
-        free_s, told = 0.0, []
+        free_s, expected = 0.0, []
         for at_s in arrival_s:
             free_s = max(at_s, free_s) + front.queue_s
-            told.append(free_s + front.request_s)
-        np.testing.assert_allclose(front.entries_s(arrival_s), told, rtol=1e-12)
+            expected.append(free_s + front.request_s)
+        np.testing.assert_allclose(front.entries_s(arrival_s), expected, rtol=1e-12)

@@ -37,22 +37,22 @@ def test_same_input_same_bytes(workload, deployment, seed):
 def test_same_bytes_in_another_process():
     env = os.environ | {"PYTHONHASHSEED": "12345"}
     program = [sys.executable, str(Path(__file__).with_name("digest.py"))]
-    told = subprocess.run(program, env=env, capture_output=True, text=True, check=True, timeout=300)
-    assert told.stdout.strip() == hashlib.sha256(fixed_runs()).hexdigest()
+    result = subprocess.run(program, env=env, capture_output=True, text=True, check=True, timeout=300)
+    assert result.stdout.strip() == hashlib.sha256(fixed_runs()).hexdigest()
 
 
 @LAW
 @given(workloads(), deployments(), LATE)
 def test_a_time_limit_cuts_and_changes_nothing_before(workload, deployment, limit_s):
-    whole, cut = run(workload, deployment), run(workload, deployment, time_limit_s=limit_s)
-    w, c = whole.requests, cut.requests
+    complete, cut = run(workload, deployment), run(workload, deployment, time_limit_s=limit_s)
+    w, c = complete.requests, cut.requests
     for column in ("scheduled_s", "first_token_s", "finished_s"):
         full, short = getattr(w, column), getattr(c, column)
         np.testing.assert_array_equal(short, np.where(full <= limit_s, full, np.nan))
-    seen = whole.steps.start_s <= limit_s
-    for field in dataclasses.fields(whole.steps):
+    seen = complete.steps.start_s <= limit_s
+    for field in dataclasses.fields(complete.steps):
         column = field.name
-        np.testing.assert_array_equal(getattr(cut.steps, column), getattr(whole.steps, column)[seen])
+        np.testing.assert_array_equal(getattr(cut.steps, column), getattr(complete.steps, column)[seen])
 
 
 @LAW
@@ -86,8 +86,8 @@ def test_predictions_nobody_asks_for_change_nothing(workload, deployment, seed):
     predicted = np.random.default_rng(seed).uniform(0, 500, len(workload))
     other = dataclasses.replace(workload, predicted_tokens=predicted, predictions=None)
     without = dataclasses.replace(workload, predicted_tokens=None, predictions=None)
-    told = [bytes_of(run(w, deployment)) for w in (workload, other, without)]
-    assert told[0] == told[1] == told[2]
+    result = [bytes_of(run(w, deployment)) for w in (workload, other, without)]
+    assert result[0] == result[1] == result[2]
 
 
 @LAW

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from observers import INFINITY, LAW, entries, last_state, longest_output, restarts_as_decode, run, watch
-from sides import apart
+from sides import disaggregated
 from test_kernel_agrees import assert_same
 from worlds import workloads
 
@@ -19,7 +19,7 @@ LIMITS = st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])
 
 
 @LAW
-@given(workloads(), apart(), LIMITS)
+@given(workloads(), disaggregated(), LIMITS)
 def test_requests_and_tokens_are_conserved_over_both_sides(workload, deployment, time_limit_s):
     records = run(workload, deployment, time_limit_s=time_limit_s)
     r, longest = records.requests, longest_output(workload, deployment)
@@ -37,13 +37,13 @@ def test_requests_and_tokens_are_conserved_over_both_sides(workload, deployment,
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_each_side_does_its_own_part(workload, deployment):
     records = run(workload, deployment)
     r, steps, first = records.requests, records.steps, deployment.parallel.replicas
-    here = steps.replica < first
-    assert (steps.decode_seqs[here] == 0).all()
-    assert (steps.prefill_seqs[~here] == 0).all()
+    prefill = steps.replica < first
+    assert (steps.decode_seqs[prefill] == 0).all()
+    assert (steps.prefill_seqs[~prefill] == 0).all()
     assert records.totals.tokens.sum() == steps.decode_seqs.sum() + steps.prefill_tokens.sum()
     done = r.status == Status.FINISHED
     if not restarts_as_decode(deployment):
@@ -55,49 +55,49 @@ def test_each_side_does_its_own_part(workload, deployment):
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_no_side_holds_more_than_it_has(workload, deployment):
-    steps, there = run(workload, deployment).steps, deployment.decode
-    here = steps.replica < deployment.parallel.replicas
-    for mine, kv, limits in ((here, deployment.kv, deployment.limits), (~here, there.kv, there.limits)):
-        assert (steps.kv_blocks[mine] <= kv.num_blocks).all()
-        assert (steps.kv_blocks[mine] >= 1).all()
-        seqs = (steps.decode_seqs + steps.prefill_seqs)[mine]
+    steps, decode = run(workload, deployment).steps, deployment.decode
+    prefill = steps.replica < deployment.parallel.replicas
+    for own, kv, limits in ((prefill, deployment.kv, deployment.limits), (~prefill, decode.kv, decode.limits)):
+        assert (steps.kv_blocks[own] <= kv.num_blocks).all()
+        assert (steps.kv_blocks[own] >= 1).all()
+        seqs = (steps.decode_seqs + steps.prefill_seqs)[own]
         assert (seqs <= (limits.max_step_seqs or limits.max_num_seqs)).all()
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_everything_is_free_at_the_end_of_both_sides(workload, deployment):
-    state, there = last_state(workload, deployment), deployment.decode
+    state, decode = last_state(workload, deployment), deployment.decode
     blocks = [deployment.kv.num_blocks] * deployment.parallel.replicas
-    blocks += [there.kv.num_blocks] * there.parallel.replicas
+    blocks += [decode.kv.num_blocks] * decode.parallel.replicas
     np.testing.assert_array_equal(state.replicas["free_blocks"], blocks)
     for column in ("in_flight", "partials", "incoming"):
         assert (state.replicas[column] == 0).all()
-    for counts in (state.groups["members"], state.phases, state.queues["length"], state.waiting, state.running):
+    for counts in (state.groups["members"], state.block_needs, state.queues["length"], state.waiting, state.running):
         assert (counts == 0).all()
     assert (state.tokens == 0).all()
-    assert state.ctr[0]["events"] == 0
+    assert state.counters[0]["events"] == 0
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_the_reference_accounts_for_every_block_of_both_sides(workload, deployment):
     for rep in watch(workload, deployment).replicas:
-        assert rep.free == rep.s.total_blocks
+        assert rep.free == rep.s.params.total_blocks
         assert rep.tokens == 0
-        assert not rep.num_running
-        assert not rep.queue
+        assert not rep.running
+        assert not rep.queue.waiting
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_time_goes_on_and_causes_come_first(workload, deployment):
     records = run(workload, deployment)
-    r, steps, there = records.requests, records.steps, deployment.decode
+    r, steps, decode = records.requests, records.steps, deployment.decode
     flights = [deployment.limits.max_in_flight or deployment.parallel.pp] * deployment.parallel.replicas
-    flights += [there.limits.max_in_flight or there.parallel.pp] * there.parallel.replicas
+    flights += [decode.limits.max_in_flight or decode.parallel.pp] * decode.parallel.replicas
     for replica, most in enumerate(flights):
         start_s, end_s = (column[steps.replica == replica] for column in (steps.start_s, steps.end_s))
         assert (end_s > start_s).all()
@@ -108,13 +108,13 @@ def test_time_goes_on_and_causes_come_first(workload, deployment):
     assert all((a[done] <= b[done]).all() for a, b in itertools.pairwise(chain))
     handed = done & (r.output_tokens > 1) & (r.preemptions == 0)
     if not restarts_as_decode(deployment):
-        min_s = there.kv_transfer.fixed_s + r.prompt_tokens * there.kv_transfer.token_s
+        min_s = decode.kv_transfer.fixed_s + r.prompt_tokens * decode.kv_transfer.token_s
         assert (r.finished_s >= r.first_token_s + min_s)[handed].all()
     assert (r.queued_for_s[done] <= (r.finished_s - r.arrival_s)[done] * (1 + 1e-12)).all()
 
 
 @LAW
-@given(workloads(), apart(), st.sampled_from([0.05, 0.2, 1.0]), st.integers(0, 2**32 - 1))
+@given(workloads(), disaggregated(), st.sampled_from([0.05, 0.2, 1.0]), st.integers(0, 2**32 - 1))
 def test_no_decision_of_either_side_depends_on_an_output_still_to_come(workload, deployment, at_s, seed):
     before = run(workload, deployment, time_limit_s=at_s)
     running = before.requests.status == Status.UNFINISHED
@@ -125,6 +125,6 @@ def test_no_decision_of_either_side_depends_on_an_output_still_to_come(workload,
 
 
 @LAW
-@given(workloads(), apart())
+@given(workloads(), disaggregated())
 def test_same_input_same_bytes_on_both_sides(workload, deployment):
     assert_same(run(workload, deployment), run(workload, deployment))

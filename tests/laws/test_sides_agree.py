@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sides import apart
+from sides import disaggregated
 from test_kernel_agrees import EXAMPLES, assert_same, outcome
 from worlds import workloads
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(workloads(), apart(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+@given(workloads(), disaggregated(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_where_decoding_is_apart(workload, deployment, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     reference = outcome("reference", workload, deployment, **options)

@@ -23,7 +23,7 @@ UNBOUNDED = {"max_wait_s": INFINITY, "takeover": TAKEOVERS}
 
 class Bounded(Doorkeeper):
     def passes(self, q, w):
-        if self._overdue_s(w) <= self.now_s:
+        if self._starvation_s(w) <= self.now_s:
             assert q.key == -INFINITY, "nobody who is not overdue passes somebody who is"
             assert q.index < w.index, "overdue requests go in the order of arrival"
 
@@ -32,11 +32,11 @@ class Bounded(Doorkeeper):
 @given(misled(), served(**BOUNDED))
 def test_nobody_passes_who_has_waited_too_long(workload, deployment):
     keeper = observe(Bounded, workload, deployment)
-    for mine in keeper.admitted:
-        came_before = {other.index for other in mine.passed_by}
-        assert all(index < mine.index for index in came_before)
-        evictions = sum(index in came_before and now_s >= mine.since_s for now_s, index in keeper.evicted)
-        assert len(mine.passed_by) <= len(came_before) + evictions
+    for own in keeper.admitted:
+        came_before = {other.index for other in own.passed_by}
+        assert all(index < own.index for index in came_before)
+        evictions = sum(index in came_before and now_s >= own.since_s for now_s, index in keeper.evicted)
+        assert len(own.passed_by) <= len(came_before) + evictions
 
 
 @LAW
@@ -49,12 +49,12 @@ def test_a_wait_ends_when_those_before_it_have_ended(workload, deployment, engin
     overdue_s = np.maximum(r.arrival_s + deployment.scheduler.max_wait_s, entries(deployment, records))
     central = deployment.scheduler.router == "central"
     for i in np.flatnonzero(r.scheduled_s > overdue_s):
-        mine = (r.replica >= 0) if central else (r.replica == r.replica[i])
+        own = (r.replica >= 0) if central else (r.replica == r.replica[i])
         came_before = np.arange(len(r.arrival_s)) < i
-        between = mine & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
+        between = own & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
         assert came_before[between].all()
         ran = (r.scheduled_s <= overdue_s[i]) | came_before
-        ends_s = r.finished_s[mine & ran & (r.finished_s > overdue_s[i])]
+        ends_s = r.finished_s[own & ran & (r.finished_s > overdue_s[i])]
         assert r.scheduled_s[i] <= max(ends_s)
 
 
@@ -172,29 +172,29 @@ def test_orders_of_arrival_pass_nobody(workload, deployment, chosen):
 
 
 class FairShare(Doorkeeper):
-    """Tenants with requests in one line that were never admitted: what they are charged, and how far apart."""
+    """Tenants with requests in one queue that were never admitted: what they are charged, and how far apart."""
 
     def __init__(self, setup):
         super().__init__(setup)
-        self.disaggregated = 0.0
+        self.difference = 0.0
         self.running = set()
-        self.most_running = 0
+        self.max_running = 0
 
     def _place(self, rep, step, q, chunk):
         super()._place(rep, step, q, chunk)
         self.running.add(q.index)
-        self.most_running = max(self.most_running, len(self.running))
-        self.poll(rep.line)
+        self.max_running = max(self.max_running, len(self.running))
+        self.poll(rep.queue)
 
-    def _leave(self, rep, q, status, now):
-        super()._leave(rep, q, status, now)
+    def _end_request(self, rep, q, status, now):
+        super()._end_request(rep, q, status, now)
         self.running.discard(q.index)
-        self.poll(rep.line)
+        self.poll(rep.queue)
 
-    def poll(self, line):
-        charged = [self.service[q.tenant] for q in line.waiting if q.admission < 0]
+    def poll(self, queue):
+        charged = [self.service[q.tenant] for q in queue.waiting if q.admission < 0]
         if charged:
-            self.disaggregated = max(self.disaggregated, max(charged) - min(charged))
+            self.difference = max(self.difference, max(charged) - min(charged))
 
 
 @HALF
@@ -211,8 +211,8 @@ def charged_alike(workload, deployment):
     came = keeper.results["status"] != Status.REJECTED
     largest = (prompt + 2 * np.maximum(predicted, produced))[came].max(initial=0)
     wrong_by = np.abs(predicted - produced)[came].max(initial=0)
-    most = largest + 4 * wrong_by * keeper.most_running
-    assert keeper.disaggregated <= most * (1 + 1e-9)
+    most = largest + 4 * wrong_by * keeper.max_running
+    assert keeper.difference <= most * (1 + 1e-9)
 
 
 class Binned(Doorkeeper):
@@ -220,23 +220,23 @@ class Binned(Doorkeeper):
         super().__init__(setup)
         self.entered_s = {}
 
-    def _gather(self, line, q, now):
+    def _add_to_bin_or_queue(self, queue, q, now):
         self.entered_s[q.index] = now
-        super()._gather(line, q, now)
+        super()._add_to_bin_or_queue(queue, q, now)
 
-    def _complete(self, line, number, now):
-        for q in line.bins[number]:
-            deadline_s = max(q.arrival_s + self.s.bin_wait_s, self.entered_s[q.index])
+    def _complete_bin(self, queue, number, now):
+        for q in queue.bins[number]:
+            deadline_s = max(q.arrival_s + self.s.params.bin_wait_s, self.entered_s[q.index])
             assert now <= deadline_s, "no bin keeps a request longer than batch_wait_s"
-        assert len(line.bins[number]) <= self.s.max_num_seqs
-        super()._complete(line, number, now)
+        assert len(queue.bins[number]) <= self.s.params.max_num_seqs
+        super()._complete_bin(queue, number, now)
 
 
 @HALF
 @given(misled(), served(binning=["one", "bins(boundaries=[5.0, 50.0])"], batch_wait_s=[0.0, 0.01, 0.1, INFINITY]))
 def test_no_bin_keeps_a_request_too_long(workload, deployment):
     keeper = observe(Binned, workload, deployment)
-    assert not any(waiting for line in keeper.lines for waiting in line.bins)
+    assert not any(waiting for queue in keeper.queues for waiting in queue.bins)
 
 
 class BinnedBatches(Binned, Batches):
@@ -280,7 +280,7 @@ def test_the_bound_of_every_named_scheduler_holds(workload, deployment, name):
 
 class Windows(Doorkeeper):
     def _launch(self, rep, step):
-        assert rep.steps_since < 50 + self.s.pp - 1
+        assert rep.steps_since < 50 + self.s.params.pp - 1
         super()._launch(rep, step)
 
 
@@ -293,13 +293,13 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
 class Seats(Doorkeeper):
     """By rank: nobody who has had a token keeps a seat from who ranks better, once takeovers were looked for."""
 
-    def _preemption_pass(self, rep, step):
-        super()._preemption_pass(rep, step)
-        if not rep.queue or rep.decide or rep.undecided:
+    def _preempt(self, rep, step):
+        super()._preempt(rep, step)
+        if not rep.queue.waiting or rep.check_preemption or rep.steps_since_check:
             return
-        best = min(rep.queue, key=lambda q: (q.key, q.index))
-        worse = [q for q in rep.idle if q.generated > q.entered and self._rank_of(q) > best.key]
-        max_num_seqs, free = self.s.max_num_seqs - len(rep.num_running), rep.free
+        best = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
+        worse = [q for q in rep.idle if q.generated > q.generated_at_admission and self._rank_key(q) > best.key]
+        max_num_seqs, free = self.s.params.max_num_seqs - len(rep.running), rep.free
         if not self.enters(best, free, max_num_seqs):
             assert not self.enters(best, free + sum(q.blocks for q in worse), max_num_seqs + len(worse))
 

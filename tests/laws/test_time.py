@@ -48,8 +48,8 @@ def test_causes_come_before_effects(workload, deployment):
     assert (r.scheduled_s < r.first_token_s)[~np.isnan(r.first_token_s)].all()
     assert np.isin(r.scheduled_s[~np.isnan(r.scheduled_s)], steps.start_s).all()
     for replica in range(deployment.parallel.replicas):
-        mine = (r.replica == replica) & (r.status == Status.FINISHED)
-        assert np.isin(r.finished_s[mine], steps.end_s[steps.replica == replica]).all()
+        own = (r.replica == replica) & (r.status == Status.FINISHED)
+        assert np.isin(r.finished_s[own], steps.end_s[steps.replica == replica]).all()
     one = (r.status == Status.FINISHED) & (r.output_tokens == 1)
     np.testing.assert_array_equal(r.first_token_s[one], r.finished_s[one])
 

@@ -123,9 +123,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     """Any point on the axes."""
     ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
-        "takeover": draw(
-            st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
-        ),
+        "takeover": draw(st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])),
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
         "batch_wait_s": draw(st.sampled_from([INFINITY, 0.0, 0.1])),

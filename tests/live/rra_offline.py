@@ -59,7 +59,7 @@ def main(model):
             {
                 "outputs": [list(one.outputs[0].token_ids) for one in told],
                 "steps": steps,
-                "phases": [one.row() for one in rules.rounds.phases] if rules is not None else None,
+                "phases": [one.row() for one in rules.tracker.phases] if rules is not None else None,
                 "preemptions": metrics.get("vllm:num_preemptions"),
                 "cached": metrics.get("vllm:prefix_cache_hits"),
             }

@@ -55,7 +55,7 @@ def world(model, asynchronous, policy, seed, *, tight, **settings):
         for name, one in everyone.items()
         if name not in aborted
     }
-    phases = list(made.lengthwise.rounds.phases) if made.lengthwise else []
+    phases = list(made.lengthwise.tracker.phases) if made.lengthwise else []
     return {
         "satisfied": made.lengthwise is not None,
         "wrong": sorted(name for name, right in whole.items() if not right),

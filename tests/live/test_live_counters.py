@@ -15,7 +15,7 @@ from judging import lasting, served_rps
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import fit_profile
 from lengthwise.measure.calibration import calibrate, read_iterations
-from lengthwise.measure.calibration.busy_periods import counters_of, stretches_of, timed_by
+from lengthwise.measure.calibration.busy_periods import busy_periods_of, counters_of, timed_by
 from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.load import bench
@@ -87,7 +87,7 @@ def test_counters_tell_the_tokens_and_seconds_of_the_steps_that_the_log_tells(me
     told, logged_s, stretch_s = [], 0.0, 0.0
     for load, run in runs.items():
         counters = counters_of(run.metadata["metrics"])
-        found = stretches_of(run_of(run, "run", 0.0), counters, deployment.limits)
+        found = busy_periods_of(run_of(run, "run", 0.0), counters, deployment.limits)
         if isinstance(found, str):  # A quick machine idles between requests where they come one by one.
             assert load != "static"
             assert "never between two looks was it busy throughout" in found or "late to read" in found

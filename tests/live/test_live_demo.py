@@ -93,7 +93,7 @@ def test_both_orders_serve_the_same_requests_on_real_engines_that_are_gone_after
     short, engine_python, tmp_path, capsys
 ):
     from lengthwise.cli import main
-    from lengthwise.gateway.demo.comparison import _WARM, burst
+    from lengthwise.gateway.demo.comparison import WARM_UP_ROUND, burst
 
     engines, sides, answers = short
     assert main(demo_words(engine_python)) == 0
@@ -113,7 +113,7 @@ def test_both_orders_serve_the_same_requests_on_real_engines_that_are_gone_after
     assert first == ours
     asked = [
         question.tokens
-        for number, count in ((_WARM, 8), (0, REQUESTS), (1, REQUESTS))
+        for number, count in ((WARM_UP_ROUND, 8), (0, REQUESTS), (1, REQUESTS))
         for question in burst(0, number, count, tokens_per_s=350.0, shrink=10.0)
     ]
     assert sorted(tokens for _, tokens in first) == sorted(asked)

@@ -29,7 +29,7 @@ def started(tmp_path_factory, engine_python):
 
 
 def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
-    from lengthwise.gateway.config import Care, Dispatch, Engine, GatewayConfig, Order
+    from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
     from lengthwise.gateway.fleet import Fleet
 
     async def watched(stack):
@@ -37,7 +37,7 @@ def test_a_real_vllm_is_known_watched_and_seen_to_start_anew(started):
         config = GatewayConfig(
             engines=(Engine(first.url, name="e"),),
             order=Order(mode="engine-priority"),
-            resilience=Care(health_every_s=0.3),
+            resilience=ResilienceConfig(health_every_s=0.3),
             dispatch=Dispatch(adapt_every_s=0.2),
         )
         heard = []

@@ -132,7 +132,7 @@ def test_errors_are_those_that_the_official_client_knows(url):
                 await client.completions.create(model="m", prompt="x", max_tokens=5, temperature=-3.0)
             with pytest.raises(openai.BadRequestError):
                 await client.completions.create(model="m", prompt="x " * 3000, max_tokens=900)
-            assert gateway.hub.satisfied == 0
+            assert gateway.driver.num_requests == 0
         keys = (Key("a", hashlib.sha256(b"other").hexdigest()),)
         async with served(url, keys=keys) as (_, client):
             with pytest.raises(openai.AuthenticationError):
@@ -152,7 +152,7 @@ def test_greedy_output_is_identical_direct_through_the_gateway_and_cut(url, stre
         async with served(url, in_flight=1, order=order) as (gateway, client), direct(url) as engine:
             straight = await completion(engine, "the long one", stream=stream, tokens=tokens)
             assert await completion(client, "the long one", stream=stream, tokens=tokens) == straight
-            cuts = gateway.hub.statistics().cuts
+            cuts = gateway.driver.statistics().preemptions
             long = asyncio.ensure_future(completion(client, "the long one", stream=stream, tokens=tokens))
             for k in range(20):
                 await asyncio.sleep(0.1)
@@ -160,7 +160,7 @@ def test_greedy_output_is_identical_direct_through_the_gateway_and_cut(url, stre
                     break
                 await completion(client, f"short {k}", stream=stream, tokens=3)
             assert await long == straight
-            assert gateway.hub.statistics().cuts - cuts >= 2
+            assert gateway.driver.statistics().preemptions - cuts >= 2
 
     asyncio.run(work())
 
@@ -179,7 +179,7 @@ def test_a_client_that_goes_frees_its_place_at_the_engine(url):
                 while await metric(url, "vllm:num_requests_running"):  # noqa: ASYNC110 - the engine is asked
                     await asyncio.sleep(0.05)
             async with asyncio.timeout(10):
-                while gateway.hub.satisfied:  # noqa: ASYNC110
+                while gateway.driver.num_requests:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 
     asyncio.run(work())
@@ -194,7 +194,7 @@ def test_an_engine_whose_queue_is_full_is_no_failure_and_everybody_is_served(url
             asked = (completion(client, f"number {k}", stream=True, tokens=40) for k in range(many))
             answers = await asyncio.gather(*asked)
             assert [count for _, _, count in answers] == [40] * many
-            assert all(worker.up for worker in gateway.hub.statistics().workers)
+            assert all(worker.up for worker in gateway.driver.statistics().workers)
         assert await metric(url, "vllm:admission_rejections_total") > before
 
     asyncio.run(work())

@@ -232,7 +232,7 @@ def test_the_look_back_is_on_exactly_what_was_sent_and_comes_to_a_verdict_of_the
     decision = day.report.splitlines()[0].removeprefix("Verdict: ")
     assert decision == day.numbers["decision"]
     assert decision in decisions()
-    assert decision not in ("not enough traffic", "not known: answers come whole")
+    assert decision not in ("not enough traffic", "unknown: responses are not streamed")
 
 
 @pytest.mark.engine

@@ -10,10 +10,10 @@ import pytest
 
 from lengthwise.backend.openai_protocol import Server
 from lengthwise.cli import main
-from lengthwise.gateway.concurrency_probe import max_num_seqs
+from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.serve import beside
+from lengthwise.gateway.serve import background_gateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -77,7 +77,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
         prediction=Forecasting(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
-    with beside(config, (heard,), engines_s=60.0) as running:
+    with background_gateway(config, (heard,), engines_s=60.0) as running:
         lengths = [10 + 7 * (n % 5) for n in range(90)]
         got = asyncio.run(asked(running.gateway.port, 30, lengths))
         assert running.call(running.gateway.drain())
@@ -91,8 +91,8 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
 
 
 def test_its_seats_are_found_by_trying(url):
-    assert max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
-    assert max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
+    assert probe_max_num_seqs(Server(url), 2 * SEATS) == pytest.approx(SEATS, abs=2)
+    assert probe_max_num_seqs(Server(url), SEATS - 4) == SEATS - 4
 
 
 def test_the_command_keeps_a_schedule_and_says_what_came(url, tmp_path, capsys):

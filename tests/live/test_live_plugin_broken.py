@@ -13,9 +13,9 @@ BROKEN = '''
 """The plug-in with an error in it, from the second ordering on."""
 
 from lengthwise.gateway.plugin import LengthScheduler
-from lengthwise.gateway.plugin.length_scheduler import Book
+from lengthwise.gateway.plugin.length_scheduler import Registry
 
-plain, calls = Book.in_order, []
+plain, calls = Registry.in_order, []
 
 
 def in_order(self, waiting):
@@ -25,7 +25,7 @@ def in_order(self, waiting):
     return plain(self, waiting)
 
 
-Book.in_order = in_order
+Registry.in_order = in_order
 BrokenScheduler = LengthScheduler
 '''
 CHECKS = """
@@ -36,17 +36,17 @@ assert not {"vllm", "numba", "polars", "aiohttp"} & set(sys.modules), "importing
 
 from importlib import import_module
 
-from lengthwise.gateway.plugin import check
+from lengthwise.gateway.plugin import vllm_adapter as check
 from vllm import __version__
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 for stock in (AsyncScheduler, Scheduler):
-    assert not list(check.doubts_of_classes(stock, Request)), list(check.doubts_of_classes(stock, Request))
-assert not list(check.doubts_of_version(__version__, trusted=False)), __version__
+    assert not list(check.class_warnings(stock, Request)), list(check.class_warnings(stock, Request))
+assert not list(check.version_warnings(__version__, trusted=False)), __version__
 del Scheduler._preempt_request
-assert list(check.doubts_of_classes(AsyncScheduler, Request)) == ["its scheduler has no method _preempt_request"]
+assert list(check.class_warnings(AsyncScheduler, Request)) == ["its scheduler has no method _preempt_request"]
 print("checked", __version__)
 """
 

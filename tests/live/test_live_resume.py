@@ -179,6 +179,6 @@ def test_a_client_that_goes_is_aborted_at_the_engine(url):
             async with asyncio.timeout(2):
                 while await running(session):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            assert client.gateway.hub.satisfied == 0
+            assert client.gateway.driver.num_requests == 0
 
     asyncio.run(work())

@@ -176,7 +176,7 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
             await asyncio.gather(*asking, return_exceptions=True)
 
     with vllm(engine_python, model, tmp_path / "rra.log", *words) as engine:
-        assert "lengthwise holds this engine to rra(encode_batch=3" in (tmp_path / "rra.log").read_text()
+        assert "lengthwise restricts this engine to rra(encode_batch=3" in (tmp_path / "rra.log").read_text()
         asyncio.run(gone(engine.url))
         end_s = time.monotonic() + 20
         states = ("vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -81,7 +81,7 @@ def metrics(records, period_s, answer_s=0.0):
     running = [int(((r.scheduled_s <= t) & (t < r.finished_s)).sum()) for t in at_s]
     columns = {
         "at_s": (asked_s + SHIFT_S).tolist(),
-        "duration_s": np.full(len(at_s), answer_s).tolist(),
+        "took_s": np.full(len(at_s), answer_s).tolist(),
         "vllm:num_requests_running": running,
         "vllm:num_preemptions_total": [0.0] * len(at_s),
         "vllm:generation_tokens_total": sofar(made),

@@ -170,7 +170,7 @@ def test_the_workloads_own_texts_are_sent():
     measured, server = served(Script(), requests(2, prompt=2, extra={"prompt": texts}), concurrency=1)
     assert [sent.body["prompt"] for sent in server.log] == ["a b c", "d e"]
     assert measured.records.requests.prompt_tokens.tolist() == [3, 2]
-    assert doubted(measured, "prompts were not as long as wanted")
+    assert doubted(measured, "prompts were not as long as requested")
 
 
 def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
@@ -179,7 +179,7 @@ def test_outputs_that_end_by_themselves_are_recorded_as_they_came_and_doubted():
     assert (measured.records.requests.output_tokens == 3).all()
     assert (measured.workload.output_tokens == 9).all()
     assert measured.metadata["finish_reasons"] == {"stop": 5}
-    assert doubted(measured, "outputs were not as long as wanted (33 % of it)")
+    assert doubted(measured, "outputs were not as long as requested (33 % of it)")
 
 
 def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
@@ -187,7 +187,7 @@ def test_several_tokens_in_a_piece_that_nobody_counts_are_doubted():
     measured, _ = served(Script(can=can, together=3), requests(4, output=6), capabilities=None)
     assert (measured.records.requests.output_tokens == 6).all()
     assert measured.records.gaps.total == 4
-    assert doubted(measured, "a piece held several tokens")
+    assert doubted(measured, "a chunk held several tokens")
 
 
 @pytest.mark.parametrize("fault", ["lies", "lies of prompts"])
@@ -264,7 +264,7 @@ def test_the_servers_metrics_are_kept_by_the_second():
     assert columns["vllm:iteration_tokens_total_sum"] == [12.0, 12.0]
     assert columns['vllm:iteration_tokens_total_bucket{le="1"}'] == [3.0, 3.0]
     assert not [name for name in columns if name.startswith("process")]
-    assert all(0 < duration_s < 0.6 for duration_s in columns["duration_s"])
+    assert all(0 < took_s < 0.6 for took_s in columns["took_s"])
 
 
 def test_what_was_measured_goes_to_a_file_and_back(tmp_path):

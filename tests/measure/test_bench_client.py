@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lengthwise.measure.load import samples
-from lengthwise.measure.load_client import LEAST_P99, Monitor, at_least
+from lengthwise.measure.load_client import MIN_P99_VALUES, Monitor, binomial_tail
 
 
 def watched(rounds, work=lambda: None, late_s=(0.0,), median_ttft_s=1.0):
@@ -64,7 +64,7 @@ def test_one_late_request_of_sixty_is_told_and_not_doubted():
 
 
 def test_a_99th_percentile_is_told_from_where_it_is_more_than_the_largest():
-    assert LEAST_P99 == 299
+    assert MIN_P99_VALUES == 299
     assert 0.99**298 > 0.05 >= 0.99**299
     assert watched(1, late_s=[0.001] * 299).metadata["late_s"]["p99"] == 0.001
 
@@ -72,7 +72,7 @@ def test_a_99th_percentile_is_told_from_where_it_is_more_than_the_largest():
 def test_the_chance_of_late_requests_is_the_binomial_tail():
     binom = pytest.importorskip("scipy.stats").binom
     for of, count in ((10, 1), (60, 2), (60, 3), (1000, 16), (20_000, 240)):
-        assert at_least(count, of, 0.01) == pytest.approx(binom.sf(count - 1, of, 0.01), rel=1e-6)
+        assert binomial_tail(count, of, 0.01) == pytest.approx(binom.sf(count - 1, of, 0.01), rel=1e-6)
 
 
 def test_a_busy_client_is_told_by_its_own_share_of_a_core():

@@ -10,7 +10,7 @@ from planted_runs import LIMITS, MIN_COUNT, NOISE, TRUTH, errors, measured, requ
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate
-from lengthwise.measure.calibration.parameters import apply, knobs
+from lengthwise.measure.calibration.parameters import apply, priors
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -18,7 +18,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 @pytest.mark.parametrize("name", TRUTH)
 def test_planted_parameters_lie_within_their_intervals(found, name):
     parameter = found[name]
-    assert parameter.report
+    assert parameter.determined
     assert parameter.low <= TRUTH[name] <= parameter.high
     assert parameter.high / parameter.low < (6 if name == "host_step" else 1.3)
 
@@ -56,7 +56,7 @@ def test_held_out_first_tokens_are_as_close_as_those_of_the_very_engine(found, r
 def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_tables(deployment):
     run = measured(requests(2.0), deployment, {"work": 1.2}, client_s=0.05)
     calibration = calibrate([run], deployment)
-    assert calibration["client"].report
+    assert calibration["client"].determined
     assert calibration["client"].low <= 0.05 <= calibration["client"].high
     assert calibration.client_s == calibration["client"].value == calibration.tables.front.request_s
     assert {e.part: e.log_sd for e in calibration.tables.errors}["front"] > 0
@@ -70,8 +70,8 @@ def test_a_delay_outside_the_engine_is_told_apart_and_put_into_the_front_of_the_
 def test_a_front_of_the_tables_given_is_neither_lost_nor_added_twice(deployment):
     """The tables hold what ran, its front included: nothing moves, and simulations wait there once."""
     front = replace(deployment, cost=replace(deployment.cost, front=Front(0.05)))
-    (knob,) = (knob for knob in knobs(front, logged=False) if knob.name == "client")
-    assert knob.neutral == 0.05
+    (prior,) = (prior for prior in priors(front, logged=False) if prior.name == "client")
+    assert prior.neutral == 0.05
     assert apply(front.cost, {"work": 1.2}).front == Front(0.05)
     assert apply(front.cost, {"client": 0.02}).front == Front(0.02)
     calibration = calibrate([measured(requests(2.0), front, {"work": 1.2})], front, fit=["work"])
@@ -83,7 +83,7 @@ def test_a_front_of_the_tables_given_is_neither_lost_nor_added_twice(deployment)
 def test_one_gpu_has_no_communication_and_two_have(deployment):
     two = engine.deploy("llama-3-8b", "H100", tp=2, limits=LIMITS)
     for deployed, has in ((deployment, False), (two, True)):
-        names = {knob.name for knob in knobs(deployed, logged=False)}
+        names = {prior.name for prior in priors(deployed, logged=False)}
         assert ("comm" in names) is has
 
 
@@ -94,7 +94,7 @@ def test_all_parameters_at_once_agree_with_what_was_planted(deployment):
     run = measured(requests(n=240), deployment, truth)
     calibration = calibrate([run], deployment)
     assert calibration["work"].low <= 1.3 <= calibration["work"].high
-    for parameter in calibration.not_told:
+    for parameter in calibration.undetermined:
         assert parameter.value == parameter.prior
     for metric in ("tpot", "jct"):
         assert errors(calibration, metric, "each")[0].after < 2 * NOISE
@@ -106,7 +106,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
     workload = requests(12.0, prompt=(16, 64), output=(20, 60))
     calibration = calibrate([measured(workload, deployment, {"work": 1.4, "prefill": 3.0})], deployment)
     prefill = calibration["prefill"]
-    assert not prefill.report
+    assert not prefill.determined
     assert prefill.value == prefill.prior == 1.0
     assert calibration["work"].low <= 1.4 <= calibration["work"].high
     assert any(prefill.label in note for note in calibration.notes)
@@ -115,7 +115,7 @@ def test_short_contexts_do_not_tell_of_attention(deployment):
 
 def test_parameters_that_are_not_asked_for_stay(run, deployment):
     calibration = calibrate([run], deployment, fit=["work"])
-    assert [p.name for p in calibration.report] == ["work"]
+    assert [p.name for p in calibration.determined] == ["work"]
     assert calibration["decode"].value == 1.0
     with pytest.raises(UnknownNameError):
         calibrate([run], deployment, fit=["wrok"])
@@ -169,7 +169,7 @@ def test_several_loads_of_long_contexts_tell_decode_attention_apart(deployment):
     ]
     calibration = calibrate(runs, deployment, holdout=0.3, fit=["work", "prefill", "decode"])
     for name, value in truth.items():
-        assert calibration[name].report
+        assert calibration[name].determined
         assert calibration[name].low <= value <= calibration[name].high
     assert calibration["decode"].value > 1.2
 

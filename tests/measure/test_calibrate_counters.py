@@ -14,7 +14,7 @@ from planted_runs import LIMITS, MIN_COUNT, TRUTH, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, step_evidence
-from lengthwise.measure.calibration.busy_periods import LEAST_STEPS, counters_of, most_steps, stretches_of
+from lengthwise.measure.calibration.busy_periods import MIN_STEPS, busy_periods_of, counters_of, max_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.step_evidence import kinds_of
@@ -29,15 +29,15 @@ LOADS = {
 }
 
 
-def stretches(run, validation=0.0, limits=LIMITS):
+def periods(run, validation=0.0, limits=LIMITS):
     one = run_of(run, "run", validation)
-    return stretches_of(one, counters_of(run.metadata["metrics"]), limits)
+    return busy_periods_of(one, counters_of(run.metadata["metrics"]), limits)
 
 
 def told_by(evidence, deployment):
     """Work's factor and the host's seconds of a step, by robust least squares of relative errors; the rest is known."""
     known = {"host_step": 0.0, "log_step": 0.0, "host_sequence": host_line(deployment.cost.host_s)[1]}
-    rest = evidence.priced(evidence.parts | {"work": 0 * evidence.seconds}, known)
+    rest = evidence.predict(evidence.parts | {"work": 0 * evidence.seconds}, known)
     steps = evidence.parts.get("steps", np.ones(len(evidence.seconds)))
     columns = np.column_stack([evidence.parts["work"], steps]) / evidence.seconds[:, None]
     wanted, weight = 1 - rest / evidence.seconds, np.ones(len(rest))
@@ -49,19 +49,19 @@ def told_by(evidence, deployment):
 
 
 def of_counters(run, deployment):
-    return step_evidence.counted([run_of(run, "run", 0.0)], deployment)
+    return step_evidence.counter_evidence([run_of(run, "run", 0.0)], deployment)
 
 
 @pytest.mark.parametrize("period_s", [0.25, 1.0])
 @pytest.mark.parametrize("load", LOADS)
-def test_busy_stretches_cost_what_the_engine_took(deployment, load, period_s):
+def test_busy_periods_cost_what_the_engine_took(deployment, load, period_s):
     workload = requests(**LOADS[load])
     found, _ = of_counters(scraped(workload, deployment, STEADY, period_s), deployment)
     step_s, sequence_s = host_line(deployment.cost.host_s)
     values = {"host_step": step_s, "host_sequence": sequence_s} | STEADY
     assert len(found.seconds) > 5
     assert abs(np.median(found.residuals(values))) < 0.01
-    total_s = found.priced(found.parts, values).sum()
+    total_s = found.predict(found.parts, values).sum()
     assert total_s == pytest.approx(found.seconds.sum(), rel=0.01)
 
 
@@ -111,7 +111,7 @@ def test_counters_are_fitted_unasked_and_told(deployment):
     for name, value in TRUTH.items():
         assert found[name].low <= value <= found[name].high
     (note,) = (note for note in found.notes if "counters were fitted" in note)
-    assert "busy throughout" in note
+    assert "busy periods" in note
     without = calibrate([run], deployment, fit=["work"], scrape="no")
     assert not any("counters" in note for note in without.notes)
     with pytest.raises(InputError, match="scrape must be one of auto, no"):
@@ -120,15 +120,15 @@ def test_counters_are_fitted_unasked_and_told(deployment):
 
 def test_only_the_fitted_part_of_a_run_is_looked_at(deployment):
     run = scraped(requests(), deployment, TRUTH, 0.5)
-    every, part = stretches(run), stretches(run, validation=0.5)
+    every, part = periods(run), periods(run, validation=0.5)
     deadline_s = np.sort(run.records.requests.arrival_s)[60]
     assert part.end_s.max() <= deadline_s < every.end_s.max()
     assert len(part) < len(every)
-    assert isinstance(stretches(run, validation=1.0), str)
+    assert isinstance(periods(run, validation=1.0), str)
 
 
 def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
-    found = stretches(scraped(requests(), deployment, TRUTH, 0.5))
+    found = periods(scraped(requests(), deployment, TRUTH, 0.5))
     stretch, steps, kinds = kinds_of(found, deployment)
     for column, told in (
         ("prefill_tokens", found.prompt_tokens),
@@ -137,7 +137,7 @@ def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
     ):
         sums = np.bincount(stretch, weights=steps * getattr(kinds, column))
         np.testing.assert_allclose(sums, told, rtol=1e-9, atol=1e-6)
-    assert found.steps.min() >= LEAST_STEPS
+    assert found.steps.min() >= MIN_STEPS
     assert (kinds.prefill_tokens + kinds.decode_seqs).max() <= LIMITS.max_num_batched_tokens * 1.01
 
 
@@ -153,7 +153,7 @@ def test_steps_that_only_compute_a_part_of_a_prompt_are_in_no_stretch(deployment
     workload = requests(2.0, 60, prompt=(5000, 8000), output=(20, 90))
     one = replace(deployment, limits=replace(LIMITS, max_num_seqs=1))
     run = streamed(workload, one, STEADY, 0.25, late_s=1e-4)
-    found = stretches(run)
+    found = periods(run)
     _, first, last = steps_in(found, workload, one, STEADY)
     assert len(found) > 10
     np.testing.assert_array_equal(found.steps, last - first)
@@ -163,7 +163,7 @@ def test_steps_that_only_compute_a_part_of_a_prompt_are_in_no_stretch(deployment
 def test_in_a_stretch_the_engine_never_idled(deployment):
     """Gaps are shorter than the time between looks, and requests are a while on their way to the engine."""
     workload, truth = requests(0.7, 300, prompt=(20, 300), output=(20, 200)), {"host_step": 2e-3}
-    found = stretches(streamed(workload, deployment, truth, 0.5, late_s=1e-4, front_s=0.2))
+    found = periods(streamed(workload, deployment, truth, 0.5, late_s=1e-4, front_s=0.2))
     steps, first, last = steps_in(found, workload, deployment, truth)
     busy_s = np.concatenate([[0.0], np.cumsum(steps.end_s - steps.start_s)])
     assert len(found) > 10
@@ -197,7 +197,7 @@ def changed(run, **columns):
         ({"total_count": lambda c: [2 * x for x in c]}, "several HTTP fronts"),
         ({"num_requests_running": lambda c: [0] * len(c)}, "never between two looks was it busy"),
         ({"num_preemptions": lambda c: list(range(len(c)))}, "never between two looks was it busy"),
-        ({"duration_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
+        ({"took_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
         ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
     ],
 )
@@ -229,10 +229,10 @@ def test_a_run_without_counters_needs_no_word(deployment):
     assert of_counters(measured(requests(n=60), deployment), deployment) == (None, [])
 
 
-def test_steps_longer_than_the_time_between_looks_are_in_stretches_too(deployment):
-    """Looks that fall within one step are put together: nearly all of a busy run is in stretches."""
+def test_steps_longer_than_the_time_between_looks_are_in_periods_too(deployment):
+    """Looks that fall within one step are put together: nearly all of a busy run is in periods."""
     workload, truth = requests(n=60), {"host_step": 0.4}
-    found = stretches(streamed(workload, deployment, truth, 0.25, late_s=1e-4))
+    found = periods(streamed(workload, deployment, truth, 0.25, late_s=1e-4))
     steps, first, last = steps_in(found, workload, deployment, truth)
     assert found.seconds.sum() > 0.8 * steps.end_s[-1]
     np.testing.assert_allclose(steps.end_s[last - 1] - steps.end_s[first - 1], found.seconds, rtol=0.02)
@@ -244,8 +244,8 @@ def test_each_of_two_fronts_counts_the_steps_in_which_it_has_a_request(deploymen
     run = scraped(workload, deployment, TRUTH, 0.25)
     fronts = [front_steps(run, workload, deployment, odd) for odd in (0, 1)]
     both = changed(run, iteration_tokens_total_count=lambda _: np.sum(fronts, axis=0).tolist())
-    assert "several HTTP fronts" in stretches(both)
-    assert len(stretches(changed(run, iteration_tokens_total_count=lambda c: [1.02 * x for x in c]))) > 0
+    assert "several HTTP fronts" in periods(both)
+    assert len(periods(changed(run, iteration_tokens_total_count=lambda c: [1.02 * x for x in c]))) > 0
 
 
 def front_steps(run, workload, deployment, odd):
@@ -263,4 +263,4 @@ def test_steps_are_as_many_as_those_that_decode_get_tokens(deployment):
         made = records.steps.decode_seqs > 0
         first = np.unique(np.searchsorted(records.steps.end_s, records.requests.first_token_s - 1e-9))
         made[first] = True
-        assert most_steps(records.requests) == pytest.approx(made.sum(), rel=0.05)
+        assert max_steps(records.requests) == pytest.approx(made.sum(), rel=0.05)

@@ -23,7 +23,7 @@ RETAINED = Path(__file__).parent / "data" / "slow_cpu" / "vllm"
 
 def found(*, value: float, low: float, high: float) -> Calibration:
     """One parameter that was 1 before, and one mean of held-out requests with its interval."""
-    work = Parameter("work", "token work", "x", value, 0.1, 2.0, 1.0, report=True, effect=0.5)
+    work = Parameter("work", "token work", "x", value, 0.1, 2.0, 1.0, determined=True, effect=0.5)
     return Calibration(
         tables=deploy("opt-125m", "H100").cost,
         parameters=(work,),
@@ -31,7 +31,7 @@ def found(*, value: float, low: float, high: float) -> Calibration:
         client_s=0.0,
         log_sd=0.1,
         split="on half",
-        fit_result=100,
+        fitted=100,
         held_out=50,
         simulations=10,
     )
@@ -82,7 +82,7 @@ def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_
 ):
     far = found(value=4.0, low=0.3, high=0.5)
     runs = [run_of(replace(run, metadata=metadata), "half", 0.3)]
-    noted = "where these runs come from is not told: half"
+    noted = "the origin of these runs is unknown: half"
     allowed = " ".join(origin_notes(far, runs, deployment, ["warnings"]))
     assert "token work to 4 times" in allowed
     assert (noted in allowed) is not report
@@ -98,7 +98,16 @@ def test_runs_that_do_not_tell_their_model_are_noted_and_refused_where_they_fit_
 def with_host(*, low_s: float, share: float, after: float = 0.05) -> Calibration:
     """A host that was 0.1 ms a step and now is twice ``low_s``, of ``share`` of the steps' time."""
     host = Parameter(
-        "host_step", "host", "s", 2 * low_s, low_s, 4 * low_s, 1e-4, report=True, effect=0.5, bare=(low_s, 4 * low_s)
+        "host_step",
+        "host",
+        "s",
+        2 * low_s,
+        low_s,
+        4 * low_s,
+        1e-4,
+        determined=True,
+        effect=0.5,
+        bare=(low_s, 4 * low_s),
     )
     off = Score("half", "tpot", "mean", 0.01, 1.7, after, after - 0.02, after + 0.02)
     made = found(value=1.0, low=-0.1, high=0.1)
@@ -127,7 +136,7 @@ def test_a_host_that_takes_up_what_tables_lack_is_doubted(low_s, share, after, w
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
-    with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is not told"):
+    with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is unknown"):
         calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
 
 
@@ -162,5 +171,5 @@ def test_runs_on_their_own_slow_device_are_taken_though_none_tells_of_it(engine,
 def test_doubted_runs_are_taken_where_one_allows_them_and_noted():
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     taken = calibrate([other], deploy("llama-3.1-8b", "H100"), allow=["warnings"])
-    assert any("is not told" in note for note in taken.notes)
+    assert any("is unknown" in note for note in taken.notes)
     assert any(taken.warning in note for note in taken.notes)

@@ -36,7 +36,7 @@ def test_of_several_loads_a_middle_one_is_held_out_whole(deployment):
     runs = [measured(requests(rate, 90, seed), deployment, seed=seed) for seed, rate in enumerate((8.0, 1.0, 4.0))]
     calibration = calibrate(runs, deployment, fit=MIN_COUNT)
     assert {s.run for s in calibration.scores} == {"4.0 a second"}
-    assert (calibration.fit_result, calibration.held_out) == (180, 90)
+    assert (calibration.fitted, calibration.held_out) == (180, 90)
     for name, value in TRUTH.items():
         assert calibration[name].low <= value <= calibration[name].high
 
@@ -45,7 +45,7 @@ def test_runs_may_be_held_out_by_name(run, deployment):
     other = measured(requests(3.0, 100, seed=5), deployment, seed=5)
     calibration = calibrate([run], deployment, holdout=[other], fit=["work"])
     assert {s.run for s in calibration.scores} == {"3.0 a second"}
-    assert calibration.fit_result == len(run.workload)
+    assert calibration.fitted == len(run.workload)
     assert errors(calibration, "tpot", "each")[0].after < errors(calibration, "tpot", "each")[0].before
 
 
@@ -70,7 +70,7 @@ def test_repeats_of_a_load_are_held_out_together(deployment):
     ]
     split = split_of(runs, deployment, 0.3, ())
     assert [run.validation.all() for run in split.runs] == [False, False, True] * 2
-    assert not any(run.validation.any() for run in split.fit_result)
+    assert not any(run.validation.any() for run in split.fitted)
     two = split_of([runs[0], runs[1], runs[3]], deployment, 0.3, ())
     assert "the last ones" in two.words
     np.testing.assert_array_equal(two.runs[0].validation, two.runs[2].validation)
@@ -80,4 +80,4 @@ def test_a_repeat_that_is_held_out_is_told_to_be_one(run, deployment):
     again, other = (measured(run.workload, deployment, seed=9), measured(requests(3.0, 100, seed=5), deployment))
     (note,) = split_of([run], deployment, [again, other], ()).notes
     assert "is a repeat of a run that was fitted" in note
-    assert "tells noise, not a new load" in note
+    assert "measures noise, not a new load" in note

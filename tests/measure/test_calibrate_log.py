@@ -13,10 +13,10 @@ from planted_runs import TRUTH, measured, requests
 
 from lengthwise.measure import read_records
 from lengthwise.measure.calibration import Iterations, calibrate, read_iterations
-from lengthwise.measure.calibration.calibration import _seen
+from lengthwise.measure.calibration.calibration import seen_by_log
 from lengthwise.measure.calibration.iteration_log import SLACK_S, fitted_steps, in_cells
 from lengthwise.measure.calibration.measured_runs import run_of, split_of, until_s
-from lengthwise.measure.calibration.step_evidence import told_of
+from lengthwise.measure.calibration.step_evidence import step_evidence_of
 
 SLOWER = {name: 1.6 * value for name, value in TRUTH.items()}
 UNSEEN_S = TRUTH["host_step"] / 2
@@ -63,7 +63,7 @@ def slow_held_out(deployment):
 def test_of_a_log_that_holds_a_slow_held_out_run_only_the_fitted_runs_steps_are_taken(deployment):
     fitted, held, own, every = slow_held_out(deployment)
     runs = [run_of(fitted, "fit_result", 0.0), run_of(held, "validation", 1.0)]
-    alone, found = (told_of(runs, deployment, log, counters=False) for log in (own, every))
+    alone, found = (step_evidence_of(runs, deployment, log, counters=False) for log in (own, every))
     np.testing.assert_array_equal(found.evidence.seconds, alone.evidence.seconds)
     np.testing.assert_array_equal(found.evidence.weight, alone.evidence.weight)
     for name, part in alone.evidence.parts.items():
@@ -143,14 +143,14 @@ def test_what_a_log_may_have_seen_is_called_so(deployment):
     """Cells of a log are of nobody: all are fitted to, and no score is told as one of held-out requests alone."""
     fitted, held, _, every = slow_held_out(deployment)
     split = split_of([fitted], deployment, [held], ())
-    told = told_of(split.runs, deployment, in_cells(every), counters=True)
+    told = step_evidence_of(split.runs, deployment, in_cells(every), counters=True)
     assert told.seen
     assert told.is_log
     (note,) = told.notes
-    assert "cannot be told" in note
-    shown = _seen(split)
+    assert "is unknown" in note
+    shown = seen_by_log(split)
     assert [run.name for run in shown.validation] == ["3.0 a second (seen by the log)"]
-    assert [run.name for run in shown.fit_result] == ["6.0 a second"]
+    assert [run.name for run in shown.fitted] == ["6.0 a second"]
     assert "seen by the log" in shown.words
 
 
@@ -158,7 +158,7 @@ def test_where_all_requests_are_due_at_once_with_those_held_out_counters_and_log
     static = replace(FITTED, arrival_s=np.zeros(len(FITTED)))
     one = run_of(scraped(static, deployment, TRUTH, 0.25), "run", 0.3)
     log, _ = log_of(deployment, (static, TRUTH, None))
-    told = told_of([one], deployment, log, counters=True)
+    told = step_evidence_of([one], deployment, log, counters=True)
     assert told.evidence is None
     assert not told.seen
     of_log, of_counters = told.notes
@@ -173,7 +173,7 @@ def test_a_log_of_other_runs_leaves_it_to_the_counters(deployment):
     one = run_of(replace(one, metadata={**one.metadata, **start}), "run", 0.0)
     held = run(HELD, deployment, SLOWER, BEGAN + timedelta(seconds=60), validation=1.0)
     log, _ = log_of(deployment, (HELD, SLOWER, 60.0))
-    told = told_of([one, held], deployment, log, counters=True)
+    told = step_evidence_of([one, held], deployment, log, counters=True)
     assert not told.is_log
     assert told.evidence is not None
     assert "the log of steps was not fitted" in told.notes[0]
@@ -196,9 +196,9 @@ def test_a_log_whose_clock_starts_when_steps_are_done_is_not_fitted(deployment, 
     """As a vLLM with model and scheduler in one process writes it: under a millisecond, whatever a step took."""
     log, _ = log_of(deployment, (FITTED, TRUTH, 0.0 if times else None))
     one = run(FITTED, deployment, TRUTH, BEGAN if times else None)
-    good = told_of([one], deployment, log, counters=False)
+    good = step_evidence_of([one], deployment, log, counters=False)
     assert good.is_log
-    found = told_of([one], deployment, replace(log, seconds=0.02 * log.seconds), counters=False)
+    found = step_evidence_of([one], deployment, replace(log, seconds=0.02 * log.seconds), counters=False)
     assert (found.evidence, found.is_log, found.seen) == (None, False, False)
     (note,) = found.notes
     assert "was not fitted" in note

@@ -13,7 +13,7 @@ from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate, calibration, parameters
-from lengthwise.measure.calibration.calibration import MOST_PAIRS, notes_of, own_pair_s
+from lengthwise.measure.calibration.calibration import MAX_PAIR_RATIO, mask_notes, own_pair_s
 from lengthwise.schema.errors import InputError
 
 SHORT = {"prompt": (50, 300), "output": (10, 80)}
@@ -42,7 +42,7 @@ def test_planted_masks_are_found_where_the_other_parameters_explain_less(small, 
     """Dear masks, too, which the other parameters first make up for by standing far off."""
     truth = {"work": 1.2, "masked": pairs * own_pair_s(small)}
     found = calibrate(runs(small, truth), small)
-    assert found["masked"].report
+    assert found["masked"].determined
     assert found["masked"].low <= truth["masked"] <= found["masked"].high
     assert found["masked"].value == pytest.approx(truth["masked"], rel=0.3)
     assert found.tables.masked_s == found["masked"].value
@@ -60,29 +60,29 @@ def test_an_engine_without_masks_is_left_without(small):
 
 def test_masks_are_a_parameter_where_they_are_asked_for_or_known(small):
     def names(deployment, **requested):
-        return [knob.name for knob in parameters.knobs(deployment, logged=False, **requested)]
+        return [prior.name for prior in parameters.priors(deployment, logged=False, **requested)]
 
     known = replace(small, cost=replace(small.cost, masked_s=1e-12))
     assert "masked" not in names(small)
     assert "masked" in names(small, masked=True)
     assert "masked" in names(known)
-    (knob,) = (k for k in parameters.knobs(known, logged=False) if k.name == "masked")
-    assert knob.neutral == knob.center == 1e-12
+    (prior,) = (k for k in parameters.priors(known, logged=False) if k.name == "masked")
+    assert prior.neutral == prior.center == 1e-12
     assert parameters.apply(known.cost, {}).masked_s == 1e-12
 
 
 def test_the_search_starts_from_seconds_of_a_prompts_own_pairs(small):
-    (knob,) = (k for k in parameters.knobs(small, logged=False, masked=True) if k.name == "masked")
-    assert knob.value(0.0) == 0.0
-    assert 0.2 < knob.center / pair_s(small) < 5
+    (prior,) = (k for k in parameters.priors(small, logged=False, masked=True) if k.name == "masked")
+    assert prior.value(0.0) == 0.0
+    assert 0.2 < prior.center / pair_s(small) < 5
     bare = replace(small, cost=replace(small.cost, prefill_s=np.zeros_like(small.cost.prefill_s)))
-    (knob,) = (k for k in parameters.knobs(bare, logged=False, masked=True) if k.name == "masked")
-    assert knob.center > 0
+    (prior,) = (k for k in parameters.priors(bare, logged=False, masked=True) if k.name == "masked")
+    assert prior.center > 0
 
 
 @pytest.mark.slow
 def test_what_costs_more_than_a_mask_may_is_refused_and_doubted(small, monkeypatch):
-    monkeypatch.setattr(calibration, "MOST_PAIRS", 0.3)
+    monkeypatch.setattr(calibration, "MAX_PAIR_RATIO", 0.3)
     found = calibrate(runs(small, {"work": 1.2, "masked": pair_s(small)}), small)
     assert found.tables.masked_s == 0.0
     assert "masked" not in {p.name for p in found.parameters}
@@ -97,7 +97,7 @@ def test_projections_that_grow_with_tokens_are_taken_for_no_mask_beyond_a_prompt
     other = replace(small, cost=replace(cost, layer_s=cost.layer_s * by_tokens))
     found = calibrate(runs(other, {}), small)
     prefill = found["prefill"].value
-    assert found.tables.masked_s <= MOST_PAIRS * prefill * own_pair_s(small)
+    assert found.tables.masked_s <= MAX_PAIR_RATIO * prefill * own_pair_s(small)
     assert (found.tables.masked_s > 0) == any("masks are taken" in note for note in found.notes)
 
 
@@ -109,13 +109,13 @@ def test_a_prompts_own_pair_is_what_one_more_costs_in_the_largest_chunk(small):
 
 def test_masks_that_are_taken_are_told_and_doubted_where_they_cost_too_much(small):
     own_s = own_pair_s(small)
-    assert notes_of({"masked": 0.0}, small) == []
-    (usual,) = notes_of({"masked": own_s}, small)
+    assert mask_notes({"masked": 0.0}, small) == []
+    (usual,) = mask_notes({"masked": own_s}, small)
     assert "costs 1 times" in usual
     assert "doubtful" not in usual
-    (much,) = notes_of({"masked": 3 * own_s}, small)
+    (much,) = mask_notes({"masked": 3 * own_s}, small)
     assert "doubtful" in much
-    (halved,) = notes_of({"masked": 3 * own_s, "prefill": 2.0}, small)
+    (halved,) = mask_notes({"masked": 3 * own_s, "prefill": 2.0}, small)
     assert "doubtful" not in halved
 
 

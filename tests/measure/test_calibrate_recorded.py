@@ -17,4 +17,4 @@ def test_the_roofline_comes_close_to_a_recorded_run(shared):
     each = {s.metric: s for s in found.scores if s.statistic == "each"}
     for metric, most in (("ttft", 0.03), ("tpot", 0.02), ("jct", 0.02)):
         assert each[metric].after < most < each[metric].before
-    assert found["work"].report
+    assert found["work"].determined

@@ -35,23 +35,23 @@ class TestRefusals:
     def test_records_of_another_model_or_gpu(self, run, deployment, metadata, report):
         with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
-        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fit_result
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 
     @pytest.mark.parametrize("served", ["tiny", "/models/mine", "meta-llama/Meta-Llama-3-8B-Instruct"])
     def test_a_served_name_that_tells_nothing_is_no_doubt(self, run, deployment, served):
-        assert split_of([replace(run, metadata={"model": served})], deployment, 0.3, ()).fit_result
+        assert split_of([replace(run, metadata={"model": served})], deployment, 0.3, ()).fitted
 
     def test_simulated_runs(self, run, deployment):
         with pytest.raises(InputError, match="simulated runs would only repeat the simulator"):
             calibrate([replace(run, source="simulate")], deployment)
-        assert calibrate([replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]).fit_result
+        assert calibrate([replace(run, source="simulate")], deployment, allow=["simulated"], fit=["work"]).fitted
 
     def test_doubts(self, run, deployment):
         with pytest.raises(InputError, match="the client was late"):
             calibrate([replace(run, warnings=("the client was late",))], deployment)
         with pytest.raises(InputError, match="3 requests failed of timeout"):
             calibrate([replace(run, errors={"timeout": 3})], deployment)
-        assert calibrate([replace(run, warnings=("late",))], deployment, allow=["warnings"], fit=["work"]).fit_result
+        assert calibrate([replace(run, warnings=("late",))], deployment, allow=["warnings"], fit=["work"]).fitted
 
     def test_a_late_client_only_where_the_fit_could_feel_it(self, run, deployment):
         """One request in a hundred left a little late from an idle loop: told, and taken."""
@@ -72,7 +72,7 @@ class TestRefusals:
             with pytest.raises(InputError, match="the client was late"):
                 split_of([doubtful], deployment, 0.3, ())
         other = replace(late_by(0.3), warnings=("the client was late", "a partial run"))
-        with pytest.raises(InputError, match="told: a partial run"):
+        with pytest.raises(InputError, match="has warnings: a partial run"):
             split_of([other], deployment, 0.3, ())
 
     @pytest.mark.parametrize("late_s", [-10.0, -0.05])
@@ -84,19 +84,19 @@ class TestRefusals:
         with pytest.raises(InputError, match=r"clocks disagree: .* before they arrived"):
             split_of([skewed], deployment, 0.3, ())
         if late_s > -1:  # some TTFTs are left
-            assert split_of([skewed], deployment, 0.3, ["warnings"]).fit_result
+            assert split_of([skewed], deployment, 0.3, ["warnings"]).fitted
             return
         with pytest.raises(InputError, match=r"all 120 come before them, by up to 9\.98 s"):
             split_of([skewed], deployment, 0.3, ["warnings"])
 
     def test_what_may_be_allowed_is_named(self, run, deployment):
-        with pytest.raises(InputError, match="allow takes doubts, simulated"):
+        with pytest.raises(InputError, match="allow takes warnings, simulated"):
             calibrate([run], deployment, allow=["all"])
 
     def test_too_few_requests(self, deployment):
         with pytest.raises(InputError, match="50 finished requests or more to fit to; there are 42"):
             calibrate([measured(requests(n=60), deployment)], deployment)
-        with pytest.raises(InputError, match="10 finished requests or more to report on; 4 are held out"):
+        with pytest.raises(InputError, match="10 finished requests or more to report on; there are 4"):
             calibrate([measured(requests(n=80), deployment)], deployment, holdout=0.05)
 
     def test_nothing_to_hold_out(self, run, deployment):

@@ -47,12 +47,12 @@ def test_tables_know_how_far_the_runs_reached_and_how_far_they_are_off(run, foun
 
 
 def test_errors_of_parts_are_those_of_intervals_and_steps_have_the_rest(deployment):
-    def parameter(name, low, high, *, report=True, unit="x"):
-        return Parameter(name, name, unit, 1.0, low, high, 1.0, report, 0.1)
+    def parameter(name, low, high, *, determined=True, unit="x"):
+        return Parameter(name, name, unit, 1.0, low, high, 1.0, determined, 0.1)
 
     found = [
         parameter("work", 1 / 1.04, 1.04),
-        parameter("decode", 0.5, 2.0, report=False),
+        parameter("decode", 0.5, 2.0, determined=False),
         parameter("host_step", 1e-3, 2e-3, unit="s"),
         parameter("client", 0.0, 1e-3, unit="s"),
     ]

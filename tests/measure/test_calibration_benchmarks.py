@@ -42,7 +42,7 @@ def test_planted_runs_have_three_loads_counters_and_an_engine_that_nobody_names(
     case = of_time.planted()
     assert sum(len(one.workload) for one in case.runs) == of_time.REQUESTS
     assert all("metrics" in one.metadata and "engine" not in one.metadata for one in case.runs)
-    assert len({one.workload.name for one in (*case.runs, case.validation)}) == 4
+    assert len({one.workload.name for one in (*case.runs, case.satisfied)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_planted_runs_have_three_loads_counters_and_an_engine_that_nobody_names(
 def test_a_timed_calibration_says_what_it_looked_at_and_for(modules, notes, masked_s, report):
     of_time, _ = modules
     found = SimpleNamespace(notes=notes, tables=SimpleNamespace(masked_s=masked_s))
-    assert (of_time.additional(found, None), of_time.masks(found)) == report
-    assert of_time.additional(found, object()) == "a log of steps"
+    assert (of_time.beside(found, None), of_time.masks(found)) == report
+    assert of_time.beside(found, object()) == "a log of steps"
 
 
 def test_the_figure_is_the_slowest_by_the_clock(modules):
@@ -85,7 +85,7 @@ def test_kinds_are_compared_run_by_run_and_only_a_difference_beyond_chance_ranks
     assert row["value"] == kinds["counters"]["error"] == pytest.approx(0.035)
     assert row["ci"] == [kinds["counters"]["low"], kinds["counters"]["high"]]
     assert row["ci"][0] < row["value"] < row["ci"][1]
-    assert [kinds[kind]["validation"] for kind in of.KINDS] == [0, 4, 3]
+    assert [kinds[kind]["satisfied"] for kind in of.KINDS] == [0, 4, 3]
     assert kinds["requests"]["width"] == pytest.approx(0.1)
     ranks = {pair: one["ranks"] for pair, one in row["details"]["differences"].items()}
     assert ranks == {"counters less requests": True, "log less requests": True, "counters less log": False}

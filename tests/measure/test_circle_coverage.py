@@ -46,7 +46,7 @@ def run_of(circle, deployment, slower: float, *, load: str = "high", repeat: int
     return circle.Run("wide", load, repeat, Measured(records, workload, "bench"))
 
 
-@pytest.mark.parametrize(("slower", "side"), [(1.0, "validation"), (1.1, "validation"), (1.5, "above"), (0.6, "below")])
+@pytest.mark.parametrize(("slower", "side"), [(1.0, "satisfied"), (1.1, "satisfied"), (1.5, "above"), (0.6, "below")])
 def test_an_engine_lies_within_where_it_is_off_by_what_errors_say(modules, deployment, slower, side):
     circle, coverage = modules
     run = run_of(circle, deployment, slower)
@@ -76,7 +76,7 @@ def test_a_load_is_the_median_of_its_repeats(modules):
     }
     (load,) = coverage.by_load(each).values()
     assert load["jct_p50"] == coverage.Interval(1.05, 1.0, pytest.approx(0.895), pytest.approx(1.105))
-    assert coverage.counted(each) == {"n": 15, "validation": 10, "below": 0, "above": 5}
+    assert coverage.counted(each) == {"n": 15, "satisfied": 10, "below": 0, "above": 5}
 
 
 def test_the_row_takes_blind_errors_and_tells_what_the_stored_ones_would_hold(modules, deployment):
@@ -85,11 +85,11 @@ def test_the_row_takes_blind_errors_and_tells_what_the_stored_ones_would_hold(mo
     stored = replace(deployment, cost=replace(deployment.cost, errors=(PartError("step", 0.3),)))
     row = coverage.row({"wide": stored}, [PartError("step", 0.01)], held)
     details = row["details"]
-    assert details["errors_as_stored"]["validation"] == details["n"] == len(coverage.METRICS)
-    assert details["model_alone"] == {"n": 5, "validation": 0, "below": 0, "above": 5}
-    assert row["value"] == details["validation"] / 5
+    assert details["errors_as_stored"]["satisfied"] == details["n"] == len(coverage.METRICS)
+    assert details["model_alone"] == {"n": 5, "satisfied": 0, "below": 0, "above": 5}
+    assert row["value"] == details["satisfied"] / 5
     assert row["ci"][0] <= row["value"] <= row["ci"][1]
-    assert details["by_load"] == {"wide-high": {"n": 5, "validation": details["validation"]}}
+    assert details["by_load"] == {"wide-high": {"n": 5, "satisfied": details["satisfied"]}}
     jct = details["each"]["wide-high"]["jct_p50"]
     assert jct[2] < jct[1] < jct[3] < jct[0]
     assert 1.0 < details["ends_apart"]["wide-high"] < 1.25

@@ -14,7 +14,7 @@ from scripted_server import Script, ScriptedServer
 
 from lengthwise import Workload, deploy
 from lengthwise.config import loads
-from lengthwise.measure.calibration.measured_runs import origin_warnings, untold_origin
+from lengthwise.measure.calibration.measured_runs import origin_warnings, unknown_origin
 from lengthwise.usecases.bench import deployment_of_server
 from lengthwise.usecases.variants import deployment as of_scenario
 
@@ -39,12 +39,12 @@ def test_a_watched_run_keeps_its_deployment_and_is_refused_for_another(modules, 
     with ScriptedServer(Script()) as server:
         watched = vllm.Watched(server.url, "toy", log, os.getpgid(0), {}, tmp_path, deployment=circle.facts_of(served))
         run = watched.bench(requests)
-    assert untold_origin([run], ["one"], served) == ""
+    assert unknown_origin([run], ["one"], served) == ""
     assert origin_warnings(run, served) == []
     (doubt,) = origin_warnings(run, deploy("llama-3.1-8b", "H100"))
     assert "it is of the model opt-125m" in doubt
     bare = replace(run, metadata={key: of for key, of in run.metadata.items() if key != "deployment"})
-    assert "where these runs come from is not told: one" in untold_origin([bare], ["one"], served)
+    assert "the origin of these runs is unknown: one" in unknown_origin([bare], ["one"], served)
 
 
 def test_it_keeps_what_bench_keeps_of_a_scenario(modules, tmp_path):

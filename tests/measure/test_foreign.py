@@ -50,7 +50,7 @@ def test_vllm_bench_serve(tmp_path):
     assert np.repeat(gaps.gap_s, gaps.count) == pytest.approx([0.1, 0.2, 0.3, 0.3], abs=1e-9)
     assert measured.metadata["model_id"] == "m"
     assert doubted(measured, "when they were sent")
-    assert doubted(measured, "in 1 of 2 answers pieces are not tokens")
+    assert doubted(measured, "in 1 of 2 answers chunks are not tokens")
 
 
 def test_vllm_at_a_concurrency_is_a_closed_loop(tmp_path):
@@ -62,7 +62,7 @@ def test_vllm_at_a_concurrency_is_a_closed_loop(tmp_path):
 def test_vllm_without_start_times_has_no_arrivals_and_says_so(tmp_path):
     told = {key: value for key, value in VLLM.items() if key != "start_times"}
     measured = read_foreign(written(tmp_path, told))
-    assert doubted(measured, "arrivals are not told")
+    assert doubted(measured, "arrivals are missing")
     assert column(measured, "ttft_s")[0] == pytest.approx(0.5)
 
 
@@ -96,7 +96,7 @@ def test_guidellm_counts_from_when_a_request_was_due(tmp_path):
     assert column(measured, "tpot_s")[:2] == pytest.approx([0.75 / 4, 0.5 / 4])
     assert measured.errors == {"HTTPStatusError": 1}
     assert not doubted(measured, "when they were sent")
-    assert doubted(measured, "nothing is known of TBT")
+    assert doubted(measured, "TBT is unknown")
     assert measured.workload.concurrency is None
 
 
@@ -202,7 +202,7 @@ def test_what_is_none_of_them_is_told(tmp_path, text, words):
 def test_a_packed_file_that_is_cut_off_is_told(tmp_path):
     path = tmp_path / "r.json.gz"
     path.write_bytes(gzip.compress(json.dumps(VLLM).encode())[:-20])
-    with pytest.raises(InputError, match="whole text file"):
+    with pytest.raises(InputError, match="complete text file"):
         read_foreign(path)
     with pytest.raises(InputError, match="there is no file of results"):
         read_foreign(tmp_path / "none.json")

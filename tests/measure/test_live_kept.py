@@ -30,7 +30,7 @@ def test_kept_runs_come_round_by_round_whatever_their_files_times(live, engine, 
         os.utime(tmp_path / path.name, (len(files) - at, len(files) - at))
     for name in ("profile.parquet", "device.json", "small.json"):
         (tmp_path / name).write_bytes((RETAINED / engine / name).read_bytes())
-    circle = live.Circle(tmp_path / "out", tmp_path / "work", live.FULL, repeat=tmp_path)
+    circle = live.Circle(tmp_path / "out", tmp_path / "work", live.FULL, retry=tmp_path)
     for setting in settings:
         runs = circle.kept_runs(getattr(live, setting))
         assert [(run.load, run.repeat) for run in runs] == [

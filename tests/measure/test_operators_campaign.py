@@ -136,11 +136,10 @@ def test_what_the_coarse_grid_takes_lies_between_the_two_budgets_of_a_refusal(po
     operators = [UP, PROMPT, DECODES]
     with pytest.raises(InputError, match=r"does not suffice .* or begin anew, without these points") as refused:
         campaign(FakeBench(seconds), operators, budget_s=budget_s).run()
-    min_s, most_s = map(float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups())
-    assert budget_s < min_s < most_s
+    min_s, max_s = map(float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups())
+    assert budget_s < min_s < max_s
     bench = FakeBench(seconds)
-    whole = campaign(bench, operators, budget_s=most_s)
-    whole._coarse()
+    campaign(bench, operators, budget_s=max_s).measure_coarse_grid()
     assert min_s <= bench.clock.now + 1
 
 
@@ -192,7 +191,7 @@ def test_file_that_is_no_journal_is_refused(tmp_path):
 
 
 def test_point_without_memory_is_skipped_and_said_and_the_rest_goes_on():
-    bench = FakeBench(affine, room=PROMPT.work((2048, 0)) - 1)
+    bench = FakeBench(affine, room=Point(PROMPT, (2048, 0)).work - 1)
     outcomes = campaign(bench, [UP, PROMPT]).run()
     skipped = [o for o in outcomes if o.skipped]
     assert [o.point.at for o in skipped] == [(2048, 0)]  # the larger ones are not even tried

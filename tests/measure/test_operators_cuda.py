@@ -289,8 +289,8 @@ def test_collectives_of_gpus_are_timed_between_events_the_slowest_rank_counts():
         all_reduce=lambda tensor, op: reduced.append((tensor.values, op)),
         ReduceOp=SimpleNamespace(MAX="max"),
     )
-    told = _collective_worker._on_gpu(torch, dist, lambda: done.append("call"), 2)
-    calls = _collective_worker._CALLS
+    told = _collective_worker.by_events(torch, dist, lambda: done.append("call"), 2)
+    calls = _collective_worker.CALLS
     one = ["barrier", "sleep", "call", "event", *["call"] * calls, "event"]
     assert done == one * 2
     assert reduced == [([2e-3 / calls] * 2, "max")]

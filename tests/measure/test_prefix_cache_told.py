@@ -15,7 +15,7 @@ from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise.measure.calibration.measured_runs import split_of
 from lengthwise.measure.load import bench
-from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_doubts
+from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_warnings
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
@@ -101,7 +101,7 @@ class TestCalibrations:
     def test_refuse_runs_of_shared_prefixes_unless_doubts_are_allowed(self, run, deployment, metadata, report):
         with pytest.raises(InputError, match=f"{report}.*--allow-doubts"):
             split_of([replace(run, metadata=metadata)], deployment, 0.3, ())
-        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fit_result
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ["warnings"]).fitted
 
     @pytest.mark.parametrize(
         "metadata",
@@ -114,9 +114,9 @@ class TestCalibrations:
         ],
     )
     def test_take_runs_whose_prompts_were_computed(self, run, deployment, metadata):
-        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fit_result
+        assert split_of([replace(run, metadata=metadata)], deployment, 0.3, ()).fitted
 
     def test_tell_what_the_run_says_itself_but_once(self):
         _, again = runs_of(2, requests(), concurrency=2, salt=7)
-        assert prefix_doubts(again) == []
-        assert len(prefix_doubts(replace(again, warnings=()))) == 1
+        assert prefix_warnings(again) == []
+        assert len(prefix_warnings(replace(again, warnings=()))) == 1

@@ -213,7 +213,7 @@ def test_a_lost_column_is_told(tmp_path, run):
 
 
 def test_live_objects_among_the_facts_leave_no_file(tmp_path, run):
-    with pytest.raises(OutputError, match="facts of records"):
+    with pytest.raises(OutputError, match="metadata of records"):
         write_records(dataclasses.replace(run, metadata={"x": object()}), tmp_path / "run.parquet")
     assert not list(tmp_path.iterdir())
 

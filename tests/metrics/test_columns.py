@@ -66,7 +66,7 @@ def test_a_frame_of_steps(records) -> None:
     made = frame(records, table="steps")
     assert made.columns == [f.name for f in dataclasses.fields(records.steps)]
     assert made["prefill_tokens"].sum() == records.steps.prefill_tokens.sum()
-    with pytest.raises(InputError, match="did not"):
+    with pytest.raises(InputError, match="recorded steps"):
         frame(dataclasses.replace(records, steps=None), table="steps")
 
 

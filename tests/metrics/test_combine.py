@@ -81,7 +81,7 @@ def test_variants_may_differ_in_replicas(roomy) -> None:
 def test_what_cannot_be_combined_is_said(toy, roomy) -> None:
     with pytest.raises(InputError, match="empty"):
         combine([])
-    with pytest.raises(InputError, match=r"twice: \[1\]"):
+    with pytest.raises(InputError, match=r"repeated: \[1\]"):
         combine([roomy[0], roomy[0]])
     with pytest.raises(InputError, match="single seeds"):
         combine([combine(roomy), roomy[0]])

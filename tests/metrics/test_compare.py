@@ -8,9 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from lengthwise.metrics import Comparison, MetricError, Slo, compare
-from lengthwise.metrics import statistics as bootstrap
-from lengthwise.metrics.statistics import column_of
+from lengthwise.metrics import Comparison, MetricError, Slo, bootstrap, compare
+from lengthwise.metrics.bootstrap import sample_of
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.records import Measured, Records
 from lengthwise.schema.workload import Workload
@@ -120,7 +119,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(paired) -> None:
         b = latencies(rng, 400)
         a = 1.1 * (b * np.exp(rng.normal(0, 0.2, 400) - 0.02) if paired else latencies(rng, 400))
         drawn = bootstrap.Bootstrap(paired, draws=200, seed=seed, level=0.9)
-        low, high = drawn.errors(column_of(a), column_of(b), np.zeros(0))
+        low, high = drawn.error_interval(sample_of(a), sample_of(b), np.zeros(0))
         held.append(low[0] <= 0.1 <= high[0])
     assert 0.8 <= np.mean(held) <= 0.97
 
@@ -173,7 +172,7 @@ def test_groups_of_values_change_the_tails_little(monkeypatch) -> None:
 def test_different_requests_are_not_paired_and_doubted(toy, run) -> None:
     found = compare(of(toy, seed=2), run)
     assert not found.paired
-    assert any("different requests" in doubt or "do not belong together" in doubt for doubt in found.warnings)
+    assert any("different requests" in doubt or "The workloads differ" in doubt for doubt in found.warnings)
     assert all(np.isnan(one.mape) for one in found.distances)
     longer = replace(run, workload=replace(run.workload, prompt_tokens=2 * run.workload.prompt_tokens))
     assert any("prompts have" in doubt for doubt in compare(longer, run).warnings)
@@ -203,7 +202,7 @@ def test_outputs_that_ended_elsewhere_are_told(run) -> None:
     r = run.records.requests
     short = replace(run.records, requests=replace(r, output_tokens=np.maximum(1, r.output_tokens // 2)))
     warnings = compare(replace(run, records=short), run).warnings
-    assert any("outputs are not as long in A as in B" in doubt for doubt in warnings)
+    assert any("outputs differ in length between A and B" in doubt for doubt in warnings)
 
 
 def test_few_requests_tell_no_interval(toy) -> None:

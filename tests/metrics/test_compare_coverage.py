@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import compare
-from lengthwise.metrics.statistics import MIN_COUNT, column_of, cuts_of, likeness
+from lengthwise.metrics.bootstrap import MIN_BLOCKS, blocks_of, lag_correlation, sample_of
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.records import Measured
 from lengthwise.schema.workload import Workload
@@ -29,31 +29,31 @@ def walk(seed: int, n: int, keep: float) -> np.ndarray:
 
 def test_blocks_are_longer_and_intervals_wider_the_longer_neighbours_are_alike():
     cuts = [
-        cuts_of(column_of(walk(1, 900, keep)), column_of(walk(2, 900, 0.0)), Q, 0.9, paired=False)[0]
+        blocks_of(sample_of(walk(1, 900, keep)), sample_of(walk(2, 900, 0.0)), Q, 0.9, paired=False)[0]
         for keep in (0.0, 0.9, 0.98)
     ]
-    assert cuts[0].blocks == 30
-    assert [cut.blocks for cut in cuts] == sorted((cut.blocks for cut in cuts), reverse=True)
-    assert MIN_COUNT <= cuts[-1].blocks < 30
-    assert 1 < cuts[0].wider[0] < 1.4
-    assert cuts[-1].wider[0] > 1.4
-    assert all((cut.wider[1:] >= cut.wider[0]).all() for cut in cuts)
+    assert cuts[0].count == 30
+    assert [cut.count for cut in cuts] == sorted((cut.count for cut in cuts), reverse=True)
+    assert MIN_BLOCKS <= cuts[-1].count < 30
+    assert 1 < cuts[0].widening[0] < 1.4
+    assert cuts[-1].widening[0] > 1.4
+    assert all((cut.widening[1:] >= cut.widening[0]).all() for cut in cuts)
 
 
 def test_what_runs_share_does_not_make_their_blocks_alike():
     shared = walk(1, 900, 0.98)
     ours = shared * np.exp(np.random.default_rng(2).normal(0, 0.1, 900))
-    cut, _ = cuts_of(column_of(ours), column_of(shared), Q, 0.9, paired=True)
-    alone, _ = cuts_of(column_of(ours), column_of(shared), Q, 0.9, paired=False)
-    assert cut.blocks == 30
-    assert cut.wider[0] < alone.wider[0]
+    cut, _ = blocks_of(sample_of(ours), sample_of(shared), Q, 0.9, paired=True)
+    alone, _ = blocks_of(sample_of(ours), sample_of(shared), Q, 0.9, paired=False)
+    assert cut.count == 30
+    assert cut.widening[0] < alone.widening[0]
 
 
-def test_likeness_is_the_lag_one_correlation_with_what_few_rows_hide():
+def test_lag_correlation_is_the_lag_one_correlation_with_what_few_rows_hide():
     rows = np.random.default_rng(0).normal(size=(4000, 1))
     smooth = rows[1:] + rows[:-1]
-    assert likeness(smooth)[0] == pytest.approx(0.5, abs=0.05)
-    short = np.mean([likeness(smooth[i : i + 10])[0] for i in range(0, 3900, 10)])
+    assert lag_correlation(smooth)[0] == pytest.approx(0.5, abs=0.05)
+    short = np.mean([lag_correlation(smooth[i : i + 10])[0] for i in range(0, 3900, 10)])
     assert short == pytest.approx(0.5, abs=0.12)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lengthwise.metrics import compare
-from lengthwise.metrics.comparison import Run, gaps_of
-from lengthwise.metrics.statistics import Bootstrap, Column
+from lengthwise.metrics.bootstrap import Bootstrap, Sample
+from lengthwise.metrics.comparison import Run, request_gaps
 from lengthwise.schema.records import Measured, TokenTimes
 from lengthwise.schema.workload import Workload
 
@@ -27,7 +27,7 @@ def whole(run: Measured) -> Run:
 
 def as_pieces(run: Measured, together: int = 1) -> Measured:
     """The same run as a client sees it: the time of every token, told in pieces of so many."""
-    gaps, row = gaps_of(whole(run))
+    gaps, row = request_gaps(whole(run))
     r = run.records.requests
     at_s = [r.first_token_s[i] + np.concatenate([[0.0], np.cumsum(gaps[row == i])]) for i in range(len(r.status))]
     cut = [times[together - 1 :: together] if len(times) % together == 0 else times for times in at_s]
@@ -37,7 +37,7 @@ def as_pieces(run: Measured, together: int = 1) -> Measured:
 
 
 def test_steps_tell_whose_every_gap_is(run) -> None:
-    gaps, row = gaps_of(whole(run))
+    gaps, row = request_gaps(whole(run))
     r = run.records.requests
     assert (np.bincount(row, minlength=200) == r.output_tokens - 1).all()
     assert np.bincount(row, gaps, 200) == pytest.approx(r.finished_s - r.first_token_s)
@@ -45,8 +45,8 @@ def test_steps_tell_whose_every_gap_is(run) -> None:
 
 
 def test_pieces_tell_the_same_as_steps(run) -> None:
-    gaps, row = gaps_of(whole(run))
-    same, own = gaps_of(whole(as_pieces(run)))
+    gaps, row = request_gaps(whole(run))
+    same, own = request_gaps(whole(as_pieces(run)))
     assert (own == row).all()
     assert same == pytest.approx(gaps)
 
@@ -54,8 +54,8 @@ def test_pieces_tell_the_same_as_steps(run) -> None:
 def test_a_run_whose_steps_are_of_another_is_not_believed(run) -> None:
     r = run.records.requests
     late = replace(r, first_token_s=r.first_token_s * 2, finished_s=r.finished_s * 2)
-    assert gaps_of(whole(replace(run, records=replace(run.records, requests=late)))) is None
-    assert gaps_of(whole(replace(run, records=replace(run.records, steps=None)))) is None
+    assert request_gaps(whole(replace(run, records=replace(run.records, requests=late)))) is None
+    assert request_gaps(whole(replace(run, records=replace(run.records, steps=None)))) is None
 
 
 def test_an_interval_holds_the_error_and_shrinks_with_pairs(run, toy) -> None:
@@ -80,7 +80,7 @@ def test_without_whose_gaps_they_are_there_is_an_error_and_no_interval(run) -> N
 
 def test_a_warm_up_is_left_out_where_gaps_are_known(run) -> None:
     half_s = float(np.median(run.records.requests.arrival_s))
-    gaps, row = gaps_of(whole(run))
+    gaps, row = request_gaps(whole(run))
     late = run.records.requests.arrival_s[row] >= half_s
     assert compare(run, run, warmup_s=half_s)["tbt.mean"].a == pytest.approx(gaps[late].mean())
 
@@ -93,7 +93,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         rng = np.random.default_rng(seed)
         a, b = (by * np.exp(np.repeat(rng.normal(0, 0.5, n), each) + rng.normal(0, 0.1, n * each)) for by in (1.1, 1.0))
         drawn = Bootstrap(paired=False, draws=200, seed=seed, level=0.9)
-        low, high = drawn.errors(Column(a, row, n), Column(b, row, n), np.array([0.5]))
+        low, high = drawn.error_interval(Sample(a, row, n), Sample(b, row, n), np.array([0.5]))
         held.append(low[0] <= 0.1 <= high[0])
     assert 0.78 <= np.mean(held) <= 0.99
 
@@ -121,6 +121,6 @@ def test_no_interval_is_told_of_an_error_over_next_to_nothing(run) -> None:
     assert not found["tbt.p50"].has_interval
     assert found["tbt.mean"].has_interval
     assert found["jct.p90"].has_interval
-    (told,) = [doubt for doubt in found.warnings if "next to nothing" in doubt]
+    (told,) = [doubt for doubt in found.warnings if "nearly 0" in doubt]
     assert "TBT p50, TBT p90" in told
-    assert not [doubt for doubt in compare(run, run).warnings if "next to nothing" in doubt]
+    assert not [doubt for doubt in compare(run, run).warnings if "nearly 0" in doubt]

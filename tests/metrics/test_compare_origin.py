@@ -40,7 +40,7 @@ def test_two_shapes_under_one_name_are_two_models(run) -> None:
 
 def test_a_served_name_that_nobody_knows_says_what_would_settle_it(run) -> None:
     (doubt,) = warnings(run, {"deployment": BEHIND}, {"model": "model"})
-    assert "They may be of different models, tiny and model: B tells only the name model" in doubt
+    assert "They may be of different models, tiny and model: B records only the name model" in doubt
     assert "lengthwise bench URL SCENARIO.toml --records" in doubt
 
 

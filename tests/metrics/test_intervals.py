@@ -7,7 +7,8 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import norm, t, ttest_1samp
 
-from lengthwise.metrics.statistics import of_column, over_batches, over_seeds, t_quantile
+from lengthwise.metrics.distribution import column_distribution
+from lengthwise.statistics import batch_half_width, mean_estimate, t_quantile
 
 RUNS = 200
 
@@ -26,7 +27,7 @@ def mm1(seed: int, n: int, load: float) -> np.ndarray:
 
 
 def coverage(runs, truth: dict[str, float]) -> dict[str, float]:
-    made = [of_column(run, 0.95) for run in runs]
+    made = [column_distribution(run, 0.95) for run in runs]
     hits = {name: [e.low <= v <= e.high for e in (getattr(d, name) for d in made)] for name, v in truth.items()}
     return {name: float(np.mean(h)) for name, h in hits.items()}
 
@@ -49,22 +50,22 @@ def test_neighbours_that_move_together_widen_the_interval() -> None:
     mixed = trend[np.array([0, 9, 1, 8, 2, 7, 3, 6, 4, 5])]
     center = trend.mean(axis=0)
     plain = t_quantile(0.95, 9) * trend.std(ddof=1) / np.sqrt(10)
-    assert over_batches(mixed, center, 0.95) == pytest.approx(plain)
-    assert over_batches(trend, center, 0.95) > 1.5 * plain
+    assert batch_half_width(mixed, center, 0.95) == pytest.approx(plain)
+    assert batch_half_width(trend, center, 0.95) > 1.5 * plain
 
 
 def test_biased_batches_widen_the_interval_and_do_not_move_it() -> None:
     batches = np.random.default_rng(0).normal(size=(10, 1))
-    inside = over_batches(batches, batches.mean(axis=0), 0.95)
-    assert over_batches(batches, batches.mean(axis=0) + 3, 0.95) > 2 * inside
+    inside = batch_half_width(batches, batches.mean(axis=0), 0.95)
+    assert batch_half_width(batches, batches.mean(axis=0) + 3, 0.95) > 2 * inside
 
 
-def test_over_seeds_is_students_interval() -> None:
+def test_mean_estimate_has_students_interval() -> None:
     values = np.array([1.0, 2.0, 4.0, 8.0])
-    mean, half = over_seeds(values, 0.9)
+    found = mean_estimate(values, 0.9)
     low, high = ttest_1samp(values, 0).confidence_interval(0.9)
-    assert (mean - half, mean + half) == pytest.approx((low, high))
-    assert np.isnan(over_seeds(values[:1], 0.9)[1])
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert not mean_estimate(values[:1], 0.9).has_interval
 
 
 @pytest.mark.parametrize(("level", "degrees"), [(0.95, 9), (0.9, 1), (0.99, 30)])

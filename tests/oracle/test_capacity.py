@@ -125,7 +125,7 @@ def test_replicas_add_up(replicas):
     """Equal requests in turn on R replicas take as long as a share of them on one."""
     cost = step_costs(FLOOR_S, TOKEN_S, kv_token_s=KV_S)
     n = 24 * replicas
-    for router in ("round_robin", "least_outstanding", "min_tokens", "central"):
+    for router in ("round_robin", "least_outstanding", "least_tokens", "central"):
         many = run(
             dataclasses.replace(same(n, 20, 12), predicted_tokens=np.full(n, 12)),
             deployment(cost, Scheduler(router=router), max_num_seqs=6, replicas=replicas),

@@ -131,8 +131,8 @@ BAD = [
     ("batching", admits_nobody, "'admits_nobody' admits nothing on an idle replica.*no request would ever run"),
     ("batching", no_chunks, "'no_chunks' admits nothing on an idle replica.*tokens 0"),
     ("memory", keeps_all, "'keeps_all' refuses a request of one token on an idle replica"),
-    ("memory", more_than_all, "'more_than_all' let a request in that needs 101 blocks"),
-    ("memory", more_than_free, "'more_than_free' let a request in that needs 99 blocks"),
+    ("memory", more_than_all, "'more_than_all' admitted a request that needs 101 blocks"),
+    ("memory", more_than_free, "'more_than_free' admitted a request that needs 99 blocks"),
     ("router", one_too_far, "'one_too_far' chose replica 2; there are 2, from 0"),
     ("router", nowhere, "'nowhere' chose replica -1; there are 2, from 0"),
     ("takeover", no_gain, "'no_gain' returned NaN for waiting request [0-9]+; it must return a number"),
@@ -166,7 +166,7 @@ def test_one_clear_error(axis, function, report, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_request_that_waits_for_ever(engine):
     both = dataclasses.replace(REQUESTS, arrival_s=np.zeros(6))
-    with pytest.raises(PolicyError, match=r"request 0 waits for ever.*'never_two'.*80 prompt tokens"):
+    with pytest.raises(PolicyError, match=r"request 0 waits forever.*'never_two'.*80 prompt tokens"):
         run(engine, 1, both, batching=policy.batching(never_two))
 
 
@@ -177,7 +177,7 @@ def test_a_request_that_waits_for_ever(engine):
 def test_predictions_that_are_not_there(engine, axes):
     blind = dataclasses.replace(REQUESTS, predicted_tokens=None)
     name = next(iter(axes.values()))
-    with pytest.raises(PolicyError, match=f"'{name}' looks at predicted output lengths.*give predicted_tokens"):
+    with pytest.raises(PolicyError, match=f"'{name}' needs predicted output lengths.*give predicted_tokens"):
         run(engine, workload=blind, **axes)
 
 
@@ -189,8 +189,8 @@ def test_what_cannot_be_compiled_runs_in_the_reference():
 
     with pytest.raises(PolicyError, match=r"'by_text' cannot be compiled.*engine='reference'"):
         run("kernel", rank=by_text)
-    plain, mine = run("reference", rank="fcfs"), run("reference", rank=by_text)
-    np.testing.assert_array_equal(mine.requests.finished_s, plain.requests.finished_s)
+    plain, own = run("reference", rank="fcfs"), run("reference", rank=by_text)
+    np.testing.assert_array_equal(own.requests.finished_s, plain.requests.finished_s)
 
 
 @pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.policy import COLUMNS, key_of, keys, known, rank, resolve
-from lengthwise.policy.compile import WHOLE
+from lengthwise.policy.compile import INTEGER_COLUMNS
 from lengthwise.policy.contracts import RANK_ARGUMENTS
 from lengthwise.schema.errors import PolicyError
 
@@ -18,8 +18,8 @@ RANKS = [*known("rank"), "mlfq", "aged(weight=3)", "aged_gittins"]
 def some(n, seed=0):
     """Columns of n requests."""
     rng = np.random.default_rng(seed)
-    whole = {name: rng.integers(0, 500, n) for name in WHOLE}
-    return {name: whole[name] if name in WHOLE else rng.uniform(1, 1000, n) for name in COLUMNS}
+    integers = {name: rng.integers(0, 500, n) for name in INTEGER_COLUMNS}
+    return {name: integers[name] if name in INTEGER_COLUMNS else rng.uniform(1, 1000, n) for name in COLUMNS}
 
 
 @pytest.mark.parametrize("name", RANKS)
@@ -32,12 +32,12 @@ def test_every_row_has_the_key_it_has_alone(name):
 
 def test_a_rank_of_ones_own_is_asked_the_same_way():
     @rank(every_step=True)
-    def mine(now_s, arrival_s, prompt_tokens):
+    def own(now_s, arrival_s, prompt_tokens):
         return (now_s - arrival_s) / (1 + prompt_tokens)
 
     columns = some(9)
     expected = (40.0 - columns["arrival_s"]) / (1 + columns["prompt_tokens"])
-    assert keys(mine, columns, 40.0).tolist() == expected.tolist()
+    assert keys(own, columns, 40.0).tolist() == expected.tolist()
 
 
 @settings(max_examples=30)

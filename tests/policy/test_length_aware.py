@@ -133,8 +133,8 @@ def test_a_tenant_saves_up_nothing_while_it_asks_for_little(engine):
 
 def test_bins_make_batches_of_like_length(engine):
     mixed = requests((0.0, 4, 5), (0.0, 4, 50), (0.0, 4, 5), (0.0, 4, 50))
-    whole = run(mixed, place(2, rank="completed_batches", batching="static"), engine)
-    assert whole.finished_s.tolist() == [5, 50, 55, 100]
+    batches = run(mixed, place(2, rank="completed_batches", batching="static"), engine)
+    assert batches.finished_s.tolist() == [5, 50, 55, 100]
     axes = {"rank": "completed_batches", "batching": "static_bins", "binning": "bins(boundaries=[10])"}
     binned = run(mixed, place(2, **axes), engine)
     assert binned.finished_s.tolist() == [5, 55, 5, 55]

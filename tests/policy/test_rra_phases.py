@@ -31,7 +31,7 @@ def at_once(outputs, prompt=10):
     return Workload(np.zeros(len(outputs)), np.full(len(outputs), prompt), np.array(outputs))
 
 
-def told(steps):
+def sequence_of(steps):
     """("e" prompts | "d" decodes) of every step, in order."""
     pairs = zip(steps.prefill_seqs.tolist(), steps.decode_seqs.tolist(), strict=True)
     return [f"e{p}" if p else f"d{d}" for p, d in pairs]
@@ -41,13 +41,13 @@ def told(steps):
 def test_an_encoding_phase_and_so_many_iterations_and_again(engine):
     """B_E = 2, N_D = 3; outputs of 5 tokens need 4 iterations: one phase and one iteration of the next."""
     steps = simulate(at_once([5] * 6), place("rra(encode_batch=2, decode_steps=3)"), engine=engine).steps
-    assert told(steps) == ["e2", "d2", "d2", "d2", "e2", "d4", "d2", "d2", "e2", "d4", "d2", "d2", "d2"]
+    assert sequence_of(steps) == ["e2", "d2", "d2", "d2", "e2", "d4", "d2", "d2", "e2", "d4", "d2", "d2", "d2"]
 
 
 @ENGINES
 def test_who_has_finished_is_gone_at_once(engine):
     steps = simulate(at_once([2, 3, 5, 9]), place("rra(encode_batch=4, decode_steps=8)"), engine=engine).steps
-    assert told(steps) == ["e4", "d4", "d3", "d2", "d2", "d1", "d1", "d1", "d1"]
+    assert sequence_of(steps) == ["e4", "d4", "d3", "d2", "d2", "d1", "d1", "d1", "d1"]
 
 
 @ENGINES
@@ -57,7 +57,7 @@ def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
     text = f"rra(encode_batch={2 * parts}, decode_steps=4, micro_batches={micro_batches})"
     steps = simulate(at_once([5] * 10 * parts), place(text, stages), engine=engine).steps
     phase = ["e2"] * parts + ["d2"] * 4 * parts
-    assert told(steps) == phase * 5
+    assert sequence_of(steps) == phase * 5
     assert (np.diff(steps.start_s) >= 0).all()
 
 
@@ -66,7 +66,7 @@ def test_decodes_of_a_micro_batch_rest_beside_its_encoding(engine):
     """Two micro-batches of requests that outlast three phases: each gets its part of the new ones, none is mixed."""
     batching = "rra(encode_batch=4, decode_steps=2)"
     steps = simulate(at_once([6] * 12), place(batching, stages=2), engine=engine).steps
-    decoding = [told(steps)[i : i + 6] for i in range(0, 18, 6)]
+    decoding = [sequence_of(steps)[i : i + 6] for i in range(0, 18, 6)]
     assert decoding == [
         ["e2", "e2", "d2", "d2", "d2", "d2"],
         ["e2", "e2", "d4", "d4", "d4", "d4"],
@@ -80,7 +80,7 @@ def test_a_micro_batch_that_runs_empty_takes_no_rounds_from_the_others(engine, o
     """Two micro-batches, one of them through after a round: the other has its N_D = 4 all the same."""
     batching = "rra(encode_batch=4, decode_steps=4)"
     steps = simulate(at_once([*outputs, 5, 5, 5, 5]), place(batching, stages=2), engine=engine).steps
-    assert told(steps)[:9] == ["e2", "e2", "d2", "d2", "d2", "d2", "d2", "e2", "e2"]
+    assert sequence_of(steps)[:9] == ["e2", "e2", "d2", "d2", "d2", "d2", "d2", "e2", "e2"]
 
 
 @ENGINES
@@ -88,15 +88,15 @@ def test_micro_batches_that_nobody_joined_have_as_many_rounds(engine):
     """Three micro-batches, B_E = 2: who decodes beside the encoding of the others has N_D = 3 rounds, too."""
     batching = "rra(encode_batch=2, decode_steps=3)"
     steps = simulate(at_once([30] * 12), place(batching, stages=3), engine=engine).steps
-    assert told(steps)[:8] == ["e1", "e1", "d1", "d1", "d1", "d1", "d1", "d1"]
-    phases = "".join(one[0] for one in told(steps)).split("ee")
+    assert sequence_of(steps)[:8] == ["e1", "e1", "d1", "d1", "d1", "d1", "d1", "d1"]
+    phases = "".join(one[0] for one in sequence_of(steps)).split("ee")
     assert {len(phase) for phase in phases[2:6]} == {9}
 
 
 @ENGINES
 def test_too_few_are_spread_over_the_micro_batches(engine):
     steps = simulate(at_once([3] * 5), place("rra(encode_batch=30, decode_steps=2)", 3), engine=engine).steps
-    assert told(steps) == ["e2", "e2", "e1", "d2", "d2", "d1", "d2", "d2", "d1"]
+    assert sequence_of(steps) == ["e2", "e2", "e1", "d2", "d2", "d1", "d2", "d2", "d1"]
 
 
 @ENGINES
@@ -108,7 +108,7 @@ def test_who_comes_in_the_middle_waits_for_the_next_phase(engine):
     assert records.requests.scheduled_s.tolist() == [0, 7]
     alone = simulate(workload, place(batching, stages=4), engine=engine)
     assert alone.requests.scheduled_s[1] == pytest.approx(2.5)  # the encoding phase is still open to three
-    assert told(alone.steps)[:3] == ["e1", "e1", "d1"]
+    assert sequence_of(alone.steps)[:3] == ["e1", "e1", "d1"]
 
 
 @ENGINES

@@ -60,9 +60,9 @@ def prompts_alone(num_running, max_num_seqs):
 @memory
 def by_prediction(context_tokens, predicted_tokens, block_size, free_blocks, num_running):
     """Room for the whole predicted output, if there is; the prompt alone on an empty replica."""
-    whole = int(context_tokens + predicted_tokens + block_size - 1) // block_size
-    if whole <= free_blocks:
-        return whole
+    blocks = int(context_tokens + predicted_tokens + block_size - 1) // block_size
+    if blocks <= free_blocks:
+        return blocks
     return 0 if num_running == 0 else -1
 
 
@@ -138,8 +138,8 @@ def example(path):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("policy_*.py")), ids=lambda path: path.stem)
 def test_examples_run_compiled_and_interpreted(path):
     assert len(path.read_text().splitlines()) < 20
-    (mine,) = example(path)
-    workload, deployment = world(Scheduler(**{mine.axis: mine}))
+    (own,) = example(path)
+    workload, deployment = world(Scheduler(**{own.axis: own}))
     kernel, reference = (simulate(workload, deployment, engine=e) for e in ("kernel", "reference"))
     assert_same(kernel, reference)
 

@@ -28,11 +28,12 @@ from lengthwise.predict import (
 )
 from lengthwise.predict.contract import partial
 from lengthwise.predict.contract import split as holdout
-from lengthwise.predict.distribution import kaplan_meier, length_quantiles, mean_length
+from lengthwise.predict.distribution import length_quantiles, mean_length
 from lengthwise.predict.features import text_so_far
 from lengthwise.predict.sample_files import split as read_split
 from lengthwise.predict.wrappers import pinball
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.statistics import kaplan_meier
 
 TRAIN, TEST = world(3000, 1), world(3000, 2)
 MEMBERS = {

@@ -1,4 +1,4 @@
-"""What the page of a plan or a run of an application says, and that it draws every GPU and second."""
+"""The page of a plan or a run of an application: its sentences, and that it draws every GPU and second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 from driving import assert_fetches_nothing, look, without_plotly
 
 from lengthwise.report.apps import write_app_html
-from lengthwise.report.apps_text import AppFacts, difference, idle_shares, named, sentences, supposed, took, took_about
+from lengthwise.report.apps_text import (
+    AppFacts,
+    difference_text,
+    duration_text,
+    estimate_duration_text,
+    idle_shares,
+    sentences,
+    shape,
+    what_if_text,
+)
 from lengthwise.schema.app import AppMethod, AppPlan, AppSpan, AppStage, AppWhatIf, ModelPlan, Switch
 from lengthwise.schema.estimate import Estimate
 
@@ -22,7 +31,7 @@ ONE, TWO, BIG = ModelPlan(0, GPU, 1), ModelPlan(1, GPU, 1, 2), ModelPlan(9, GPU,
 
 @pytest.fixture
 def plan() -> AppPlan:
-    """Two stages on four GPUs: one model waits for another, a third has the GPUs after it."""
+    """Two stages on four GPUs: one model waits for another, a third uses the GPUs after it."""
     first = AppStage(
         (ONE, TWO),
         {0: ((0,),), 1: ((2, 3),)},
@@ -70,7 +79,7 @@ def plan() -> AppPlan:
 
 
 @pytest.fixture
-def about() -> AppFacts:
+def app_metadata() -> AppFacts:
     return AppFacts("an <i>app</i>", ("1,000 rows", "4 x A100"), tuple(f"GPU {k}" for k in range(4)))
 
 
@@ -81,15 +90,15 @@ MANIFEST = {
     "seconds": 60.0,
     "plan": [[{"model": "alpha", "gpu": GPU}]],
     "events": [
-        {"at_s": 0.0, "what": "start", "model": "alpha", "gpus": [0], "app_metadata": ""},
-        {"at_s": 0.0, "what": "start", "model": NAMES[1], "gpus": [2, 3], "app_metadata": ""},
-        {"at_s": 11.0, "what": "ready", "model": "alpha", "gpus": [0], "app_metadata": "e"},
-        {"at_s": 14.0, "what": "ready", "model": NAMES[1], "gpus": [2, 3], "app_metadata": "e"},
-        {"at_s": 20.0, "what": "died", "model": "alpha", "gpus": [0], "app_metadata": "e"},
-        {"at_s": 20.0, "what": "start", "model": "alpha", "gpus": [0], "app_metadata": ""},
-        {"at_s": 31.0, "what": "ready", "model": "alpha", "gpus": [0], "app_metadata": "e"},
-        {"at_s": 33.0, "what": "replan", "model": None, "gpus": [], "app_metadata": "stage 1"},
-        {"at_s": 40.0, "what": "stop", "model": "alpha", "gpus": [0], "app_metadata": "e"},
+        {"at_s": 0.0, "what": "start", "model": "alpha", "gpus": [0], "description": ""},
+        {"at_s": 0.0, "what": "start", "model": NAMES[1], "gpus": [2, 3], "description": ""},
+        {"at_s": 11.0, "what": "ready", "model": "alpha", "gpus": [0], "description": "e"},
+        {"at_s": 14.0, "what": "ready", "model": NAMES[1], "gpus": [2, 3], "description": "e"},
+        {"at_s": 20.0, "what": "died", "model": "alpha", "gpus": [0], "description": "e"},
+        {"at_s": 20.0, "what": "start", "model": "alpha", "gpus": [0], "description": ""},
+        {"at_s": 31.0, "what": "ready", "model": "alpha", "gpus": [0], "description": "e"},
+        {"at_s": 33.0, "what": "replan", "model": None, "gpus": [], "description": "stage 1"},
+        {"at_s": 40.0, "what": "stop", "model": "alpha", "gpus": [0], "description": "e"},
     ],
 }
 
@@ -118,7 +127,7 @@ def written(path, plan, app_metadata, models=None):
     ],
 )
 def test_times_have_the_digits_that_their_intervals_leave(value, half, report):
-    assert took_about(Estimate(value, half)) == report
+    assert estimate_duration_text(Estimate(value, half)) == report
 
 
 @pytest.mark.parametrize(
@@ -134,25 +143,25 @@ def test_times_have_the_digits_that_their_intervals_leave(value, half, report):
     ],
 )
 def test_differences_have_a_sign_and_are_none_where_only_sums_were_made_in_another_order(value, half, report):
-    assert difference(Estimate(value, half), 65.0) == report
+    assert difference_text(Estimate(value, half), 65.0) == report
 
 
-def test_no_time_is_told_in_powers_of_ten():
+def test_no_time_has_an_exponent():
     for value in (0.0, 1e-15, 1e-6, 0.003, 0.5, 99.0, 1234.5, 1e6):
-        assert "e" not in took(value).replace("\N{EN DASH}", "")
+        assert "e" not in duration_text(value).replace("\N{EN DASH}", "")
 
 
 def test_plans_and_what_ifs_have_words():
-    assert named(ONE, NAMES) == "alpha: 1"
-    assert named(ModelPlan(0, GPU, 3, 2, 4), NAMES) == f"alpha: 3 {BY} tp 2 {BY} pp 4"
+    assert shape(ONE) == "1"
+    assert shape(ModelPlan(0, GPU, 3, 2, 4)) == f"3 {BY} tp 2 {BY} pp 4"
     one = Estimate(1.0)
-    told = {name: supposed(AppWhatIf(name, one, one)) for name in (
+    texts = {name: what_if_text(AppWhatIf(name, one, one)) for name in (
         "island_plus_2", "island_plus_8", "island_minus_8", "gpus_plus_1", "gpus_plus_4", "gpus_minus_1",
         "disk_twice_as_fast", "something_new")}  # fmt: skip
-    assert list(told.values()) == [
-        "one more pair of GPUs (by fast links)",
-        "one more island of 8 GPUs (by fast links)",
-        "one fewer island of 8 GPUs (by fast links)",
+    assert list(texts.values()) == [
+        "one more pair of GPUs (with fast links)",
+        "one more group of 8 GPUs (with fast links)",
+        "one fewer group of 8 GPUs (with fast links)",
         "one more GPU",
         "4 GPUs more",
         "one fewer GPU",
@@ -161,14 +170,14 @@ def test_plans_and_what_ifs_have_words():
     ]
 
 
-def test_the_answer_says_how_long_how_sure_and_why_gpus_idle(plan, app_metadata):
-    said = " ".join(sentences(plan, app_metadata))
-    assert "50.30 ± 0.28 s on 4 GPUs, in 2 stages: the mean over 2 draws" in said
-    assert "Nine draws of ten lie within 49.1 s to 51.4 s" in said
-    assert "Models run in 56 % of all GPU time; the rest: 19 % loading, 15 % no plan fits" in said
-    assert "min no preemption 1.21" in said
-    assert "With one more GPU it would take as long." in said
-    assert "With a disk twice as fast it would take 48.10 ± 0.28 s (\N{MINUS SIGN}2.20 s)." in said
+def test_the_answer_names_makespan_uncertainty_and_idle_gpus(plan, app_metadata):
+    answer = " ".join(sentences(plan, app_metadata))
+    assert "Makespan 50.30 ± 0.28 s on 4 GPUs (2 stages; mean over 2 length samples" in answer
+    assert "Nine of ten samples lie between 49.1 s and 51.4 s" in answer
+    assert "Models run in 56 % of all GPU time; the rest: 19 % loading, 15 % no plan fits" in answer
+    assert "min no preemption 1.21" in answer
+    assert "With one more GPU, the makespan would not change." in answer
+    assert "With a disk twice as fast, the makespan would be 48.10 ± 0.28 s (\N{MINUS SIGN}2.20 s)." in answer
     assert sum(share for _, share in idle_shares(plan, 4)) == pytest.approx(88 / 200)
 
 
@@ -181,10 +190,10 @@ def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, app_metada
     assert "&lt;/script&gt;beta" in ours
     assert "<b>are</b>" not in ours
     assert_fetches_nothing(text, 60_000)
-    for head in ("The answer", "What runs where and when", "Stages", "Where the GPUs&#x27; time goes",
-                 "Planned otherwise", "What something else would bring", "What is assumed"):  # fmt: skip
-        assert head.replace("&#x27;", "'") in ours.replace("&#x27;", "'"), head
-    assert "What happened" not in ours
+    for head in ("The answer", "Which model runs where and when", "Stages", "GPU time", "Other methods",
+                 "Other hardware", "Assumptions"):  # fmt: skip
+        assert f"<h2>{head}</h2>" in ours, head
+    assert "The run" not in ours
     (chart,) = data["charts"]
     assert data["unit"] == "s"
     assert chart["rows"] == list(app_metadata.gpus)
@@ -195,8 +204,8 @@ def test_the_page_of_a_plan_is_escaped_alone_and_the_same_again(plan, app_metada
         assert bars[-1][1] == 50.0
         assert all(a[1] == b[0] for a, b in pairwise(bars))
     words = {bar[4]: bar[6] for bar in chart["bars"]}
-    assert words["no_plan_fits"].startswith("idle: no plan fits what is free\n0 s to 30.0 s")
-    assert "waiting for other models' answers (</script>beta)" in words["waiting_for_parents"]
+    assert words["no_plan_fits"].startswith("idle: no plan fits the free GPUs\n0 s to 30.0 s")
+    assert "waiting for other models (</script>beta)" in words["waiting_for_parents"]
     assert {bar[5] for bar in chart["bars"] if bar[4] == "run"} == {
         "1\N{MULTIPLICATION SIGN}1",
         "1\N{MULTIPLICATION SIGN}2",
@@ -216,13 +225,14 @@ def test_the_stages_of_the_page_have_a_row_for_each_model(plan, app_metadata, tm
     ]
 
 
-def test_the_page_of_a_run_stands_beside_its_plan(plan, app_metadata, tmp_path):
+def test_the_page_of_a_run_shows_its_plan_too(plan, app_metadata, tmp_path):
     text, data = written(tmp_path / "run.html", plan, ran(app_metadata))
     ours = without_plotly(text)
-    assert "The run is over after 60.0 s: 90 done, 2 dead, 8 blocked." in ours
-    assert "Planned were 50.30 ± 0.28 s (nine draws of ten: 49.1 s to 51.4 s); it took 19 % longer." in ours
-    assert "Engines died 1 time; what they worked on was asked again." in ours
-    assert "The plan was made anew 1 time" in ours
+    assert "The run finished after 60.0 s: 90 done, 2 dead, 8 blocked." in ours
+    planned = "Planned makespan 50.30 ± 0.28 s (nine of ten samples: 49.1 s to 51.4 s)"
+    assert f"{planned}; the run was 19 % longer." in ours
+    assert "Engines died 1 time; their unfinished tasks were dispatched again." in ours
+    assert "The plan was renewed 1 time" in ours
     assert "Without an answer: model-2" in ours
     planned, happened = data["charts"]
     assert (happened["id"], planned["id"]) == ("run", "plan")
@@ -234,27 +244,27 @@ def test_the_page_of_a_run_stands_beside_its_plan(plan, app_metadata, tmp_path):
     assert [bar[:5] for bar in happened["bars"] if bar[0] == 3] == [
         [3, 0.0, 14.0, 1, "load"], [3, 14.0, 60.0, 1, "run"],
     ]  # fmt: skip
-    table = ours.split('aria-label="Model by model"')[1]
+    table = ours.split('aria-label="Models"')[1]
     # alpha wrote 1,800 tokens in the 18 s in which it had an engine; beta's two GPUs are one engine's.
     assert "<td>1,800</td><td>100</td><td>10.0 s to 30.0 s</td><td>11.0 s to 40.0 s</td>" in table
     assert "<td>9,200</td><td>200</td>" in table
 
 
-def test_a_run_that_was_stopped_or_gone_on_with_is_not_measured_by_the_plan(plan, app_metadata, tmp_path):
+def test_a_stopped_or_resumed_run_is_not_measured_against_the_plan(plan, app_metadata, tmp_path):
     states = {"all": {"done": 10, "waiting": 5, "ready": 85}}
     text, _ = written(tmp_path / "a.html", plan, ran(app_metadata, how="stopped", counts=states))
-    assert "The run was stopped after 60.0 s: 10 done, 90 not yet." in text
-    assert "for the whole of it at one go" in text
+    assert "The run was stopped after 60.0 s: 10 done, 90 unfinished." in text
+    assert "for the complete application in one run" in text
     text, _ = written(tmp_path / "b.html", plan, ran(app_metadata, resumed=True))
-    assert "It went on with a run that was stopped before" in text
+    assert "The run continued one that was stopped" in text
     assert "<td>1,800</td><td>\N{EN DASH}</td>" in text
 
 
 def test_a_run_on_given_engines_has_no_plan_and_a_row_for_each_engine(app_metadata, tmp_path):
     events = [
-        {"at_s": 0.5, "what": "ready", "model": "b", "gpus": [0], "app_metadata": "http://x"},
-        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [0], "app_metadata": "http://x"},
-        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [1], "app_metadata": "http://y"},
+        {"at_s": 0.5, "what": "ready", "model": "b", "gpus": [0], "description": "http://x"},
+        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [0], "description": "http://x"},
+        {"at_s": 0.5, "what": "ready", "model": "a", "gpus": [1], "description": "http://y"},
     ]
     given = [[{"model": "a", "gpu": "given"}, {"model": "b", "gpu": "given"}]]
     metadata = replace(ran(app_metadata, events=events, plan=given), gpus=())
@@ -264,7 +274,7 @@ def test_a_run_on_given_engines_has_no_plan_and_a_row_for_each_engine(app_metada
     assert [bar[:5] for bar in chart["bars"]] == [
         [2, 0.5, 60.0, 1, "run"], [0, 0.5, 60.0, 0, "run"], [1, 0.5, 60.0, 0, "run"],
     ]  # fmt: skip
-    assert "Planned" not in without_plotly(text).split("<h2>How to read it")[0].replace("planned to run", "")
+    assert "Planned" not in without_plotly(text).split("<h2>Terms")[0].replace("planned to run", "")
 
 
 @pytest.mark.browser

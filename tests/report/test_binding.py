@@ -55,7 +55,7 @@ def having(summary, **changes: float):
             "host",
             "takes 70 % of the time, and neither roof is near (compute 1 %, memory bandwidth 6 %)",
         ),
-        ({"mbu": 1.3}, "memory bandwidth", "More than 100 % is above the catalog's peak"),
+        ({"mbu": 1.3}, "memory bandwidth", "More than 100 % exceeds the catalog's peak"),
         ({"linear": 0.4, "idle": 0.5}, "pipeline", "take 50 % of the stages' time"),
         ({"busy_share": 0.25, "idle": 0.75, "linear": 0.2, "host": 0.02}, "idle", "75 % of the time"),
     ],
@@ -73,7 +73,7 @@ def test_preemptions_are_a_sign_of_full_memory(summary) -> None:
     assert what_binds(dataclasses.replace(summary, counts=many)).resource == "KV memory"
 
 
-def test_a_queue_that_makes_the_ttft_is_told_from_one_that_does_not(summary) -> None:
+def test_a_queue_that_dominates_the_ttft_is_named(summary) -> None:
     def waits(mean_s: float):
         queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(mean_s))
         ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
@@ -88,17 +88,17 @@ def test_without_hardware_nothing_is_claimed(summary) -> None:
 
 
 def serving(summary, **buckets: int):
-    """The summary with requests that were not served; what is left finished."""
+    """Return the summary with requests that were not served; the rest finished."""
     missing = buckets["rejected"] if "rejected" in buckets else sum(buckets.values())
     counts = dataclasses.replace(summary.counts, finished=summary.counts.arrivals - missing, **buckets)
     return dataclasses.replace(summary, counts=counts)
 
 
 @pytest.mark.parametrize("busy", [0.2, 1.0])
-def test_requests_left_unserved_come_first_and_nothing_rosy_follows(summary, busy) -> None:
+def test_unserved_requests_come_first_and_rule_out_praise(summary, busy) -> None:
     most = summary.counts.arrivals * 98 // 100
     binding = what_binds(having(serving(summary, timed_out=most), busy_share=busy, mbu=0.15))
-    assert binding.warning == (f"98 % of requests were not served ({most:,} timed out); latencies are of the rest.")
+    assert binding.warning == (f"98 % of requests were not served ({most:,} timed out); latencies cover the rest.")
     assert not any(rosy in binding.description for rosy in ("keeps up", "room", "more load"))
     none = what_binds(serving(summary, timed_out=summary.counts.arrivals))
     assert none.warning.startswith("No request was served")
@@ -113,7 +113,7 @@ def test_requests_left_unserved_come_first_and_nothing_rosy_follows(summary, bus
         ("rejected_over_token_budget", "limits", "max_num_batched_tokens"),
     ],
 )
-def test_what_refuses_most_requests_binds_however_idle_the_rest(summary, cause, resource, says) -> None:
+def test_the_cause_of_most_rejections_binds_even_if_gpus_idle(summary, cause, resource, says) -> None:
     many = summary.counts.arrivals * 9 // 10
     binding = what_binds(having(serving(summary, rejected=many, **{cause: many}), busy_share=0.1))
     assert binding.resource == resource
@@ -136,7 +136,7 @@ def test_advice_on_batches_fits_what_keeps_them_small(summary) -> None:
     assert "larger batches" not in idle
 
 
-def test_only_a_load_of_its_own_can_be_kept_up_with(toy) -> None:
+def test_only_an_open_loop_can_be_kept_up_with(toy) -> None:
     def description(arrival_s=None, text: str = "") -> str:
         made = toy.records(100, rate=1.0, odd=False)
         if arrival_s is not None:
@@ -155,18 +155,18 @@ def test_only_a_load_of_its_own_can_be_kept_up_with(toy) -> None:
     assert "keeps up" in description(text="this is not TOML")
 
 
-def test_seats_that_change_hands_are_no_lack_of_memory(summary) -> None:
-    """Requests that take each other's places preempt without any shortage."""
+def test_preemptions_by_rank_are_no_lack_of_memory(summary) -> None:
+    """Requests of a better rank preempt without any shortage."""
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     moved = dataclasses.replace(summary, counts=many)
     assert what_binds(moved).resource == "KV memory"
     assert what_binds(moved, evicts_for_memory=False).resource == what_binds(summary).resource
 
 
-def test_who_loses_its_seat_again_and_again_is_not_kept_up_with(summary) -> None:
-    """MLFQ lets everybody in at once: the wait comes afterwards."""
+def test_repeated_preemptions_do_not_count_as_keeping_up(summary) -> None:
+    """MLFQ admits requests at once, and they wait after preemptions."""
 
-    def said(preemptions: int, queued_for_s: float) -> str:
+    def described(preemptions: int, queued_for_s: float) -> str:
         counts = dataclasses.replace(summary.counts, preemptions=preemptions)
         means = {"queueing_delay_s": 0.006, "ttft_s": 0.1, "jct_s": 20.0}
         times = {name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()}
@@ -174,20 +174,20 @@ def test_who_loses_its_seat_again_and_again_is_not_kept_up_with(summary) -> None
         return what_binds(made, evicts_for_memory=False, queued_for_s=queued_for_s).description
 
     many = summary.counts.arrivals
-    assert "It keeps up with the load: requests wait 6.00 ms" in said(0, 0.006)
-    moved = said(many, 14.9)
+    assert "It keeps up with the load: requests wait 6.00 ms" in described(0, 0.006)
+    moved = described(many, 14.9)
     assert "keeps up" not in moved
-    assert "wait 14.9 s in all on average, 74 % of their JCT: 6.00 ms before they are scheduled" in moved
-    assert "keeps up" not in said(many, float("nan"))
-    assert "keeps up" not in said(many // 20, 14.9)
+    assert "wait 14.9 s on average, 74 % of their JCT: 6.00 ms before they are first scheduled" in moved
+    assert "keeps up" not in described(many, float("nan"))
+    assert "keeps up" not in described(many // 20, 14.9)
 
 
-def test_the_wait_in_all_is_read_from_the_records(toy) -> None:
+def test_the_complete_wait_comes_from_the_records(toy) -> None:
     records = toy.records(100, rate=1.0, odd=False)
     moved = dataclasses.replace(records.requests, queued_for_s=np.full(100, 7.0), preemptions=np.full(100, 3, np.int32))
     made = dataclasses.replace(records, requests=moved)
     stays = toy.deployment()
-    max_num_seqs = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
-    found = binding_of(Result("one", summarize(made, max_num_seqs), made, max_num_seqs, "")).description
+    deployment = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
+    found = binding_of(Result("one", summarize(made, deployment), made, deployment, "")).description
     assert "wait 7" in found
-    assert "in all" in found
+    assert "after preemptions" in found

@@ -1,4 +1,4 @@
-"""What a comparison's table, page and file say, and that the page draws."""
+"""The table, page and file of a comparison, and that the page draws."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ def printed(found, width: int = 140) -> str:
     return console.file.getvalue()
 
 
-def test_the_terminal_says_doubts_first_then_every_number(found) -> None:
+def test_the_terminal_shows_warnings_first_then_every_number(found) -> None:
     text = printed(found)
-    assert text.index("doubt: B: the client <i>was</i> late.") < text.index("TTFT mean")
-    for label in ("TTFT p95", "TPOT p99", "TBT p50", "JCT mean", "Queueing p90", "Requests a second", "Within SLO"):
+    assert text.index("warning: B: the client <i>was</i> late.") < text.index("TTFT mean")
+    for label in ("TTFT p95", "TPOT p99", "TBT p50", "JCT mean", "Queueing p90", "Requests/s", "Within SLO"):
         assert label in text
     jct = found["jct.p50"]
     assert f"{100 * jct.error:+.0f} %".replace("-", "\N{MINUS SIGN}") in text
-    assert "the same requests, one by one" in text
-    client = "of its mean TTFT and JCT 5 ms are the client's own, from due until sent (median 5 ms, at most 10 ms)"
+    assert "the same requests, paired" in text
+    client = "the client sent requests 5 ms late on average (median 5 ms, at most 10 ms), which TTFT and JCT include"
     assert f"B (bench): 200 of 200 finished; {client}." in text
     assert "A (simulate): 200 of 200 finished." in text
 
 
 def test_the_file_holds_everything_under_stable_keys(found, tmp_path) -> None:
     write_compare_json(tmp_path / "c.json", found)
-    told = json.loads((tmp_path / "c.json").read_text("utf-8"), parse_constant=pytest.fail)
-    assert (told["format"], told["version"], told["paired"]) == ("lengthwise.comparison", 1, True)
-    assert set(told["errors"]) == {one.key for one in found.errors}
-    jct = told["errors"]["jct.p95"]
+    made = json.loads((tmp_path / "c.json").read_text("utf-8"), parse_constant=pytest.fail)
+    assert (made["format"], made["version"], made["paired"]) == ("lengthwise.comparison", 1, True)
+    assert set(made["errors"]) == {one.key for one in found.errors}
+    jct = made["errors"]["jct.p95"]
     assert jct["error"] == pytest.approx((jct["a"] - jct["b"]) / jct["b"])
     assert jct["low"] <= jct["error"] <= jct["high"]
-    tbt = told["errors"]["tbt.p95"]
+    tbt = made["errors"]["tbt.p95"]
     assert tbt["low"] <= tbt["error"] <= tbt["high"]
-    assert told["a"]["client"] is None
-    assert told["b"]["client"] == pytest.approx({"mean_s": 0.005, "p50_s": 0.005, "max_s": 0.01})
-    assert told["slo"] == {"ttft_s": 0.5}
-    assert set(told["distances"]["jct"]) == {
+    assert made["a"]["client"] is None
+    assert made["b"]["client"] == pytest.approx({"mean_s": 0.005, "p50_s": 0.005, "max_s": 0.01})
+    assert made["slo"] == {"ttft_s": 0.5}
+    assert set(made["distances"]["jct"]) == {
         "count_a", "count_b", "kolmogorov_smirnov", "wasserstein", "mape", "median_ape",
     }  # fmt: skip
-    assert told["a"]["counts"]["finished"] == 200
+    assert made["a"]["counts"]["finished"] == 200
 
 
 def test_the_page_escapes_names_and_is_the_same_every_time(found, runs, tmp_path) -> None:
@@ -80,8 +80,8 @@ def test_the_page_escapes_names_and_is_the_same_every_time(found, runs, tmp_path
     assert "&lt;/script&gt;&lt;b&gt;roomy&lt;/b&gt;" in page
     assert "<b>roomy</b>" not in page
     assert "the client &lt;i&gt;was&lt;/i&gt; late." in page
-    assert "Of its mean TTFT and JCT 5 ms are the client&#x27;s own" in page or "5 ms are the client's own" in page
-    assert page.index("Doubts") < page.index("How far A is off B")
+    assert "The client sent requests 5 ms late on average" in page
+    assert page.index("Warnings</h2>") < page.index("Errors of A</h2>")
 
 
 def figures_of(path) -> list[dict]:
@@ -101,7 +101,7 @@ def test_figures_are_of_these_runs(found, runs, tmp_path) -> None:
         for curve, value in zip(cdf["curves"], (found[f"{metric}.p50"].a, found[f"{metric}.p50"].b), strict=True):
             assert curve[int(np.searchsorted(cdf["y"], 0.5))] == pytest.approx(value * scale, rel=0.1)
     running = made["time-running"]["curves"]
-    assert max(running[1]) > max(running[0])  # fewer seats, more who wait
+    assert max(running[1]) > max(running[0])  # a lower limit makes more requests wait
     assert all(math.isfinite(v) and v >= 0 for curve in running for v in curve)
 
 

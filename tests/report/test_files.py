@@ -26,7 +26,7 @@ def page(results, tmp_path_factory) -> str:
 
 
 def figures(page: str) -> list[dict]:
-    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])["figures"]
 
 
 def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
@@ -35,8 +35,9 @@ def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
     made = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
     assert (made["format"], made["version"]) == ("lengthwise.results", 1)
     first = made["results"][0]
-    said = {"notes", "model_error", "beyond_reach", "engine"}
-    assert set(first) == {"name", "binding", "deployment", "summary", "scenario", *said}
+    assert set(first) == {
+        "name", "binding", "deployment", "summary", "scenario", "notes", "model_error", "beyond_reach", "engine",
+    }  # fmt: skip
     summary = results[0].summary
     assert first["summary"]["ttft_s"]["p99"]["value"] == summary.ttft_s.p99.value
     assert first["summary"]["ttft_s"]["p99"]["half_width"] == summary.ttft_s.p99.half_width
@@ -46,7 +47,7 @@ def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
     assert first["binding"]["resource"]
 
 
-def test_json_tells_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> None:
+def test_json_contains_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> None:
     plain = results[0]
     scheduler = dataclasses.replace(
         plain.deployment.scheduler, takeover="by_rank", binning="bins(boundaries=[9])", max_wait_s=30.0
@@ -63,7 +64,7 @@ def test_json_tells_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> No
     assert "<td>none</td><td>bins(boundaries=[9])</td>" in page
 
 
-def test_what_is_not_known_is_null(results, tmp_path) -> None:
+def test_unknown_numbers_are_null(results, tmp_path) -> None:
     one = dataclasses.replace(results[0], summary=results[0].summaries[0])
     write_json(tmp_path / "a.json", [one])
     made = json.loads((tmp_path / "a.json").read_text())
@@ -75,9 +76,9 @@ def test_the_same_results_give_the_same_bytes(results, page, tmp_path) -> None:
     assert (tmp_path / "again.html").read_text() == page
 
 
-def test_the_page_is_whole_small_and_fetches_nothing(page) -> None:
-    assert len(page.encode()) < 6e6
-    assert_fetches_nothing(page, 1e6)
+def test_the_page_is_small_and_fetches_nothing(page) -> None:
+    assert len(page.encode()) < 1.5e6
+    assert_fetches_nothing(page, 5e5)
 
 
 def test_what_users_wrote_is_escaped(page) -> None:
@@ -90,7 +91,7 @@ def test_what_users_wrote_is_escaped(page) -> None:
 
 def test_the_page_shows_every_section_and_number(results, page) -> None:
     heads = re.findall(r"<h2>(.*?)</h2>", page)
-    assert heads[:4] == ["At a glance", "What binds", "Latency", "Over time"]
+    assert heads[:4] == ["At a glance", "Bottlenecks", "Latency", "Over time"]
     assert "Compared with roomy &lt;b&gt;&amp;&lt;/b&gt;" in heads
     assert page.count('class="card"') == 6
     assert {f["id"] for f in figures(page)} == {
@@ -106,12 +107,12 @@ def test_curves_are_quantiles_of_the_records(results, page) -> None:
     values = (r.first_token_s - r.arrival_s)[np.isfinite(r.first_token_s)]
     curve = next(c for c in ttft["curves"] if c["variant"] == 1)
     scale = 1e3 if ttft["unit"] == "ms" else 1.0
-    for x, y in list(zip(curve["x"], curve["y"], strict=True))[::37]:
+    for x, y in list(zip(curve["x"], ttft["y"], strict=True))[::37]:
         assert x / scale == pytest.approx(np.quantile(values, y, method="inverted_cdf"), rel=1e-4)
     assert ttft["limits"] == [0.5 * scale]
 
 
-def test_the_gap_curve_is_that_of_the_gaps_spelt_out(results) -> None:
+def test_the_gap_curve_matches_expanded_gaps(results) -> None:
     at, gaps = levels(200), results[0].records.gaps
     spelt = np.repeat(gaps.gap_s, gaps.count)
     exact = quantile_curve(results[0], "tbt_s", at)
@@ -136,7 +137,7 @@ def test_folding_bins_keeps_means_over_steps(results) -> None:
 def test_many_variants_stay_small(results, tmp_path) -> None:
     many = [dataclasses.replace(results[i % 2], name=f"variant {i}", summaries=()) for i in range(40)]
     write_html(tmp_path / "many.html", many)
-    assert (tmp_path / "many.html").stat().st_size < 6e6
+    assert (tmp_path / "many.html").stat().st_size < 1.5e6
 
 
 def test_one_variant_without_hardware_or_slo(toy, results, tmp_path) -> None:
@@ -149,19 +150,19 @@ def test_one_variant_without_hardware_or_slo(toy, results, tmp_path) -> None:
     assert "Scenario of" not in text
 
 
-def test_what_cannot_be_written_is_said(results, tmp_path, monkeypatch) -> None:
+def test_unwritable_outputs_raise(results, tmp_path, monkeypatch) -> None:
     for write in (write_html, write_json):
         with pytest.raises(OutputError, match="does not exist"):
             write(tmp_path / "no" / "a", results)
         with pytest.raises(InputError, match="empty"):
             write(tmp_path / "a", [])
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "markupsafe", None)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[report\]"):
         write_html(tmp_path / "a.html", results)
     assert list(tmp_path.iterdir()) == []
 
 
-ASKED = """name = "chat"
+DESCRIBED = """name = "chat"
 description = "Which <b>one</b>?"
 [workload]
 preset = "chat-1m"
@@ -169,18 +170,21 @@ request_rate = 4.5
 """
 
 
-def test_the_header_says_what_was_asked(results, tmp_path) -> None:
-    write_html(tmp_path / "a.html", [dataclasses.replace(r, scenario_text=ASKED) for r in results])
+def test_the_header_describes_the_scenario(results, tmp_path) -> None:
+    write_html(tmp_path / "a.html", [dataclasses.replace(r, scenario_text=DESCRIBED) for r in results])
     header = re.search(r"<header>.*?</header>", (tmp_path / "a.html").read_text(), re.DOTALL)[0]
     assert "<h1>Which &lt;b&gt;one&lt;/b&gt;?</h1>" in header
-    for fact in ("toy-7b on 1 ", "chat-1m, 4.5 requests a second", "TTFT ≤ 500 ms, JCT ≤ 3.00 s", "3 seeds"):
+    for fact in ("toy-7b on 1 ", "chat-1m, 4.5 requests/s", "TTFT ≤ 500 ms, JCT ≤ 3.00 s", "3 seeds"):
         assert fact in header
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[workload]\nconcurrency = 32\nprompt = 512\noutput = 128", "prompts 512, outputs 128, 32 requests"),
+        (
+            "[workload]\nconcurrency = 32\nprompt = 512\noutput = 128",
+            "prompts 512, outputs 128, 32 concurrent requests",
+        ),
         ('[workload]\ntrace = "a.csv"', "a.csv"),
         (
             '[workload]\nrequest_rate = inf\nprompt = { kind = "lognormal", median = 400.0 }\noutput = 1',
@@ -191,9 +195,9 @@ def test_the_header_says_what_was_asked(results, tmp_path) -> None:
     ],
 )
 def test_workloads_in_words(results, text, says) -> None:
-    told = workload(dataclasses.replace(results[0], scenario_text=text))
-    assert told.startswith(says)
-    assert bool(told) == bool(says)
+    words = workload(dataclasses.replace(results[0], scenario_text=text))
+    assert words.startswith(says)
+    assert bool(words) == bool(says)
 
 
 def test_without_a_description_a_name_or_the_hardware_is_the_title(results) -> None:
@@ -209,8 +213,8 @@ def test_curves_have_the_unit_of_their_numbers(results, page) -> None:
             assert figure["unit"] == units[f"{figure['id'].removeprefix('cdf-')}_s"]
 
 
-def test_a_few_workloads_are_spelt_out(results, tmp_path) -> None:
+def test_a_few_workloads_are_all_named(results, tmp_path) -> None:
     texts = [f'[workload]\npreset = "x"\nconcurrency = {n}' for n in (1, 2)]
     asking = [dataclasses.replace(r, scenario_text=t) for r, t in zip(results, texts, strict=True)]
     write_html(tmp_path / "a.html", asking)
-    assert "x, 1 requests at a time / x, 2 requests at a time" in (tmp_path / "a.html").read_text()
+    assert "x, 1 concurrent requests / x, 2 concurrent requests" in (tmp_path / "a.html").read_text()

@@ -66,7 +66,9 @@ def test_the_terminal_says_what_it_is_worth_at_every_load(found) -> None:
     text = printed(found)
     assert text.count("Not worth it: Everything fits the batch") == 2
     assert (
-        text.count("Worth it: sjf (</script><b>model</b>) cuts mean JCT by 30.0 ± 1.4 % (sure for the best of 3), 60 %")
+        text.count(
+            "Worth it: sjf (</script><b>model</b>) cuts mean JCT by 30.0 ± 1.4 % (significant among 3 candidates), 60 %"
+        )
         == 4
     )
     assert "90 % of capacity (7.20 requests/s), batch 8" in text

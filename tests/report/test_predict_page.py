@@ -1,13 +1,13 @@
-"""The page and the file of a predictor's scores: whole, safe, the same every time, and drawn in a browser."""
+"""The page and the file of a predictor's scores: escaped, reproducible, and drawn in a browser."""
 
 from __future__ import annotations
 
 import json
-from html import escape
 
 import numpy as np
 import pytest
 from driving import look
+from markupsafe import escape as markup_escape
 
 from lengthwise.predict import Ecdf, Prompts, Samples
 from lengthwise.predict.evaluation import evaluate
@@ -36,14 +36,14 @@ def page(found, tmp_path_factory):
     return path
 
 
-def test_the_page_is_whole_escaped_and_always_the_same(page, found, tmp_path) -> None:
+def test_the_page_is_escaped_and_reproducible(page, found, tmp_path) -> None:
     text = page.read_text()
     assert "alert(1)</script>" not in text
     assert "log &lt;b&gt;.jsonl" in text
-    assert all(escape(words) in text for words in WORDS.values())
+    assert all(str(markup_escape(words)) in text for words in WORDS.values())
     write_predict_html(tmp_path / "again.html", found, {"samples": 400, "prompts": 150}, heading="Lengths <of> all")
     assert (tmp_path / "again.html").read_text() == text
-    with pytest.raises(InputError, match="a name of its own"):
+    with pytest.raises(InputError, match="a unique name"):
         write_predict_html(tmp_path / "x.html", [found[0], found[0]])
     with pytest.raises(InputError, match="at least one"):
         write_predict_html(tmp_path / "x.html", [])

@@ -1,4 +1,4 @@
-"""The page and the files of a profile: whole, safe, the same every time, and drawn in a browser."""
+"""The page and the files of a profile: escaped, reproducible, and drawn in a browser."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def figures(text):
     return json.loads(text.split('id="figures">')[1].split("</script>")[0])
 
 
-def test_the_page_is_whole_escaped_and_always_the_same(page, view, tmp_path):
+def test_the_page_is_escaped_and_reproducible(page, view, tmp_path):
     text = page.read_text()
     assert NASTY not in text
     assert "note &lt;b&gt;" in text
@@ -79,10 +79,10 @@ def test_figures_hold_the_profile_s_numbers(page, view):
 
 
 def test_the_file_holds_every_operator(view):
-    told = json.loads(profile_json(view))
-    assert [one["operator"] for one in told["operators"]] == [one.operator for one in view.operators]
-    assert sum(one["points"] for one in told["operators"]) == told["rows"] == len(view.profile)
-    first = next(one for one in told["operators"] if one["operator"] == "mlp up")
+    made_json = json.loads(profile_json(view))
+    assert [one["operator"] for one in made_json["operators"]] == [one.operator for one in view.operators]
+    assert sum(one["points"] for one in made_json["operators"]) == made_json["rows"] == len(view.profile)
+    first = next(one for one in made_json["operators"] if one["operator"] == "mlp up")
     assert first["axes"] == {"tokens": [1, 2048]}
     assert first["spread"] is None
     assert first["gaps"] == [{"tokens": [2049, 8192]}]
@@ -92,9 +92,9 @@ def test_the_file_holds_every_operator(view):
 def test_the_file_of_a_check_holds_every_region():
     old = made()
     new = replace(old, columns=old.columns | {"seconds": old["seconds"] * 2})
-    told = json.loads(check_json(check_profiles(new, old)))
-    assert told["changed"] == sum(row["points"] >= 3 for row in told["rows"]) > 5
-    assert [row["ratio"] for row in told["rows"]] == pytest.approx([2.0] * len(told["rows"]))
+    made_json = json.loads(check_json(check_profiles(new, old)))
+    assert made_json["changed"] == sum(row["points"] >= 3 for row in made_json["rows"]) > 5
+    assert [row["ratio"] for row in made_json["rows"]] == pytest.approx([2.0] * len(made_json["rows"]))
 
 
 def test_times_read_well():

@@ -1,4 +1,4 @@
-"""How sure a schedule's numbers are, and what a watch came to: in words, and drawn."""
+"""Uncertainty of a schedule, and the result of a watch: in words, and drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from driving import look
 from lengthwise import catalog, schedule
 from lengthwise.cost.model_error import perturbed_degrees
 from lengthwise.report.schedule import write_schedule_html
-from lengthwise.report.schedule_text import sentences, sure_cells, watched_said
+from lengthwise.report.schedule_text import sentences, spread_cells, watch_sentences
 from lengthwise.schema.schedule import Adaptation, Change, LengthFacts, SchedulePlan, Spread, Watched
 
 
@@ -24,7 +24,7 @@ def plan() -> SchedulePlan:
     task = schedule.TaskLengths.from_samples([200, 400, 900], [1, 5, 9])
     tables = schedule.cluster_tables(model, cluster, [1, 2])
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [1, 2])
-    made = schedule.answer(planner, 2.0)
+    made = schedule.build_plan(planner, 2.0)
     off = perturbed_degrees(tables, 10)
     costs = schedule.over_costs(planner.estimator, made.chosen, off, 2.0)
     front = schedule.banded(planner.estimator, made.front, off)
@@ -35,35 +35,35 @@ DASH = "\N{EN DASH}"
 LENGTHS = Spread("lengths", 200, 0.95, 5000, (22.6, 23.4), (5.4, 9.5), (5.9, 10.1), 0.48)
 
 
-def test_a_spread_is_said_with_what_it_means_for_the_bound(plan):
-    said = sentences(replace(plan, spreads=(LENGTHS,)))
-    (one,) = (description for description in said if "behind the lengths" in description)
+def test_a_spread_names_its_effect_on_the_bound(plan):
+    answer = sentences(replace(plan, spreads=(LENGTHS,)))
+    (one,) = (description for description in answer if "behind the lengths" in description)
     assert one == (
-        "If the 5,000 requests behind the lengths were others: 22.6-23.4 requests/s, latency 5.9-10 s in the "
-        "worst case (95 % interval); the bound holds in 48 % of 200 draws."
+        "If the 5,000 requests behind the lengths are sampled again: 22.6-23.4 requests/s, latency 5.9-10 s in the "
+        "worst case (95 % interval); the bound is met in 48 % of 200 draws."
     ).replace("-", DASH)
-    assert "Nothing else is known." in said
+    assert "Nothing else is known." in answer
     (free,) = (s for s in sentences(replace(plan, spreads=(LENGTHS,), bound_s=math.inf)) if "behind" in s)
-    assert free.endswith("memory holds it in 48 % of 200 draws.")
+    assert free.endswith("the memory suffices in 48 % of 200 draws.")
 
 
 def test_a_spread_has_a_row_of_cells(plan):
-    assert sure_cells(LENGTHS)[0] == "the 5,000 requests behind the lengths were others"
-    assert sure_cells(LENGTHS)[-1] == "48 %"
-    assert sure_cells(replace(LENGTHS, latency_s=(5.4, math.inf)))[2] == "from 5.4"
-    assert sure_cells(replace(LENGTHS, latency_s=(math.inf, math.inf)))[2] == DASH
+    assert spread_cells(LENGTHS)[0] == "the 5,000 requests behind the lengths are sampled again"
+    assert spread_cells(LENGTHS)[-1] == "48 %"
+    assert spread_cells(replace(LENGTHS, latency_s=(5.4, math.inf)))[2] == "from 5.4"
+    assert spread_cells(replace(LENGTHS, latency_s=(math.inf, math.inf)))[2] == DASH
 
 
 def test_the_page_has_bands_and_a_table(plan, tmp_path):
     write_schedule_html(tmp_path / "page.html", plan)
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert "<h2>How sure it is</h2>" in text
+    assert "<h2>Uncertainty</h2>" in text
     data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
     for curve in data["curves"]:
         assert len(curve["band"]) == len(curve["y"])
         assert all(low <= y <= high for (low, high), y in zip(curve["band"], curve["y"], strict=True))
     write_schedule_html(tmp_path / "bare.html", replace(plan, spreads=(), spread_notes=()))
-    assert "How sure it is" not in (tmp_path / "bare.html").read_text("utf-8")
+    assert "Uncertainty" not in (tmp_path / "bare.html").read_text("utf-8")
 
 
 @pytest.mark.browser
@@ -83,9 +83,10 @@ METADATA = LengthFacts(256, 138, 32, 13, 0.4, 63)
 
 def change(plan, **given):
     known = {
-        "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1, "free_rps": 9.0,
+        "before": METADATA, "after": replace(METADATA, output_mean=42.0), "bound_s": 2.0, "margin": 0.1,
+        "free_rps": 9.0,
         "retained": plan.chosen, "kept_held_s": 2.5, "late_share": 0.07, "new": plan.chosen, "new_held_s": 1.7,
-        "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "what runs would take 2.5 s",
+        "load_s": 0.0, "made": True, "repaid_s": math.nan, "cause": "the deployed schedule would take 2.5 s",
     }  # fmt: skip
     return Change(**{**known, **given})
 
@@ -98,58 +99,58 @@ def watched(plan, *changes):
     return Watched("", "live", 400, 3, 2.0, 0.01, plan.chosen, METADATA, plan.chosen, found, 0.05, 0.3)
 
 
-def test_a_watch_says_what_moved_and_what_it_would_have_meant(plan):
-    said = " ".join(watched_said(watched(plan, change(plan))))
+def test_a_watch_names_changes_and_their_effect(plan):
+    answer = " ".join(watch_sentences(watched(plan, change(plan))))
     for words in (
-        "Watched 400 requests (3 more did not end on their own)", "at most 1 %",
-        "Request 150 (7.50 s): outputs moved, about from request 101 on", "outputs 42 ± 13 tokens",
-        "bound 2 s, 25 % over; 7 % of requests take longer", "Changed to",
+        "Watched 400 requests (3 more were cut off)", "false alarm: at most 1 %",
+        "Request 150 (7.50 s): outputs changed, from about request 101 on", "outputs 42 ± 13 tokens",
+        "bound 2 s exceeded by 25 %; 7 % of requests take longer", "Changed to",
         "bound 10 % tighter (9.00 requests/s without)",
         "requests/s, latency 1.70 s, bound 10 %",
-        "no weights move: what runs would take 2.5 s.", "about 21 requests would have taken longer than 2 s",
+        "no weights move: the deployed schedule would take 2.5 s.", "about 21 requests would have taken longer than 2 s",
     ):  # fmt: skip
-        assert words in said, words
+        assert words in answer, words
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"new": None, "made": False, "cause": "nothing meets it"}, "Nothing is changed: nothing meets it."),
+        ({"new": None, "made": False, "cause": "nothing meets it"}, "Not changed: nothing meets it."),
         ({"made": False, "cause": "too little"}, "too little."),
-        ({"retained": None, "kept_held_s": math.inf}, "What runs would not fit the memory."),
+        ({"retained": None, "kept_held_s": math.inf}, "The running schedule would exceed the memory."),
         ({"load_s": 2.6, "repaid_s": 12.0}, "2.60 s without service, repaid after 12.0 s"),
-        ({"bound_s": math.inf, "margin": 0.0}, "Left as it is: "),
-        ({"kept_held_s": 1.5, "late_share": 0.0}, "which holds"),
+        ({"bound_s": math.inf, "margin": 0.0}, "Unchanged: "),
+        ({"kept_held_s": 1.5, "late_share": 0.0}, "bound 2 s met"),
     ],
 )
 def test_every_outcome_has_its_words(plan, given, says):
-    assert says in " ".join(watched_said(watched(plan, change(plan, **given))))
+    assert says in " ".join(watch_sentences(watched(plan, change(plan, **given))))
 
 
-def test_a_time_that_nobody_knows_is_not_said(plan):
-    told = watched(plan, change(plan))
-    (one,) = told.adaptations
-    said = " ".join(watched_said(replace(told, adaptations=(replace(one, at_s=0.0),))))
-    assert "Request 150: outputs moved" in said
-    assert "0 ms" not in said
+def test_an_unknown_time_is_omitted(plan):
+    report = watched(plan, change(plan))
+    (one,) = report.adaptations
+    answer = " ".join(watch_sentences(replace(report, adaptations=(replace(one, at_s=0.0),))))
+    assert "Request 150: outputs changed" in answer
+    assert "0 ms" not in answer
 
 
-def test_what_a_margin_leaves_unused_is_said_with_what_frees_it(plan):
+def test_the_unused_margin_is_named(plan):
     rate = plan.chosen.throughput_rps
-    said = watched_said(watched(plan, change(plan, free_rps=rate / 0.8)))
-    assert any("The margin of 10 % leaves 20 % of" in one and "--margin 0 frees it" in one for one in said)
+    answer = watch_sentences(watched(plan, change(plan, free_rps=rate / 0.8)))
+    assert any("The margin of 10 % leaves 20 % of" in one and "--margin 0 uses them" in one for one in answer)
     for free in (change(plan, free_rps=rate), change(plan, free_rps=2 * rate, margin=0.0)):
-        assert "--margin" not in " ".join(watched_said(watched(plan, free)))
+        assert "--margin" not in " ".join(watch_sentences(watched(plan, free)))
 
 
-def test_neighbours_that_are_alike_are_a_doubt(plan):
-    assert "Neighbours" not in " ".join(watched_said(watched(plan)))
-    said = " ".join(watched_said(replace(watched(plan), matching=0.6)))
-    assert "Neighbours are alike (rank correlation 0.60" in said
-    assert "--every" in said
+def test_similar_neighbours_are_a_warning(plan):
+    assert "Consecutive" not in " ".join(watch_sentences(watched(plan)))
+    answer = " ".join(watch_sentences(replace(watched(plan), matching=0.6)))
+    assert "Consecutive requests have similar lengths (rank correlation 0.60" in answer
+    assert "--every" in answer
 
 
 def test_only_requests_since_a_change_count_as_late(plan):
-    told = watched(plan, change(plan), change(plan))
-    assert told.late == pytest.approx(0.07 * 300), "the second tells of the same change"
+    report = watched(plan, change(plan), change(plan))
+    assert report.late == pytest.approx(0.07 * 300), "the second tells of the same change"
     assert watched(plan).late == 0

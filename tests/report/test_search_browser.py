@@ -81,7 +81,7 @@ def test_dragging_a_limit_greys_points_and_finds_another_best(driver, pages) -> 
 
     look(driver, pages["two"])
     before, off = driver.execute_script(NOW), driver.execute_script(OFF)
-    assert "What was asked." in before
+    assert "The requested limits." in before
     line = driver.find_element("css selector", "#scatter .slo")
     driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", line)
     where = line.rect["x"]
@@ -110,7 +110,7 @@ def test_limits_move_by_keyboard_too(driver, pages) -> None:
     field = driver.find_element("id", "limit-0")
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("0.0001")
-    until(driver, f"return (() => {{ {NOW} }})().includes('No simulated load holds')")
+    until(driver, f"return (() => {{ {NOW} }})().includes('No simulated load meets')")
     assert driver.execute_script("return document.querySelector('#scatter .ring').hidden")
 
 
@@ -128,9 +128,9 @@ def test_the_best_under_other_limits_is_that_of_the_measured_points(driver, page
     assert (found["value"] if found else math.nan) == pytest.approx(value, rel=1e-3, nan_ok=True)
 
 
-def test_where_nothing_held_looser_limits_give_an_answer(driver, pages, studies) -> None:
+def test_looser_limits_give_an_answer(driver, pages, studies) -> None:
     look(driver, pages["hard"])
-    assert "No simulated load holds" in driver.execute_script(NOW)
+    assert "No simulated load meets" in driver.execute_script(NOW)
     plan = studies.plan("hard", (0.1, 0.01))
     _, value = studies.best_under([c for c in plan.choices if c.points], [Limit("ttft.p90", 2.0)])
     found = driver.execute_script("study.setBound(0, 2); study.setBound(1, 50); return study.best()")
@@ -173,7 +173,7 @@ def test_two_configurations_compare(driver, pages, studies) -> None:
     until(driver, "return document.querySelector('#curves .ytitle').textContent.startsWith('JCT mean')")
 
 
-def test_the_heat_map_takes_any_two_axes_and_tells_why_a_cell_is_empty(driver, pages, studies) -> None:
+def test_the_heat_map_takes_any_two_axes_and_explains_empty_cells(driver, pages, studies) -> None:
     look(driver, pages["two"])
     plan = studies.study().plans[0]
     choose(driver, "across", "2")

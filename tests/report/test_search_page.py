@@ -12,7 +12,7 @@ import pytest
 from driving import assert_fetches_nothing, without_plotly
 
 from lengthwise.report import write_search_html
-from lengthwise.report.search import BEYOND, load_curve, short, usd_per_thousand
+from lengthwise.report.search import INFINITE, finite_number, load_curve, usd_per_thousand
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Status, Study
@@ -34,7 +34,7 @@ def test_the_same_study_gives_the_same_bytes(studies, page, tmp_path) -> None:
     assert (tmp_path / "again.html").read_text() == page
 
 
-def test_the_page_is_whole_and_fetches_nothing(page) -> None:
+def test_the_page_fetches_nothing(page) -> None:
     assert_fetches_nothing(page, 2e5)
 
 
@@ -55,7 +55,7 @@ def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> N
     assert card.count('class="bar') == 6
     assert "16 candidates: 10 ranked, 2 pruned" in card
     assert "1.31 \N{MULTIPLICATION SIGN}" in page
-    assert "does not hold" in page
+    assert "breaks a limit" in page
 
 
 def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
@@ -105,34 +105,39 @@ def test_five_hundred_choices_stay_small(studies, tmp_path) -> None:
     page = (tmp_path / "many.html").read_text()
     assert sum(len(c["points"]) for c in drawn(page)["plans"][0]["choices"]) == 4000
     assert len(without_plotly(page)) < 1.5e6
-    assert "If a limit were another" not in page
+    assert "<h2>Other limits" not in page
 
 
-def test_nothing_holds_is_said_and_limits_can_still_be_moved(studies, tmp_path) -> None:
+def test_limits_can_be_moved_where_none_is_met(studies, tmp_path) -> None:
     write_search_html(tmp_path / "hard.html", Study("x", (studies.plan("hard", (0.1, 0.01)),)))
     page = (tmp_path / "hard.html").read_text()
-    assert "Nothing that was tried holds the limits." in page
+    assert "No tried configuration meets the limits." in page
     assert "Nearest misses" in page
     told = drawn(page)["plans"][0]
     assert told["best"] == -1
     assert told["live"] == "rate"
-    assert "What stood in the way" in page
+    assert "Reasons" in page
 
 
-def test_those_without_numbers_are_told_by_reason_and_settings(studies, page) -> None:
+def test_excluded_choices_are_counted_by_reason_and_settings(studies, page) -> None:
     plan, told = studies.study().plans[0], drawn(page)["plans"][0]
     out = [c for c in plan.choices if not c.points]
-    assert len(told["left"]) == len(out)
-    for choice, (reason, *settings) in zip(out, told["left"], strict=True):
-        assert told["reasons"][reason] == [choice.region, choice.reason]
-        values = [axis["values"][i] for axis, i in zip(told["axes"], settings, strict=True)]
-        assert values == [str(v) for v in choice.settings.values()]
+    for pair, rows in told["excluded"].items():
+        assert sum(count for *_, count in rows) == len(out)
+        a, b = map(int, pair.split(","))
+        for value_a, value_b, reason, count in rows:
+            axes = ((told["axes"][a], value_a), (told["axes"][b], value_b))
+            values = {axis["key"]: axis["values"][i] for axis, i in axes}
+            alike = [c for c in out if all(str(c.settings[key]) == value for key, value in values.items())]
+            alike = [c for c in alike if c.region == told["reasons"][reason][0]]
+            assert len(alike) == count
+            assert told["reasons"][reason][1] in {c.reason for c in out}
 
 
 def test_numbers_that_json_does_not_know() -> None:
-    assert short(math.nan) is None
-    assert short(math.inf) == BEYOND
-    assert short(0.123456789) == 0.12346
+    assert finite_number(math.nan) is None
+    assert finite_number(math.inf) == INFINITE
+    assert finite_number(0.123456789) == 0.12346
 
 
 def test_all_at_once_costs_what_was_served(studies) -> None:
@@ -145,8 +150,8 @@ def test_all_at_once_costs_what_was_served(studies) -> None:
     assert load_curve(dataclasses.replace(choice, at=point))[-1] is point
 
 
-def test_without_plotly_it_says_what_to_install(studies, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+def test_a_missing_library_names_the_extra(studies, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "markupsafe", None)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[report\]"):
         write_search_html(tmp_path / "a.html", studies.study())
     assert list(tmp_path.iterdir()) == []

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from lengthwise.report import search_table
 from lengthwise.report.search_text import (
-    amount,
     axis_labels,
     in_order,
     limit_text,
     metric_name,
+    metric_text,
     nearest_misses,
     quantity,
     setting_text,
@@ -68,14 +68,14 @@ def test_only_the_top_is_listed_and_the_rest_counted(studies) -> None:
     assert studies.study(plans=1).plans[0].choices[3].name not in text
 
 
-def test_nothing_holds_is_said_with_the_nearest_misses(studies) -> None:
+def test_an_infeasible_search_names_the_nearest_misses(studies) -> None:
     plan = studies.plan("hard", (0.1, 0.01))
     text = flat(printed(Study("x", (plan,))))
-    assert "Nothing that was tried holds the limits." in text
+    assert "No tried configuration meets the limits." in text
     misses = nearest_misses(plan)
-    assert [m.times for m in misses] == sorted(m.times for m in misses)
+    assert [m.factor for m in misses] == sorted(m.factor for m in misses)
     near = misses[0]
-    assert near.times == pytest.approx(near.point.value(near.limit.metric) / near.limit.bound)
+    assert near.factor == pytest.approx(near.point.value(near.limit.metric) / near.limit.bound)
     assert f"Nearest: {near.choice.name}" in text
     assert "10 \N{MULTIPLICATION SIGN} latency at any rate: breaks TTFT p90 at any rate" in text
 
@@ -103,29 +103,29 @@ def test_more_limits_than_columns_are_named_below(studies) -> None:
     more = (*plan.limits, Limit("jct.mean", 40.0), Limit("goodput", 0.5, at_least=True))
     text = printed(Study("x", (dataclasses.replace(plan, limits=more),)))
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert "Held as well: Within SLO ≥ 50 %." in text
+    assert "Also met: Within SLO ≥ 50 %." in text
 
 
-def test_a_study_needs_a_plan_and_names_of_their_own(studies) -> None:
+def test_a_study_needs_a_plan_and_unique_names(studies) -> None:
     plan = studies.study(plans=1).plans[0]
     with pytest.raises(InputError, match="at least one plan"):
         search_table(Study("x", ()))
     with pytest.raises(InputError, match="used twice: chat"):
         search_table(Study("x", (plan, plan)))
     twice = dataclasses.replace(plan, choices=(plan.choices[0], plan.choices[0]))
-    with pytest.raises(InputError, match="keys of their own"):
+    with pytest.raises(InputError, match="unique keys"):
         search_table(Study("x", (twice,)))
 
 
 def test_metrics_have_names_units_and_an_order() -> None:
-    assert amount(quantity("ttft.p90"), 0.312) == "312 ms"
-    assert amount(quantity("jct.mean"), 12.0) == "12.0 s"
-    assert amount(quantity("goodput"), 0.981) == "98.1 %"
-    assert amount(quantity("odd_one"), math.nan) == "\N{EN DASH}"
+    assert metric_text("ttft.p90", 0.312) == "312 ms"
+    assert metric_text("jct.mean", 12.0) == "12.0 s"
+    assert metric_text("goodput", 0.981) == "98.1 %"
+    assert metric_text("odd_one", math.nan) == "\N{EN DASH}"
     assert quantity("odd_one").label == "odd one"
     names = ["mfu", "tbt.p99", "zeta", "ttft.p99", "ttft.p9999", "goodput", "ttft.mean"]
     assert in_order(names) == ["ttft.mean", "ttft.p99", "ttft.p9999", "tbt.p99", "goodput", "mfu", "zeta"]
-    assert limit_text(Limit("kv_utilization", 0.9)) == "KV cache held ≤ 90 %"
+    assert limit_text(Limit("kv_utilization", 0.9)) == "KV cache in use ≤ 90 %"
     assert metric_name("throughput") == "throughput"
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from lengthwise.metrics import combine, summarize
 from lengthwise.report import Result, table
 from lengthwise.report.formatting import percent, rounded, seconds
-from lengthwise.report.headline import _texts, rows
+from lengthwise.report.headline import bounded_texts, rows
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 
@@ -128,7 +128,7 @@ def test_two_seeds_are_few(results) -> None:
     ],
 )
 def test_intervals_are_cut_to_what_can_be(value, half, top, text) -> None:
-    assert _texts(value, half, top) == text
+    assert bounded_texts(value, half, top) == text
 
 
 def test_a_latency_has_one_unit_in_all_its_rows(results) -> None:

@@ -1,4 +1,4 @@
-"""The page of theory: what it says, and that headless Chromium draws it within the screen."""
+"""The page of theory: its sentences, and that headless Chromium draws it within the screen."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def queue() -> theory.QueueStudy:
     return theory.queue_study(theory.ExponentialTimes(1.0), [0.02, 0.5, 0.9], slots=4)
 
 
-def test_answers_say_what_was_found(bins, queue):
-    said = " ".join(answers(bins))
-    assert "16 bins of batches of 8" in said
-    assert f"{bins.bins_needed} bins with known lengths reach 90 % of the capacity" in said
-    assert "One bin cannot serve 0.500 requests a second; 4 bins can" in said
-    said = " ".join(answers(queue))
-    assert "At a load of 0.9" in said
-    assert "not worth it" in said
+def test_answers_name_the_best_number_of_bins(bins, queue):
+    answer = " ".join(answers(bins))
+    assert "16 bins of batches of 8" in answer
+    assert f"{bins.bins_needed} bins with known lengths reach 90 % of the capacity" in answer
+    assert "One bin cannot serve 0.500 requests/s; 4 bins can" in answer
+    answer = " ".join(answers(queue))
+    assert "At a load of 0.9" in answer
+    assert "not worth it" in answer
 
 
-def test_little_variance_is_said_to_be_not_worth_bins():
+def test_little_variance_is_not_worth_bins():
     same = theory.multibin_study(theory.UniformTimes(10, 10.1), 8, [1, 8], requests=0)
-    assert "No number of bins is worth it" in " ".join(answers(same))
+    assert "Bins are not worth it" in " ".join(answers(same))
 
 
 def test_json_is_json_and_holds_everything(bins, queue):
     for study, kind in ((bins, "multibin"), (queue, "queue")):
-        told = json.loads(json.dumps(theory_facts(study), allow_nan=False))
-        assert (told["format"], told["version"], told["kind"]) == ("lengthwise.theory", 1, kind)
-        assert told["answers"] == answers(study)
-    told = theory_facts(bins)
-    assert told["rows"][1]["cuts_s"] == pytest.approx([5.75, 10.5, 15.25])
-    assert told["rows"][0]["simulated_rps"]["half_width"] > 0
+        made = json.loads(json.dumps(theory_facts(study), allow_nan=False))
+        assert (made["format"], made["version"], made["kind"]) == ("lengthwise.theory", 1, kind)
+        assert made["answers"] == answers(study)
+    made = theory_facts(bins)
+    assert made["rows"][1]["cuts_s"] == pytest.approx([5.75, 10.5, 15.25])
+    assert made["rows"][0]["simulated_rps"]["half_width"] > 0
 
 
 def test_pages_are_escaped_and_the_same_again(bins, tmp_path):

@@ -82,7 +82,7 @@ def test_counters_follow_the_steps_and_end_at_nothing(records, events) -> None:
     for e in events:
         if e["ph"] == "C":
             counters[e["name"]].append(e)
-    assert [e["args"]["satisfied"] for e in counters["kv_blocks"]] == records.steps.kv_blocks.tolist()
+    assert [e["args"]["in_use"] for e in counters["kv_blocks"]] == records.steps.kv_blocks.tolist()
     assert [e["args"]["requests"] for e in counters["waiting"]] == records.steps.waiting.tolist()
     assert counters["batch"][-1]["args"] == {"decode": 0, "prefill": 0}
     times = [e["ts"] for e in counters["batch"]]

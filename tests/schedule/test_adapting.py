@@ -15,17 +15,17 @@ from lengthwise.schedule import (
     Estimator,
     Monitor,
     Planner,
+    ReplanOptions,
     Strategy,
     TaskLengths,
-    Terms,
     drift,
     redeployment,
     replan,
 )
-from lengthwise.schedule.adaptation import ENOUGH, further, late_share, lengths_since
+from lengthwise.schedule.adaptation import MIN_COUNTED_REQUESTS, further, late_share, lengths_since
 from lengthwise.schedule.drift_monitor import Alarm
-from lengthwise.schedule.length_drift import left_alone, moments, moved
-from lengthwise.schedule.sides import row_of
+from lengthwise.schedule.length_drift import evaluate_deployed, moments, moved
+from lengthwise.schedule.search_space import row_of
 from lengthwise.schema.errors import InputError, ScheduleError
 
 BOUND_S = 6.0
@@ -54,7 +54,7 @@ def choice(planner):
 @pytest.fixture(scope="module")
 def after(planner, summaries):
     """Planned for outputs that are 30 % longer."""
-    return planner.anew(at(planner.estimator, longer(summaries, 0.3)))
+    return planner.with_estimator(at(planner.estimator, longer(summaries, 0.3)))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_schedule_that_breaks_its_bound_is_left_for_one_that_holds_it(after, c
 
 
 def test_loading_is_charged_only_where_weights_move(after, choice, summaries):
-    change = replan(after, choice.row, summaries, BOUND_S, Terms(storage="ssd"))
+    change = replan(after, choice.row, summaries, BOUND_S, ReplanOptions(storage="ssd"))
     setting = after.estimator.setting
     loading = redeployment(setting.model, setting.cluster, Strategy(change.new.strategy))
     same = (change.new.family, change.new.encode_gpus) == (choice.row.family, choice.row.encode_gpus)
@@ -83,7 +83,7 @@ def test_loading_is_charged_only_where_weights_move(after, choice, summaries):
 
 
 def test_a_change_that_does_not_pay_by_the_horizon_is_not_made(planner, slow, summaries):
-    terms = Terms(margin=0.0, horizon_s=3600.0)
+    terms = ReplanOptions(margin=0.0, horizon_s=3600.0)
     long = replan(planner, slow, summaries, BOUND_S, terms)
     assert long.is_satisfied
     assert long.made
@@ -103,17 +103,17 @@ def test_the_best_is_left_as_it_is(planner, choice, summaries):
 
 
 def test_a_gain_below_the_least_is_not_worth_a_change(planner, slow, summaries):
-    terms = Terms(margin=0.0)
+    terms = ReplanOptions(margin=0.0)
     gain = replan(planner, slow, summaries, BOUND_S, terms)
     more = gain.new.throughput_rps / gain.retained.throughput_rps - 1
-    assert not replan(planner, slow, summaries, BOUND_S, dataclasses.replace(terms, least_gain=2 * more)).made
+    assert not replan(planner, slow, summaries, BOUND_S, dataclasses.replace(terms, min_gain=2 * more)).made
 
 
 def test_where_nothing_meets_the_bound_nothing_is_changed(planner, choice, summaries):
-    far = planner.anew(at(planner.estimator, longer(summaries, 6.0)))
+    far = planner.with_estimator(at(planner.estimator, longer(summaries, 6.0)))
     change = replan(far, choice.row, summaries, 1.0)
     assert (change.new, change.made) == (None, False)
-    assert change.cause.startswith("nothing meets the bound with these lengths: the least latency is ")
+    assert change.cause.startswith("no schedule meets the bound with these lengths: the least latency is ")
     min_s = float(change.cause.split()[-2])
     assert far.best(min_s).row.latency_high_s <= min_s
     with pytest.raises(ScheduleError):
@@ -121,27 +121,27 @@ def test_where_nothing_meets_the_bound_nothing_is_changed(planner, choice, summa
 
 
 def test_where_nothing_may_be_loaded_the_least_latency_is_that_of_what_is_loaded(planner, slow, summaries):
-    far = planner.anew(at(planner.estimator, longer(summaries, 6.0)))
+    far = planner.with_estimator(at(planner.estimator, longer(summaries, 6.0)))
     loaded = replan(far, slow, summaries, 1.0)
-    change = replan(far, slow, summaries, 1.0, Terms(may_load=False))
+    change = replan(far, slow, summaries, 1.0, ReplanOptions(allow_reload=False))
     assert (change.new, change.made) == (None, False)
-    assert change.cause.startswith("nothing that needs no loading meets the bound")
+    assert change.cause.startswith("no schedule without loading weights meets the bound")
     assert float(change.cause.split()[-2]) > float(loaded.cause.split()[-2])
 
 
 def test_why_a_schedule_is_left_speaks_of_the_one_that_is_left(after, choice, summaries):
     change = replan(after, choice.row, summaries, BOUND_S)
-    assert change.cause == f"what runs would take {change.kept_held_s:.3g} s"
+    assert change.cause == f"the deployed schedule would take {change.kept_held_s:.3g} s"
     assert change.new_held_s < change.kept_held_s
 
 
 def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summaries):
-    change = replan(after, choice.row, summaries, BOUND_S, Terms(most_cost=1.0))
+    change = replan(after, choice.row, summaries, BOUND_S, ReplanOptions(max_margin_cost=1.0))
     assert change.margin > 0
     assert change.free_rps > change.new.throughput_rps
     chosen = after.best(BOUND_S * (1 - change.margin)).row
     held = [
-        left_alone(
+        evaluate_deployed(
             at(after.estimator, further(summaries, after.estimator.setting.task, share, 2048)), chosen, worst_case=True
         )[1]
         for share in (1.0, 0.5, 0.25)
@@ -150,10 +150,10 @@ def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summarie
 
 
 def test_a_margin_costs_no_more_than_it_may(after, choice, summaries):
-    for most_cost in (0.0, 0.1, 0.5):
-        change = replan(after, choice.row, summaries, BOUND_S, Terms(most_cost=most_cost))
+    for max_margin_cost in (0.0, 0.1, 0.5):
+        change = replan(after, choice.row, summaries, BOUND_S, ReplanOptions(max_margin_cost=max_margin_cost))
         best = after.best(BOUND_S * (1 - change.margin)).row
-        assert best.throughput_rps >= (1 - most_cost) * change.free_rps * (1 - 1e-9)
+        assert best.throughput_rps >= (1 - max_margin_cost) * change.free_rps * (1 - 1e-9)
 
 
 def test_without_a_bound_there_is_no_margin_and_nobody_is_late(planner, choice, summaries):
@@ -169,7 +169,7 @@ def test_who_is_late_is_who_is_longer_than_what_the_bound_allows(opt_estimator, 
         Estimator(task, setting.cluster, setting.model, setting.tables, Assumptions(output_tokens=tokens))
         for tokens in range(1, 81)
     )
-    held_s = [left_alone(one, slow, worst_case=True)[1] for one in fixed]
+    held_s = [evaluate_deployed(one, slow, worst_case=True)[1] for one in fixed]
     tokens = sum(one <= bound_s for one in held_s)
     assert held_s == sorted(held_s)
     assert late == pytest.approx(task.output_pmf[tokens + 1 :].sum())
@@ -201,15 +201,15 @@ def test_a_side_that_may_have_moved_is_taken_as_it_was_seen(summaries):
 
 def test_enough_requests_are_counted(summaries):
     rng = np.random.default_rng(0)
-    prompts, outputs = rng.integers(1, 50, ENOUGH), rng.integers(20, 80, ENOUGH)
+    prompts, outputs = rng.integers(1, 50, MIN_COUNTED_REQUESTS), rng.integers(20, 80, MIN_COUNTED_REQUESTS)
     after = lengths_since(summaries, alarm_of(prompts, outputs), 2048)
-    assert after.output_pmf.tolist() == (np.bincount(outputs) / ENOUGH).tolist()
+    assert after.output_pmf.tolist() == (np.bincount(outputs) / MIN_COUNTED_REQUESTS).tolist()
     assert after.mean_prompt_tokens == pytest.approx(prompts.mean())
 
 
 def test_lengths_seen_stay_within_the_model(summaries):
     rng = np.random.default_rng(0)
-    prompts, outputs = rng.integers(1, 1900, ENOUGH), rng.integers(1, 1500, ENOUGH)
+    prompts, outputs = rng.integers(1, 1900, MIN_COUNTED_REQUESTS), rng.integers(1, 1500, MIN_COUNTED_REQUESTS)
     after = lengths_since(summaries, alarm_of(prompts, outputs), 2048)
     assert after.max_prompt_tokens + after.max_output_tokens <= 2048
     assert after.prompt_pmf.sum() == pytest.approx(1)
@@ -235,7 +235,7 @@ def test_an_adapter_changes_what_runs_and_looks_again_once_more_is_known(followe
     adapter, (first, again) = followed[0]
     assert (first.first, again.first) == (True, False)
     assert abs(first.started - 501) < 40
-    assert again.requests == ENOUGH
+    assert again.requests == MIN_COUNTED_REQUESTS
     assert adapter.deployed != choice.row
     assert adapter.deployed in (first.change.new, again.change.new)
     assert first.first_held_s == first.change.kept_held_s > BOUND_S
@@ -271,13 +271,13 @@ def test_a_bound_for_a_fixed_length_does_not_move_with_the_lengths(opt, four_a40
         ({"storage": "tape"}, "storage must be"),
         ({"horizon_s": math.inf}, "horizon_s must be above 0 and finite"),
         ({"margin": 1.0}, "margin must be at least 0 and below 1"),
-        ({"least_gain": -0.1}, "least_gain must be at least 0"),
-        ({"most_cost": 2.0}, "most_cost must be from 0 to 1"),
+        ({"min_gain": -0.1}, "min_gain must be at least 0"),
+        ({"max_margin_cost": 2.0}, "max_margin_cost must be from 0 to 1"),
     ],
 )
 def test_terms_have_their_ranges(given, says):
     with pytest.raises(InputError, match=says):
-        Terms(**given)
+        ReplanOptions(**given)
 
 
 def test_a_bound_of_nothing_is_refused(planner, choice, summaries):

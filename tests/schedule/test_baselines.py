@@ -6,19 +6,19 @@ import dataclasses
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import policy
 from lengthwise.engine import simulate
 from lengthwise.schedule import SYSTEMS, Cluster, Estimator, TaskLengths, curve, static_batches
-from lengthwise.schedule.baselines import KNOWN, scheduler_of
-from lengthwise.schedule.simulation import Question, deployed, latency_at, play, replicas_of
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, scheduler_of
+from lengthwise.schedule.simulation import SimulationSpec, latency_at, replica_deployment, replicas_of, simulate_replica
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
-STREAMING = [name for name in SYSTEMS if not KNOWN[name].complete and not KNOWN[name].disaggregated]
-TOGETHER = [name for name in SYSTEMS if not KNOWN[name].disaggregated]
+STREAMING = [name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].static and not SYSTEMS_BY_NAME[name].disaggregated]
+TOGETHER = [name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].disaggregated]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_whole_batches_of_one_stage_are_the_engines_static_ones(opt_estimator):
     setting, rng = opt_estimator.setting, np.random.default_rng(5)
     of = next(one for one in replicas_of(setting) if (one.tp, one.pp) == (4, 1))
     work = Workload(np.zeros(90), rng.integers(1, 400, 90), rng.integers(1, 60, 90))
-    own = deployed(setting, of, 15, 0, scheduler_of(KNOWN["fastertransformer"], 1), 10**6)
+    own = replica_deployment(setting, of, 15, 0, scheduler_of(SYSTEMS_BY_NAME["fastertransformer"], 1), 10**6)
     static = dataclasses.replace(own, scheduler=Scheduler(batching="static", memory="paged"))
     ours, theirs = (simulate(work, one).requests for one in (own, static))
     np.testing.assert_array_equal(ours.finished_s, theirs.finished_s)
@@ -79,7 +79,7 @@ def test_prompts_go_in_parts_and_decodes_in_as_many_as_stages(opt_estimator, par
     setting = opt_estimator.setting
     of = next(one for one in replicas_of(setting) if (one.tp, one.pp) == (2, 2))
     work = Workload(np.zeros(96), np.full(96, 100), np.full(96, 9))
-    made = deployed(setting, of, 32, 0, scheduler_of(KNOWN["deepspeed-inference"], parts), 10**6)
+    made = replica_deployment(setting, of, 32, 0, scheduler_of(SYSTEMS_BY_NAME["deepspeed-inference"], parts), 10**6)
     steps = simulate(work, made).steps
     assert set(steps.prefill_seqs[steps.prefill_seqs > 0]) == {32 // parts}
     assert set(steps.decode_seqs[steps.decode_seqs > 0]) == {16}
@@ -114,7 +114,7 @@ def test_latency_is_that_of_requests_with_the_asked_output(opt_estimator):
     """Against a plain mean over exactly those, in a run that has enough of them."""
     setting, level = opt_estimator.setting, 0.99
     of = next(one for one in replicas_of(setting) if (one.tp, one.pp) == (4, 1))
-    made = deployed(setting, of, 48, 2048, policy.scheduler("vllm_v1"), 4000)
+    made = replica_deployment(setting, of, 48, 2048, policy.scheduler("vllm_v1"), 4000)
     rng, n, asked = np.random.default_rng(2), 60_000, setting.task.output_quantile(level)
     pmfs = (setting.task.prompt_pmf, setting.task.output_pmf)
     prompts, outputs = (rng.choice(len(pmf), n, p=pmf) for pmf in pmfs)
@@ -122,7 +122,7 @@ def test_latency_is_that_of_requests_with_the_asked_output(opt_estimator):
     exact = (np.arange(n) > 1000) & (np.arange(n) < n - 1000) & (outputs == asked)
     exact_s = (requests.finished_s - requests.scheduled_s)[exact]
     rate_rps = (n - 2000) / (requests.scheduled_s[n - 1000] - requests.scheduled_s[1000])
-    got = play(made, Question(setting.task, asked, level, 2000, seed=7))
+    got = simulate_replica(made, SimulationSpec(setting.task, asked, level, 2000, seed=7))
     assert exact.sum() > 40
     assert got.latency_s == pytest.approx(exact_s.mean(), rel=0.03)
     assert 0.95 <= (exact_s <= got.latency_high_s).mean() <= 1

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule.baselines import KNOWN, Disaggregated
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
 from lengthwise.schedule.configurations import Configuration
-from lengthwise.schedule.simulation import Question
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, shares_of
+from lengthwise.schedule.simulation import SimulationSpec
+from lengthwise.schedule.stage_costs import stage_memory
 from lengthwise.schema.workload import Workload
 
 SYSTEM = "vllm-v1-disaggregated"
@@ -25,10 +26,10 @@ def eight(opt):
     return Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
 
 
-def player(estimator, requests=200):
+def disaggregated(estimator, requests=200):
     setting = estimator.setting
-    question = Question(setting.task, setting.bound_tokens, 0.99, requests, 0)
-    return Disaggregated(setting, KNOWN[SYSTEM], question)
+    spec = SimulationSpec(setting.task, setting.bound_tokens, 0.99, requests, 0)
+    return DisaggregatedSystem(setting, SYSTEMS_BY_NAME[SYSTEM], spec)
 
 
 def test_every_gpu_prefills_or_decodes(opt_estimator):
@@ -45,7 +46,7 @@ def test_one_request_at_a_time_is_prefilled_sent_and_decoded(opt, four_a40, opt_
     tables, ends = opt_tables[2], {"first": True, "last": True}
     prompt_s = encode_visit_s(tables, task, 1, opt.layers, **ends)
     tokens_s = decode_visit_s(tables, task, 1, 120 + np.arange(1, 20), opt.layers, **ends).sum()
-    link, share = four_a40.node.link_for(4), shares_of(opt, four_a40, 2)
+    link, share = four_a40.node.link_for(4), stage_memory(opt, four_a40, 2)
     sent_s = link.latency_s + 120 * opt.layers * share.kv_layer_bytes / link.bandwidth_bytes_per_s
     alone = np.flatnonzero((of.tp == 2) & (of.prefill_tp == 2))
     assert len(alone)
@@ -55,12 +56,12 @@ def test_one_request_at_a_time_is_prefilled_sent_and_decoded(opt, four_a40, opt_
         assert of.residents[at] < 1
 
 
-def test_whoever_is_prefilled_finds_a_seat(opt, eight, opt_tables, summaries):
-    """With more seats nothing ends sooner or later, and no step has more than the seats."""
-    asked = player(Estimator(summaries, eight, opt, {1: opt_tables[1]}))
-    line = next(lines[0] for lines in asked.cuts() if lines[0].replica.replicas == 8)
-    at = Configuration(line, 16, 3)
-    whole = asked._deployed(at, 3, 5, asked._decode_blocks(line, 16))
+def test_every_prefilled_request_finds_a_slot(opt, eight, opt_tables, summaries):
+    """With more slots no request ends at another time, and no step exceeds the slots."""
+    system = disaggregated(Estimator(summaries, eight, opt, {1: opt_tables[1]}))
+    sweep = next(sweeps[0] for sweeps in system.sweeps() if sweeps[0].replica.replicas == 8)
+    at = Configuration(sweep, 16, 3)
+    whole = system.deployment(at, 3, 5)
     alike = replace(whole.decode, limits=replace(whole.decode.limits, max_num_seqs=80, max_step_seqs=80))
     rng, n = np.random.default_rng(3), 2000
     prompts, outputs = (rng.choice(len(p), n, p=p) for p in (summaries.prompt_pmf, summaries.output_pmf))
@@ -72,10 +73,10 @@ def test_whoever_is_prefilled_finds_a_seat(opt, eight, opt_tables, summaries):
 
 def test_both_sides_of_an_even_balance_hold_the_best(opt, eight, opt_tables, summaries):
     estimator = Estimator(summaries, eight, opt, {1: opt_tables[1]})
-    asked = player(estimator)
-    line = next(lines[0] for lines in asked.cuts() if lines[0].replica.replicas == 8)
-    rps = [asked.play(Configuration(line, 24, number)).simulated.throughput_rps for number in range(1, 8)]
-    tried = [at.prefills for at in asked.each(line, 24)]
+    system = disaggregated(estimator)
+    sweep = next(sweeps[0] for sweeps in system.sweeps() if sweeps[0].replica.replicas == 8)
+    rps = [system.simulate(Configuration(sweep, 24, number)).simulated.throughput_rps for number in range(1, 8)]
+    tried = [at.prefills for at in system.configurations(sweep, 24)]
     assert tried == sorted(set(tried))
     assert len(tried) <= 2
     assert max(rps[number - 1] for number in tried) >= 0.97 * max(rps)
@@ -83,16 +84,15 @@ def test_both_sides_of_an_even_balance_hold_the_best(opt, eight, opt_tables, sum
 
 
 def test_no_side_exceeds_what_it_can_do_alone(opt_estimator):
-    asked = player(opt_estimator)
-    for lines in asked.cuts():
-        for line in lines[:1]:
-            at = asked.each(line, 64)[-1]
-            got = asked.play(at)
-            if got.simulated is None:
-                continue
-            prefill_rps = asked._prefill_rps(line.prefill, line.budget) * at.prefills
-            assert got.simulated.throughput_rps <= 1.03 * prefill_rps
-            assert got.memory_share <= 1
+    system = disaggregated(opt_estimator)
+    for sweep, *_ in system.sweeps():
+        at = system.configurations(sweep, 64)[-1]
+        got = system.simulate(at)
+        if got.simulated is None:
+            continue
+        prefill_rps = system.prefill_rps(sweep.prefill, sweep.budget) * at.prefills
+        assert got.simulated.throughput_rps <= 1.03 * prefill_rps
+        assert got.memory_share <= 1
 
 
 def test_one_replica_is_nothing_to_part(opt, four_a40, opt_tables, summaries):

@@ -8,9 +8,9 @@ from encodings_of import encodings_begin_s
 
 from lengthwise.engine import simulate
 from lengthwise.schedule import Assumptions, Estimator, Strategy, TaskLengths
-from lengthwise.schedule.choose import Planner
-from lengthwise.schedule.lengths import SIZES, resized
-from lengthwise.schedule.simulation import deployment_of, in_system
+from lengthwise.schedule.lengths import SIZES, adjusted_batches
+from lengthwise.schedule.planner import Planner
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.workload import Workload
 
 COUNT = 30_000
@@ -27,7 +27,7 @@ def played(estimator, controls, threshold):
     """[n] output tokens and seconds from a request's encoding to its end, of the middle of a long run."""
     task, rng = estimator.setting.task, np.random.default_rng(3)
     prompt, output = (rng.choice(len(pmf), COUNT, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
-    made = Workload(np.zeros(COUNT), prompt, output, concurrency=in_system(estimator, controls))
+    made = Workload(np.zeros(COUNT), prompt, output, concurrency=concurrency_limit(estimator, controls))
     deployment = deployment_of(estimator, controls, threshold=threshold)
     r = simulate(made, deployment, keep_steps=0).requests
     apart = controls.strategy is not Strategy.RRA
@@ -56,7 +56,7 @@ def test_a_bound_that_is_held_in_the_worst_case_is_held(
 
 @pytest.mark.parametrize("threshold", [0.05, 0.2])
 def test_batches_of_few_prompts_cannot_be_brought_near_their_mean(summaries, threshold):
-    found = resized(summaries, threshold, 0.99)
+    found = adjusted_batches(summaries, threshold, 0.99)
     assert found.prompts[0] > 1.1  # a short prompt is joined by another
     np.testing.assert_allclose(found.prompts[SIZES.index(12) :], 1.0, atol=0.02)
     assert found.ranges[0] > 0.5
@@ -65,6 +65,6 @@ def test_batches_of_few_prompts_cannot_be_brought_near_their_mean(summaries, thr
 
 
 def test_prompts_of_one_length_need_no_resizing():
-    found = resized(TaskLengths.fixed(256, 32), 0.05, 0.99)
+    found = adjusted_batches(TaskLengths.fixed(256, 32), 0.05, 0.99)
     assert (found.prompts == 1).all()
     assert np.isinf(found.ranges).all()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_grids import SHAPES, Grid, monotone, shaken, smooth
 
-from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, branch_and_bound, exhaustive, least_tolerances
+from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, branch_and_bound, exhaustive, min_tolerances
 from lengthwise.schema.errors import InputError
 
 EXACT = Tolerances(0, 0)
@@ -83,8 +83,8 @@ def test_the_least_tolerances_of_any_functions_are_enough(seed, shape, known):
     grid, bound = Grid(latency, throughput), float(rng.uniform(0.9, 2.2))
     bounding = Grid(np.ones(shape), throughput) if known else grid
     tolerances = Tolerances(
-        least_tolerances(bounding.perf, grid.variables).throughput + A_HAIR,
-        least_tolerances(grid.perf, grid.variables).latency + A_HAIR,
+        min_tolerances(bounding.perf, grid.variables).throughput + A_HAIR,
+        min_tolerances(grid.perf, grid.variables).latency + A_HAIR,
     )
     found = branch_and_bound(grid.perf, grid.variables, bound, tolerances)
     within(found, exhaustive(grid.perf, grid.variables, bound), tolerances.accepted)
@@ -118,7 +118,7 @@ def test_of_a_variable_without_direction_nothing_is_assumed(seed, shape, kinds):
     grid = Grid(latency[order], rng.permutation(throughput))
     grid.variables[0] = replace(grid.variables[0], rising=None)
     bound = a_bound(rng, latency)
-    assert least_tolerances(grid.perf, grid.variables) == EXACT
+    assert min_tolerances(grid.perf, grid.variables) == EXACT
     found = branch_and_bound(grid.perf, grid.variables, bound, EXACT)
     assert found.best == exhaustive(grid.perf, grid.variables, bound).best
     assert found.exact
@@ -191,7 +191,7 @@ def test_nothing_that_can_run_is_nothing_found():
 def test_an_early_end_says_what_may_be_missed(most):
     latency, throughput = smooth(np.random.default_rng(3), (60, 50, 5))
     grid, bound = Grid(latency, throughput), float(np.quantile(latency, 0.4))
-    found = branch_and_bound(grid.perf, grid.variables, bound, EXACT, most=most)
+    found = branch_and_bound(grid.perf, grid.variables, bound, EXACT, max_points=most)
     best = throughput[latency <= bound].max()
     assert found.evaluated <= most
     assert found.best.throughput_rps * (1 + found.gap) >= best
@@ -227,12 +227,12 @@ def test_answers_that_cannot_be_used_are_refused(broken, says):
 
 def test_numbers_out_of_range_are_refused():
     grid = Grid(np.ones((2, 2)), np.ones((2, 2)))
-    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"batch_size": 0}), (1.0, {"most": 1})]:
+    for bound, options in [(0.0, {}), (math.nan, {}), (1.0, {"batch_size": 0}), (1.0, {"max_points": 1})]:
         with pytest.raises(InputError):
             branch_and_bound(grid.perf, grid.variables, bound, **options)
     sides = [replace(variable, rising=None) for variable in grid.variables]
     with pytest.raises(InputError, match="at least 8 points"):
-        branch_and_bound(grid.perf, sides, 1.0, most=7)
+        branch_and_bound(grid.perf, sides, 1.0, max_points=7)
     with pytest.raises(InputError, match="there are none"):
         branch_and_bound(grid.perf, [], 1.0)
     with pytest.raises(InputError, match="must be 0 or more"):

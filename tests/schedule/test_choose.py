@@ -22,8 +22,8 @@ from lengthwise.schedule import (
     cluster_tables,
     tensor_degrees,
 )
-from lengthwise.schedule.choose import improved
-from lengthwise.schedule.sides import Side
+from lengthwise.schedule.planner import refine
+from lengthwise.schedule.search_space import SearchSpace
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.workload import TruncatedNormal
 
@@ -45,7 +45,7 @@ def small(opt, two_a40):
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_each_strategy_is_as_good_as_the_best_of_all_within_the_gap(small, strategy, worst_case):
     planner = Planner(small, [1, 2], [strategy], worst_case=worst_case)
-    min_s = min(one.found.fastest.latency_s for one in planner.search(math.inf, planner.sides))
+    min_s = min(one.result.fastest.latency_s for one in planner.search(math.inf, planner.spaces))
     for bound_s in (1.02 * min_s, 1.5 * min_s, 3 * min_s, math.inf):
         got, looked = planner.best(bound_s), planner.best(bound_s, exhaustive=True)
         held_s = got.row.latency_high_s if worst_case else got.row.latency_s
@@ -77,31 +77,31 @@ def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strat
     assert looked.evaluated == looked.points
     assert all(side.evaluated == side.points for side in looked.sides)
     planner = Planner(opt_estimator, [1, 2, 4], [strategy])
-    found = planner.search(6.0, planner.sides, disaggregated=True)
+    found = planner.search(6.0, planner.spaces, separately=True)
     for one in found:
-        points, _, _ = one.side.seen()
-        assert one.found.of == one.side.size
-        assert len(points) <= one.found.evaluated == one.side.evaluated <= one.side.size
+        points, _, _ = one.space.evaluated_points()
+        assert one.result.of == one.space.size
+        assert len(points) <= one.result.evaluated == one.space.evaluated <= one.space.size
 
 
 @pytest.mark.parametrize("met", [True, False])
 def test_what_was_looked_at_after_the_search_is_counted_too(opt_estimator, met):
     """Where nothing that was found meets the bound, the neighbours of the fastest as well."""
     planner = Planner(opt_estimator, [1, 2, 4])
-    search_results = planner.search(6.0, planner.sides)
-    before = sum(one.found.evaluated for one in search_results)
+    search_results = planner.search(6.0, planner.spaces)
+    before = sum(one.result.evaluated for one in search_results)
     if not met:
-        search_results = [replace(one, found=replace(one.found, best=None)) for one in search_results]
-    looked = improved(search_results, 6.0)
-    assert all(one.found.evaluated == one.side.evaluated for one in looked)
-    assert sum(one.found.evaluated for one in looked) > before
+        search_results = [replace(one, result=replace(one.result, best=None)) for one in search_results]
+    looked = refine(search_results, 6.0)
+    assert all(one.result.evaluated == one.space.evaluated for one in looked)
+    assert sum(one.result.evaluated for one in looked) > before
 
 
 def test_apart_every_side_has_its_own_best(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
-    apart = planner.best(6.0, disaggregated=True)
+    apart = planner.best(6.0, separately=True)
     for side in apart.sides:
-        alone = [s for s in planner.sides if (s.strategy.value, s.tp) == (side.strategy, side.tp)]
+        alone = [s for s in planner.spaces if (s.strategy.value, s.tp) == (side.strategy, side.tp)]
         if side.best is None:
             continue
         (found,) = planner.search(6.0, alone)
@@ -113,7 +113,7 @@ def test_apart_every_side_has_its_own_best(opt_estimator):
 
 def test_of_equal_throughput_the_faster_is_chosen(opt_estimator):
     """Where encoding binds, WAA-C and WAA-M serve as many requests, one of them at half the latency."""
-    got = Planner(opt_estimator, [1, 2, 4]).best(6.0, disaggregated=True)
+    got = Planner(opt_estimator, [1, 2, 4]).best(6.0, separately=True)
     equal = [
         side.best for side in got.sides if side.best and side.best.throughput_rps >= got.row.throughput_rps * (1 - 1e-9)
     ]
@@ -178,7 +178,7 @@ def test_outputs_of_one_token_are_only_encoded(opt, four_a40, opt_tables):
 
 
 def test_phases_are_never_longer_than_the_longest_output(small):
-    for side in (Side(small, Strategy.RRA, tp, worst_case=True) for tp in (1, 2)):
+    for side in (SearchSpace(small, Strategy.RRA, tp, worst_case=True) for tp in (1, 2)):
         steps = next(v for v in side.variables if v.name == "decode_steps")
         assert steps.values == tuple(range(1, SHORT.max_output_tokens + 1))
 
@@ -197,7 +197,7 @@ def test_a_quantile_of_its_own(opt, four_a40, opt_tables, summaries):
 
 
 def test_runs_of_one_split_cover_every_batch_once(opt_estimator):
-    side = Side(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
+    side = SearchSpace(opt_estimator, Strategy.WAA_M, 2, worst_case=True)
     seen = {
         (int(first + k), int(micro), int(group)) for first, length, micro, group in side._runs for k in range(length)
     }
@@ -220,9 +220,9 @@ def test_where_phases_are_short_and_throughput_is_not_monotone_the_peak_is_found
     translate = TaskLengths.from_preset("exegpt-t")
     estimator = Estimator(translate, four_a40, opt, opt_tables)
     got = Planner(estimator, [1], [Strategy.RRA]).best()
-    side = Planner(estimator, [1], [Strategy.RRA]).sides[0]
+    side = Planner(estimator, [1], [Strategy.RRA]).spaces[0]
     points = np.array([(batch, steps, 0) for steps in range(1, 9) for batch in range(5 * steps, 7 * steps)])
-    looked = side.perf_anew(points)
+    looked = side.perf_uncached(points)
     most_rps = looked.throughput_rps[np.isfinite(looked.latency_s)].max()
     assert got.row.throughput_rps >= most_rps
     alone = branch_and_bound(side.perf, side.variables, math.inf)
@@ -237,7 +237,7 @@ def test_without_tables_of_single_gpus_all_are_in_groups(opt, four_a40, opt_tabl
 
 
 def test_what_is_known_from_elsewhere_is_not_looked_for_again(opt_estimator):
-    side = Planner(opt_estimator, [4], [Strategy.RRA]).sides[0]
+    side = Planner(opt_estimator, [4], [Strategy.RRA]).spaces[0]
     alone = branch_and_bound(side.perf, side.variables, 6.0)
     best_rps = alone.best.throughput_rps
     less = branch_and_bound(side.perf, side.variables, 6.0, known_rps=0.9 * best_rps)

@@ -9,8 +9,8 @@ from encodings_of import encodings_begin_s
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths, cluster_tables
-from lengthwise.schedule.estimation import batches_held
-from lengthwise.schedule.simulation import deployment_of, in_system
+from lengthwise.schedule.estimation import resident_batches
+from lengthwise.schedule.simulation import concurrency_limit, deployment_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
@@ -24,7 +24,7 @@ def played(estimator, controls, seed, requests=REQUESTS):
     """(requests a second, mean latency of those whose output is the quantile), both ends of the run left out."""
     rng, task = np.random.default_rng(seed), estimator.setting.task
     prompt, output = (rng.choice(len(pmf), requests, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
-    workload = Workload(np.zeros(requests), prompt, output, concurrency=in_system(estimator, controls))
+    workload = Workload(np.zeros(requests), prompt, output, concurrency=concurrency_limit(estimator, controls))
     whole = deployment_of(estimator, controls)
     got = simulate(workload, whole, keep_steps=0).requests
     started_s = encodings_begin_s(got, whole.cost)
@@ -80,8 +80,8 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
     """Two batches a stage and one that leaves, at the level: as many tokens as are estimated."""
     controls, setting = Controls(C, 14, tp=4, tp_groups=4), sixteen.setting
     whole = deployment_of(sixteen, controls)
-    assert [batches_held(setting.model, stages) for stages in (1, 2, 12)] == [2, 5, 25]
-    held = batches_held(setting.model, len(whole.cost.stage_layers))
+    assert [resident_batches(setting.model, stages) for stages in (1, 2, 12)] == [2, 5, 25]
+    held = resident_batches(setting.model, len(whole.cost.stage_layers))
     assert whole.limits.max_in_flight == held - 1
     counted = setting.prompt_tokens_high(np.array([held * 14.0]))[0]
     half_a_block_each = held * 14 * BLOCK / 2
@@ -89,7 +89,9 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
     rng, task = np.random.default_rng(2), setting.task
     prompt, output = (rng.choice(len(pmf), 20_000, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
     steps = simulate(
-        Workload(np.zeros(20_000), prompt, output, concurrency=in_system(sixteen, controls)), whole, keep_steps=10**6
+        Workload(np.zeros(20_000), prompt, output, concurrency=concurrency_limit(sixteen, controls)),
+        whole,
+        keep_steps=10**6,
     ).steps
     held = steps.kv_blocks[steps.replica == 0] / whole.kv.num_blocks
     assert 0.7 < np.quantile(held, 0.95) <= 1.0, "they are held, and there is no need of more"
@@ -98,7 +100,7 @@ def test_room_to_encode_is_what_was_counted_on(sixteen):
 def test_what_cannot_be_played_is_refused(opt, opt_tables, summaries, four_a40):
     t5, cluster = catalog.model("t5-11b"), Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
     encoder_decoder = Estimator(summaries, cluster, t5, cluster_tables(t5, cluster, [1]))
-    with pytest.raises(InputError, match="encoder-decoder cannot be played"):
+    with pytest.raises(InputError, match="encoder-decoder cannot be simulated"):
         deployment_of(encoder_decoder, Controls(C, 4))
     with pytest.raises(InputError, match="does not: cache"):
         deployment_of(Estimator(summaries, four_a40, opt, opt_tables), Controls(C, 5000))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise.schedule import Controls, Strategy, TaskLengths
 from lengthwise.schedule.controls import rra_layout, waa_layout
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s, handover_s, shares_of
+from lengthwise.schedule.stage_costs import kv_transfer_s, stage_memory
 
 ENDS = {"first": True, "last": True}
 ITERATIONS = 62
@@ -60,7 +61,7 @@ def test_rra_on_one_stage_comes_out_as_played(opt_estimator, opt_tables, summari
     assert got.latency_high_s[0] >= np.quantile(latency_s, 0.99) * 0.99
 
 
-def played_pipeline(encode_s, decode_s, finish):
+def played_pipeline(encode_s, decode_s, finish_iteration):
     """(starts of encodings, ends of iteration ``finish``), [rounds, micro-batches], of a pipeline stage by stage.
 
     ``encode_s`` [micro-batches, rounds, stages], ``decode_s`` [micro-batches, rounds, N_D, stages].
@@ -76,7 +77,7 @@ def played_pipeline(encode_s, decode_s, finish):
                     started_s[turn, job] = max(ready[job], free[0])
                 for stage, taken in enumerate(seconds.tolist()):
                     free[stage] = ready[job] = max(ready[job], free[stage]) + taken
-                if column == finish:
+                if column == finish_iteration:
                     finished_s[turn, job] = ready[job]
     return started_s, finished_s
 
@@ -95,8 +96,8 @@ def test_rra_on_a_pipeline_comes_out_as_played(opt_estimator, opt_tables, summar
             decode_s[job, :, :, place] = decode_visit_s(
                 of[0], summaries, seqs, tokens, stage.layers, first=of[2], last=of[3]
             )
-    phases, finish = -(-ITERATIONS // steps), (ITERATIONS - 1) % steps + 1
-    started_s, finished_s = played_pipeline(encode_s, decode_s, finish)
+    phases, finish_iteration = -(-ITERATIONS // steps), (ITERATIONS - 1) % steps + 1
+    started_s, finished_s = played_pipeline(encode_s, decode_s, finish_iteration)
     round_s = (started_s[-1, 0] - started_s[20, 0]) / (rounds - 21)
     latency_s = (finished_s[phases - 1 :] - started_s[: rounds - phases + 1])[20:]
     got = opt_estimator.estimate([Controls(Strategy.RRA, new, steps, tp=2, tp_groups=groups)])
@@ -135,7 +136,7 @@ def test_waa_on_two_stages_comes_out_as_played(opt_estimator, opt, four_a40, opt
     got = opt_estimator.estimate([Controls(Strategy.WAA_C, new, tp=2, tp_groups=2)])
     encode_s = encodings_s(tables, drawn(summaries.prompt_pmf, (600, new), 12))
     layout = waa_layout(40, 4, 2, 2, 2)
-    one_way_s = handover_s(opt, {2: shares_of(opt, four_a40, 2)}, layout.decode, summaries.mean_prompt_tokens)
+    one_way_s = kv_transfer_s(opt, {2: stage_memory(opt, four_a40, 2)}, layout.decode, summaries.mean_prompt_tokens)
     table = {}
 
     def decode(seqs, tokens):

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -21,7 +22,6 @@ from lengthwise.schedule import (
     estimate,
     explain,
 )
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
 from lengthwise.schema.errors import InputError
 
 R, C, M = Strategy
@@ -154,7 +154,7 @@ def test_controls_out_of_range_are_refused(opt_estimator):
         opt_estimator.estimate([Controls(R, 4, 4, tp=2, tp_groups=3)])
     with pytest.raises(InputError, match="longest output"):
         opt_estimator.estimate([Controls(R, 4, 81)])
-    with pytest.raises(InputError, match="tensor-parallel degrees"):
+    with pytest.raises(InputError, match="tensor-parallel degree 3"):
         opt_estimator.estimate([Controls(R, 4, 4, tp=3, tp_groups=1)])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from schedule_grids import Grid
 
-from lengthwise.schedule.optimizer import Perf, Variable, exhaustive, whole_box
+from lengthwise.schedule.optimizer import Perf, Variable, evaluate_grid, exhaustive
 from lengthwise.schema.errors import InputError
 
 
@@ -36,7 +36,7 @@ def test_what_cannot_run_meets_no_bound():
     found = exhaustive(grid.perf, grid.variables, math.inf)
     assert found.best is None
     assert found.fastest.latency_s == math.inf
-    assert np.isnan(whole_box(grid.perf, grid.variables).throughput_rps).all()
+    assert np.isnan(evaluate_grid(grid.perf, grid.variables).throughput_rps).all()
 
 
 def test_points_come_as_values_in_the_order_given():

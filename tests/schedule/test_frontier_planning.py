@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -21,8 +22,7 @@ from lengthwise.schedule import (
     frontiers,
     static_batches,
 )
-from lengthwise.schedule.frontier import MOST_POINTS, non_dominated
-from lengthwise.schedule.stage_costs import decode_visit_s, encode_visit_s
+from lengthwise.schedule.frontier import MAX_POINTS, non_dominated
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def fronts(planner):
 def test_a_frontier_rises(fronts):
     assert [strategy for strategy, _ in fronts] == ["rra", "waa-c", "waa-m"]
     for strategy, points in fronts:
-        assert 1 <= len(points) <= MOST_POINTS
+        assert 1 <= len(points) <= MAX_POINTS
         assert {p.row.strategy for p in points} == {strategy}
         for sooner, later in pairwise(points):
             assert sooner.constrained_latency_s < later.constrained_latency_s
@@ -60,7 +60,7 @@ def test_at_its_end_a_frontier_has_all_there_is(planner, fronts):
 def test_between_searched_bounds_little_is_missed(planner, fronts):
     for strategy, shown in fronts:
         alone = Planner(planner.estimator, [1, 2, 4], [Strategy(strategy)])
-        points = non_dominated([side for side in planner.sides if side.strategy == strategy])
+        points = non_dominated([side for side in planner.spaces if side.strategy == strategy])
         for bound_s in (
             shown[0].constrained_latency_s * 1.3,
             math.sqrt(shown[0].constrained_latency_s * shown[-1].constrained_latency_s),
@@ -149,7 +149,7 @@ def test_static_batches_have_a_frontier_too(opt_estimator):
     got = static_batches(opt_estimator)
     for bound_s in (3.0, 5.9, 11.5, math.inf):
         points = got.front(bound_s)
-        assert 2 <= len(points) <= MOST_POINTS
+        assert 2 <= len(points) <= MAX_POINTS
         assert points[0].constrained_latency_s == got.latency_s.min()
         for sooner, later in pairwise(points):
             assert sooner.constrained_latency_s < later.constrained_latency_s

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths, answer, frontiers
-from lengthwise.schedule.frontier import MOST_POINTS, _steps, explored_s, fronts_seen, non_dominated
+from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths, build_plan, frontiers
+from lengthwise.schedule.frontier import MAX_POINTS, evaluated_fronts, explore, growth_steps, non_dominated
 from lengthwise.schema.errors import ScheduleError
 
 DEGREES = (1, 2, 4)
@@ -35,7 +35,7 @@ def min_s(planner):
     """The least latency there is, of all strategies, as an impossible bound finds it."""
     with pytest.raises(ScheduleError, match="least latency"):
         planner.best(1e-9)
-    return min(side.seen()[1].min() for side in planner.sides if side.variables)
+    return min(side.evaluated_points()[1].min() for side in planner.spaces if side.variables)
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -51,23 +51,23 @@ def test_near_the_least_latency_the_shown_curve_is_the_best_there_is(estimator, 
 @pytest.mark.parametrize("times", [1.001, 1.02, 1.05, 1.1, 1.3, 2.2, math.inf])
 def test_at_the_bound_of_a_plan_the_shown_curves_have_what_the_plan_has(estimator, shown, times):
     bound_s = times * min(points[0].constrained_latency_s for points in shown.values())
-    plan = answer(Planner(estimator, DEGREES), bound_s)
+    plan = build_plan(Planner(estimator, DEGREES), bound_s)
     most_rps = max(had(points, bound_s) for _, points in plan.front)
     assert most_rps == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
 def test_what_a_look_at_all_chooses_is_on_the_shown_curve(estimator, shown):
     bound_s = 1.07 * shown["waa-m"][0].constrained_latency_s
-    plan = answer(Planner(estimator, DEGREES, [Strategy.WAA_M]), bound_s, exhaustive=True)
+    plan = build_plan(Planner(estimator, DEGREES, [Strategy.WAA_M]), bound_s, exhaustive=True)
     assert had(dict(plan.front)["waa-m"], bound_s) == pytest.approx(plan.chosen.throughput_rps, rel=1e-8)
 
 
 def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_them(estimator):
     planner = Planner(estimator, DEGREES, [Strategy.RRA])
-    searched_s = explored_s(planner)[Strategy.RRA]
-    ((_, shown),) = fronts_seen(planner, {Strategy.RRA: searched_s})
-    whole = non_dominated(planner.sides)
-    assert len(whole) > MOST_POINTS >= len(shown)
+    searched_s = explore(planner)[Strategy.RRA]
+    ((_, shown),) = evaluated_fronts(planner, {Strategy.RRA: searched_s})
+    whole = non_dominated(planner.spaces)
+    assert len(whole) > MAX_POINTS >= len(shown)
     for bound_s in searched_s:
         assert had(shown, bound_s) == had(whole, bound_s)
     for point in whole:
@@ -76,4 +76,4 @@ def test_nothing_is_left_out_at_bounds_that_were_searched_and_little_between_the
 
 def test_thinned_steps_lack_no_more_than_they_say():
     """Throughputs by hand: from each one that is kept, the first beyond 1.5 times it, or the next to be kept."""
-    assert _steps(np.array([1.0, 1.2, 1.5, 1.6, 2.0, 2.3, 2.6]), 1.5, {0, 1, 6}) == [0, 1, 4, 6]
+    assert growth_steps(np.array([1.0, 1.2, 1.5, 1.6, 2.0, 2.3, 2.6]), 1.5, {0, 1, 6}) == [0, 1, 4, 6]

@@ -20,8 +20,8 @@ from lengthwise.schedule import (
     over_costs,
     over_resamples,
 )
-from lengthwise.schedule.length_drift import left_alone
-from lengthwise.schedule.sides import row_of
+from lengthwise.schedule.length_drift import evaluate_deployed
+from lengthwise.schedule.search_space import row_of
 from lengthwise.schema.errors import InputError
 
 CONTROLS = Controls(Strategy.RRA, 40, 13, tp=4, tp_groups=1)
@@ -88,7 +88,7 @@ def test_a_side_that_is_known_stays(opt_estimator, summaries):
     """Prompts by formula, outputs listed: only decoding varies."""
     sample = Sample(None, seen(summaries, 200, 1).output_tokens, paired=False)
     rng = np.random.default_rng(0)
-    drawn = sample.task(summaries, rng)
+    drawn = sample.resampled(summaries, rng)
     assert drawn.prompt_pmf.tolist() == summaries.prompt_pmf.tolist()
     assert drawn.output_pmf.tolist() != summaries.output_pmf.tolist()
     assert sample.requests == 200
@@ -96,7 +96,7 @@ def test_a_side_that_is_known_stays(opt_estimator, summaries):
 
 def test_pairs_are_drawn_together():
     sample = Sample(np.array([1, 2, 3]), np.array([10, 20, 30]))
-    drawn = sample.task(TaskLengths.fixed(1, 1), np.random.default_rng(0))
+    drawn = sample.resampled(TaskLengths.fixed(1, 1), np.random.default_rng(0))
     assert drawn.mean_output_tokens == pytest.approx(10 * drawn.mean_prompt_tokens)
 
 
@@ -132,7 +132,7 @@ def test_the_share_that_holds_a_bound_is_of_the_draws(opt_estimator, opt_tables)
     row = estimated(opt_estimator)
     off = [scaled(opt_tables, by) for by in (0.8, 0.9, 1.1, 1.2)]
     assert over_costs(opt_estimator, row, off, row.latency_high_s).held_share == 0.5
-    with pytest.raises(InputError, match="tables that are off"):
+    with pytest.raises(InputError, match="needs perturbed tables"):
         over_costs(opt_estimator, row, [])
 
 
@@ -148,4 +148,4 @@ def test_a_frontier_has_a_band_around_it(opt_estimator, opt_tables):
     point = made[1][1][0]
     setting = opt_estimator.setting
     slower = Estimator(setting.task, setting.cluster, setting.model, scaled(opt_tables, 1.1))
-    assert point.band_rps[0] == pytest.approx(left_alone(slower, point.row, worst_case=True)[0].throughput_rps)
+    assert point.band_rps[0] == pytest.approx(evaluate_deployed(slower, point.row, worst_case=True)[0].throughput_rps)

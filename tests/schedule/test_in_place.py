@@ -11,7 +11,7 @@ from lengthwise import catalog
 from lengthwise.schedule import Cluster, Controls, Estimator, Planner, Strategy, TaskLengths, cluster_tables
 from lengthwise.schedule.adaptation import InPlace
 from lengthwise.schedule.controls import columns
-from lengthwise.schedule.sides import row_of
+from lengthwise.schedule.search_space import row_of
 
 WITHIN = 1.02
 """The planner's tolerance."""

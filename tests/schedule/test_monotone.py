@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from schedule_grids import Grid, monotone
 
-from lengthwise.schedule.optimizer import least_tolerances, non_monotone
+from lengthwise.schedule.optimizer import min_tolerances, non_monotone
 
 
 def row(rows, variable, tolerance):
@@ -51,7 +51,7 @@ def test_a_monotone_box_has_none_and_needs_no_tolerance():
     rng = np.random.default_rng(0)
     grid = Grid(monotone(rng, (5, 4, 3), "smooth"), monotone(rng, (5, 4, 3), "steps"))
     assert all(r.latency == r.throughput == 0.0 for r in non_monotone(grid.perf, grid.variables))
-    least = least_tolerances(grid.perf, grid.variables)
+    least = min_tolerances(grid.perf, grid.variables)
     assert (least.throughput, least.latency) == (0.0, 0.0)
 
 
@@ -61,7 +61,7 @@ def test_the_least_tolerances_are_those_of_the_worst_pair(seed):
     latency, throughput = 1 + rng.random((4, 3, 3)), 1 + rng.random((4, 3, 3))
     latency[rng.random((4, 3, 3)) < 0.2] = math.inf
     grid = Grid(latency, throughput)
-    least = least_tolerances(grid.perf, grid.variables)
+    least = min_tolerances(grid.perf, grid.variables)
     assert least.latency == pytest.approx(worst(latency, latency))
     assert least.throughput == pytest.approx(worst(throughput, latency))
 

@@ -40,7 +40,7 @@ def test_groups_that_no_side_holds_ask_for_a_lower_degree(opt, summaries):
 
 def test_single_gpus_without_tables_ask_for_them(opt, summaries):
     said = refused(summaries, opt, 6, [4])
-    assert "single GPUs beside the groups have no cost tables" in said
+    assert "single GPUs next to the groups have no cost tables" in said
     assert "Give cost tables of TP 1 too, or use as many GPUs as the degree divides" in said
 
 

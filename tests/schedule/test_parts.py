@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from lengthwise import catalog
-from lengthwise.schedule import Estimator, Planner, Strategy, answer, best_schedule
-from lengthwise.schedule.full_answer import MIN_GAIN, _sizes, parts
+from lengthwise.schedule import Estimator, Planner, Strategy, best_schedule, build_plan
+from lengthwise.schedule.plan import MIN_GAIN, best_parts, part_sizes
 from lengthwise.schema.errors import ScheduleError
 
 
@@ -25,22 +25,22 @@ def planner_of(estimator, gpus, strategies=tuple(Strategy)):
 def test_parts_have_what_so_many_clusters_of_their_own_have(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     whole = planner.best().row
-    found = parts(planner, math.inf, whole.throughput_rps)
+    found = best_parts(planner, math.inf, whole.throughput_rps)
     setting = opt_estimator.setting
     cluster = replace(setting.cluster, gpus=found.gpus)
     alone = best_schedule(setting.task, cluster, setting.model, tables={1: setting.tables[1]})
     assert (found.gpus, found.copies) == (1, 4)
     assert found.row == alone.row
     assert found.throughput_rps == 4 * alone.row.throughput_rps > whole.throughput_rps * (1 + MIN_GAIN)
-    assert answer(planner).parts == found
+    assert build_plan(planner).parts == found
 
 
 def test_no_parts_are_told_where_all_together_have_as_much(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     whole = planner.best(3.0).row
-    assert parts(planner, 3.0, whole.throughput_rps) is None
-    assert parts(planner, 3.0) is not None
-    assert parts(planner, math.inf, parts(planner).throughput_rps / (1 + MIN_GAIN / 2)) is None
+    assert best_parts(planner, 3.0, whole.throughput_rps) is None
+    assert best_parts(planner, 3.0) is not None
+    assert best_parts(planner, math.inf, best_parts(planner).throughput_rps / (1 + MIN_GAIN / 2)) is None
 
 
 def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
@@ -49,7 +49,7 @@ def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
     bound_s = 1.02 * min_s(two)
     assert bound_s < min_s(planner)
     with pytest.raises(ScheduleError, match=r"Fewer GPUs meet it: 2 GPUs alone, with RRA, .*--gpus 2") as told:
-        answer(planner, bound_s)
+        build_plan(planner, bound_s)
     words = two.best(bound_s).row.words
     assert re.search(re.escape(words), str(told.value))
 
@@ -57,26 +57,26 @@ def test_a_bound_that_only_fewer_gpus_meet_names_them(opt_estimator):
 def test_what_no_part_meets_is_refused_as_it_is(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     with pytest.raises(ScheduleError) as told:
-        answer(planner, 0.1)
+        build_plan(planner, 0.1)
     assert "Fewer GPUs" not in str(told.value)
     assert "lower quantile" in str(told.value)
 
 
 def test_a_split_has_no_parts_of_one_gpu_and_weights_must_fit(opt_estimator):
     only = planner_of(opt_estimator, 2, [Strategy.WAA_C])
-    assert parts(only) is None
+    assert best_parts(only) is None
     setting = opt_estimator.setting
     small = replace(setting.cluster, gpus=2, gpu_memory_utilization=0.5)
     model = catalog.model("opt-13b")
     tight = Planner(Estimator(setting.task, small, model, setting.tables), [1, 2])
-    assert parts(tight) is None
+    assert best_parts(tight) is None
 
 
 def test_parts_lie_within_nodes_or_are_whole_nodes_that_use_up_all():
-    assert _sizes(4, 4) == [1, 2]
-    assert _sizes(7, 8) == [1, 2, 4]
-    assert _sizes(48, 8) == [1, 2, 4, 8, 16, 24]
-    assert _sizes(1, 8) == []
+    assert part_sizes(4, 4) == [1, 2]
+    assert part_sizes(7, 8) == [1, 2, 4]
+    assert part_sizes(48, 8) == [1, 2, 4, 8, 16, 24]
+    assert part_sizes(1, 8) == []
 
 
 def min_s(planner):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lengthwise.schedule import Estimator, Planner, Strategy, TaskLengths
-from lengthwise.schedule.choose import ladder, largest_batches
-from lengthwise.schedule.sides import Side
+from lengthwise.schedule.planner import max_batches, phase_lengths
+from lengthwise.schedule.search_space import SearchSpace
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,9 @@ def code(opt, four_a40, opt_tables):
 
 @pytest.mark.parametrize("bound_s", [14.0, math.inf])
 def test_one_request_more_does_not_meet_the_bound(code, bound_s):
-    side = Side(code, Strategy.RRA, 2, worst_case=True)
+    side = SearchSpace(code, Strategy.RRA, 2, worst_case=True)
     grid = np.array([(steps, groups) for steps in (3, 20, 200) for groups in (1, 2)])
-    batch = largest_batches(side, grid, bound_s)
+    batch = max_batches(side, grid, bound_s)
     assert batch.max() > 1
     assert (side.perf(np.column_stack([batch, grid])[batch > 0]).latency_s <= bound_s).all()
     more = side.perf(np.column_stack([batch + 1, grid])).latency_s
@@ -30,27 +30,27 @@ def test_one_request_more_does_not_meet_the_bound(code, bound_s):
 
 
 def test_where_nothing_meets_the_bound_there_is_no_batch(code):
-    side = Side(code, Strategy.RRA, 1, worst_case=True)
-    assert largest_batches(side, np.array([(1, 0), (480, 0)]), 0.01).tolist() == [0, 0]
+    side = SearchSpace(code, Strategy.RRA, 1, worst_case=True)
+    assert max_batches(side, np.array([(1, 0), (480, 0)]), 0.01).tolist() == [0, 0]
 
 
 def test_phases_that_are_tried_are_within_what_there_is():
-    tried = ladder(50, 480)
+    tried = phase_lengths(50, 480)
     assert tried[0] == 1
     assert tried[-1] == 480
     assert {49, 50, 51} <= set(tried.tolist())
     assert set(range(1, 9)) <= set(tried.tolist())
-    assert ladder(1, 1).tolist() == [1]
-    assert ladder(3, 4).tolist() == [1, 2, 3, 4]
+    assert phase_lengths(1, 1).tolist() == [1]
+    assert phase_lengths(3, 4).tolist() == [1, 2, 3, 4]
 
 
 def test_a_choice_is_not_below_the_best_of_all_phases(code):
     """At the upper corner of all schedules, one iteration a phase, throughput is a third below the best."""
     best_rps = 0.0
     for tp, groups in ((1, 0), (2, 2), (4, 1)):
-        side = Side(code, Strategy.RRA, tp, worst_case=True)
+        side = SearchSpace(code, Strategy.RRA, tp, worst_case=True)
         grid = np.array([(steps, groups) for steps in range(1, 61)])
-        batch = largest_batches(side, grid, math.inf)
+        batch = max_batches(side, grid, math.inf)
         rps = side.perf(np.column_stack([batch, grid])[batch > 0]).throughput_rps
         assert rps[0] < rps.max()
         best_rps = max(best_rps, rps.max())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.lengths import finish, paper_completions, phase_shares, renewal_completions
+from lengthwise.schedule.lengths import paper_completions, phase_loads, phase_position, renewal_completions
 from lengthwise.schema.errors import InputError
 
 
@@ -21,26 +21,29 @@ def tasks(draw):
 
 
 @given(tasks(), st.integers(1, 30), st.sampled_from([0, 1]))
-def test_completions_of_a_phase_are_what_enters_it(task, steps, from_encode):
+def test_completions_of_a_phase_are_what_enters_it(task, steps, encode_output_tokens):
     steps = min(steps, task.max_output_tokens)
-    share = phase_shares(task, steps, from_encode)
-    entering = task.decode_survival(from_encode)[:1].sum()
+    share = phase_loads(task, steps, encode_output_tokens)
+    entering = task.decode_survival(encode_output_tokens)[:1].sum()
     for completions, seqs in (
-        (renewal_completions(task, steps, from_encode), share.seqs),
-        (paper_completions(task, steps, from_encode), phase_shares(task, steps, from_encode, paper=True).seqs),
+        (renewal_completions(task, steps, encode_output_tokens), share.seqs),
+        (
+            paper_completions(task, steps, encode_output_tokens),
+            phase_loads(task, steps, encode_output_tokens, paper=True).seqs,
+        ),
     ):
         assert completions.min() >= 0
         assert seqs[0] * completions.sum() == pytest.approx(entering)
-    phases = -(-np.arange(len(task.output_pmf) - from_encode) // steps)
-    mean_phases = float(task.output_pmf[from_encode:] @ phases)
+    phases = -(-np.arange(len(task.output_pmf) - encode_output_tokens) // steps)
+    mean_phases = float(task.output_pmf[encode_output_tokens:] @ phases)
     assert share.seqs[0] == pytest.approx(mean_phases)
 
 
 @given(tasks(), st.integers(1, 30), st.sampled_from([0, 1]))
-def test_the_papers_completions_are_no_fewer_than_the_renewals(task, steps, from_encode):
+def test_the_papers_completions_are_no_fewer_than_the_renewals(task, steps, encode_output_tokens):
     steps = min(steps, task.max_output_tokens)
-    paper = paper_completions(task, steps, from_encode).sum()
-    assert paper >= renewal_completions(task, steps, from_encode).sum() - 1e-12
+    paper = paper_completions(task, steps, encode_output_tokens).sum()
+    assert paper >= renewal_completions(task, steps, encode_output_tokens).sum() - 1e-12
 
 
 def test_the_papers_completions_by_hand():
@@ -50,7 +53,7 @@ def test_the_papers_completions_by_hand():
 
 
 def test_outputs_of_one_length_fill_whole_phases():
-    share = phase_shares(TaskLengths.fixed(100, 8), 3, 1)
+    share = phase_loads(TaskLengths.fixed(100, 8), 3, 1)
     np.testing.assert_allclose(share.seqs, [3.0, 2.0, 2.0])
     np.testing.assert_allclose(share.kv_tokens, [3 * 100 + 1 + 4 + 7, 2 * 100 + 2 + 5, 2 * 100 + 3 + 6])
     np.testing.assert_array_equal(share.seqs_variance, 0.0)
@@ -70,7 +73,7 @@ def test_draws_of_many_phases_have_the_expected_batch_context_and_variances():
             alive = np.roll(needs, ago, axis=0) >= age
             seqs[:, u - 1] += alive.sum(axis=1)
             tokens[:, u - 1] += (alive * (np.roll(prompts, ago, axis=0) + age)).sum(axis=1)
-    share = phase_shares(task, steps, 1)
+    share = phase_loads(task, steps, 1)
     np.testing.assert_allclose(seqs.mean(axis=0), new * share.seqs, rtol=0.01)
     np.testing.assert_allclose(tokens.mean(axis=0), new * share.kv_tokens, rtol=0.01)
     np.testing.assert_allclose(seqs.var(axis=0), new * share.seqs_variance, rtol=0.04)
@@ -78,15 +81,15 @@ def test_draws_of_many_phases_have_the_expected_batch_context_and_variances():
 
 
 def test_one_decode_a_phase_has_as_many_sequences_as_iterations(summaries):
-    assert phase_shares(summaries, 1, 0).seqs[0] == pytest.approx(summaries.mean_output_tokens)
+    assert phase_loads(summaries, 1, 0).seqs[0] == pytest.approx(summaries.mean_output_tokens)
 
 
 @pytest.mark.parametrize(("iterations", "expected"), [(0, (1, 0)), (1, (1, 1)), (7, (1, 7)), (8, (2, 1)), (63, (9, 7))])
 def test_a_request_finishes_in_the_phase_that_has_its_last_iteration(iterations, expected):
-    assert finish(7, iterations) == expected
+    assert phase_position(7, iterations) == expected
 
 
 @pytest.mark.parametrize("steps", [0, 81])
 def test_more_decode_steps_than_the_longest_output_are_refused(summaries, steps):
     with pytest.raises(InputError, match="from 1 to the longest output"):
-        phase_shares(summaries, steps)
+        phase_loads(summaries, steps)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost import roofline
 from lengthwise.engine.step_time import CostReader
-from lengthwise.schedule import Cluster, TaskLengths, cluster_tables
-from lengthwise.schedule.stage_costs import decode_visit_s, degree_tables, encode_visit_s, projected_share
+from lengthwise.schedule import Cluster, Estimator, TaskLengths, cluster_tables
+from lengthwise.schedule.stage_costs import projected_share
 from lengthwise.schema.cost_tables import MERGED, AttentionRule
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError
@@ -103,6 +104,6 @@ def test_only_encoder_decoders_project_elsewhere():
     assert projected_share(t5) == pytest.approx(cross / (encoder + cross), rel=1e-4)
 
 
-def test_a_degree_without_tables_is_refused(opt_tables, summaries):
-    with pytest.raises(InputError, match=r"degrees \[1, 8\]; there are some of \[1, 2, 4\]"):
-        degree_tables(opt_tables, summaries, [8, 1])
+def test_a_degree_without_tables_is_refused(opt, four_a40, opt_tables, summaries):
+    with pytest.raises(InputError, match=r"degree 8; there are those of \[1, 2, 4\]"):
+        Estimator(summaries, four_a40, opt, opt_tables).setting.packed(8)

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError
 SECONDS = st.floats(0.01, 10.0)
 
 
-def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, uniform=1e-10):
+def plain(encode_s, decode_s, parts, encoding, finish_iteration, scale, most_rounds=64, uniform=1e-10):
     """The recurrence over stages one by one, as it is written down."""
     visits = [encode_s, *decode_s]
     free, ready = [0.0] * len(encode_s), [0.0] * parts
@@ -29,7 +29,7 @@ def plain(encode_s, decode_s, parts, encoding, finish, scale, most_rounds=64, un
                     if column == 0 and stage == 0:
                         started[job] = begin
                     free[stage] = ready[job] = begin + (taken if column else taken * scale[job])
-            if column == finish:
+            if column == finish_iteration:
                 latency = max(0.0, *(ready[job] - started[job] for job in range(encoding)))
         now = ready + free
         moved = [a - b for a, b in zip(now, before or [0.0] * len(now), strict=True)]
@@ -55,10 +55,10 @@ def pipelines(draw):
 @given(pipelines())
 @settings(max_examples=200)
 def test_the_compiled_recurrence_agrees_with_the_plain_one_to_the_last_bit(case):
-    encode_s, decode_s, parts, encoding, finish = case
+    encode_s, decode_s, parts, encoding, finish_iteration = case
     scale = [1.0 + 0.1 * job for job in range(encoding)]
-    got = steady_round(encode_s, decode_s, parts, encoding=encoding, finish=finish, scale=scale)
-    assert (got.round_s, got.latency_s) == plain(encode_s, decode_s, parts, encoding, finish, scale)
+    got = steady_round(encode_s, decode_s, parts, encoding=encoding, finish_iteration=finish_iteration, scale=scale)
+    assert (got.round_s, got.latency_s) == plain(encode_s, decode_s, parts, encoding, finish_iteration, scale)
 
 
 @given(st.integers(0, 10**6))
@@ -66,9 +66,9 @@ def test_the_compiled_recurrence_agrees_with_the_plain_one_to_the_last_bit(case)
 def test_neighbours_that_take_the_same_time_may_be_taken_together(seed):
     rng = np.random.default_rng(seed)
     count = rng.integers(1, 5, rng.integers(1, 5))
-    pace = rng.uniform(0.5, 1.5, len(count))
-    decode_s = pace * np.sort(rng.uniform(0.3, 1.0, rng.integers(1, 6)))[::-1][:, None]
-    encode_s, parts = pace * rng.uniform(1.0, 8.0, len(count)), int(rng.integers(1, 2 * count.sum() + 1))
+    relative_speed = rng.uniform(0.5, 1.5, len(count))
+    decode_s = relative_speed * np.sort(rng.uniform(0.3, 1.0, rng.integers(1, 6)))[::-1][:, None]
+    encode_s, parts = relative_speed * rng.uniform(1.0, 8.0, len(count)), int(rng.integers(1, 2 * count.sum() + 1))
     scale = rng.uniform(0.8, 1.2, parts)
     together = steady_round(encode_s, decode_s, parts, count=count, scale=scale)
     apart = steady_round(np.repeat(encode_s, count), np.repeat(decode_s, count, axis=1), parts, scale=scale)
@@ -92,7 +92,7 @@ def test_an_encoding_longer_than_decodes_leaves_the_bubble_of_the_closed_form(st
 
 
 def test_one_micro_batch_goes_through_the_stages_one_after_another():
-    got = steady_round([2.0, 1.0, 3.0], [[0.5, 0.25, 0.125]] * 4, 1, finish=2)
+    got = steady_round([2.0, 1.0, 3.0], [[0.5, 0.25, 0.125]] * 4, 1, finish_iteration=2)
     assert got.round_s == pytest.approx(6.0 + 4 * 0.875)
     assert got.latency_s == pytest.approx(6.0 + 2 * 0.875)
 

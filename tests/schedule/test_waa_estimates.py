@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
@@ -20,7 +21,7 @@ from lengthwise.schedule import (
     estimate,
 )
 from lengthwise.schedule.controls import rra_layout, waa_layout
-from lengthwise.schedule.stage_costs import available_bytes, decode_visit_s, encode_visit_s, shares_of
+from lengthwise.schedule.stage_costs import available_bytes, stage_memory
 from lengthwise.schema.errors import InputError
 
 C, M = Strategy.WAA_C, Strategy.WAA_M
@@ -80,7 +81,7 @@ def test_an_encoding_pipeline_holds_two_batches_a_stage_and_one_that_leaves(opt,
     """One is computed, one waits; every stage has room for the prompts of all of them."""
     batch, cluster = 40, Cluster(catalog.gpu("A40"), catalog.node("pcie4-8"), 8)
     got = estimate([Controls(C, batch)], TaskLengths.fixed(600, 2), cluster, opt, opt_tables)
-    layout, share = waa_layout(40, 8, int(got.encode_gpus[0])), shares_of(opt, cluster, 1)
+    layout, share = waa_layout(40, 8, int(got.encode_gpus[0])), stage_memory(opt, cluster, 1)
     stages = len(layout.encode)
     assert stages == 7
     needed = [
@@ -130,7 +131,7 @@ def test_a_decoder_only_model_is_held_twice_and_an_encoder_decoder_once(opt, fou
         total = 0.0
         for side in {layout.encode, layout.decode}:
             for place, stage in enumerate(side):
-                share = shares_of(model, cluster, stage.tp)
+                share = stage_memory(model, cluster, stage.tp)
                 ends = {"first": place == 0, "last": place == len(side) - 1}
                 total += stage.tp * share.weight_bytes(stage.layers, stage.role, **ends)
         return total

@@ -10,7 +10,7 @@ from scipy.stats import binom, kstest
 
 from lengthwise.schedule import Monitor, TaskLengths, Watcher
 from lengthwise.schedule.adaptation import lengths_since
-from lengthwise.schedule.drift_monitor import BETS, WIDTH, Evidence, KnownRanks, SeenRanks, _factors
+from lengthwise.schedule.drift_monitor import BETS, BUCKET, EmpiricalRanks, Evidence, KnownRanks, bet_factors
 from lengthwise.schedule.length_drift import moved
 from lengthwise.schema.errors import InputError
 
@@ -36,7 +36,7 @@ def most(streams, rate):
 
 
 def test_a_bet_pays_one_in_the_mean():
-    factors = _factors()
+    factors = bet_factors()
     assert factors.shape[1] == BETS
     assert factors.mean(axis=0) == pytest.approx(np.ones(BETS), abs=1e-12)
     assert factors.min() > 0
@@ -163,9 +163,9 @@ def test_equal_streams_and_seeds_give_equal_alarms():
 
 def test_ranks_among_what_was_seen_are_counts():
     rng = np.random.default_rng(0)
-    seen = rng.integers(1, 3 * WIDTH, 50).tolist()
-    ranks = SeenRanks(np.bincount(seen))
-    for tokens, draw in itertools.product([1, 5, WIDTH - 1, WIDTH, 4 * WIDTH], [0.0, 0.5, 1.0]):
+    seen = rng.integers(1, 3 * BUCKET, 50).tolist()
+    ranks = EmpiricalRanks(np.bincount(seen))
+    for tokens, draw in itertools.product([1, 5, BUCKET - 1, BUCKET, 4 * BUCKET], [0.0, 0.5, 1.0]):
         seen.append(tokens)
         expected = (sum(x < tokens for x in seen) + draw * sum(x == tokens for x in seen)) / len(seen)
         assert ranks.of(tokens, draw) == pytest.approx(expected)
@@ -200,7 +200,7 @@ def test_ranks_of_few_tested_requests_are_even_from_the_first_on():
         rng = np.random.default_rng(seed)
         seen = rng.choice(len(PLANNED.output_pmf), 41, p=PLANNED.output_pmf)
         planned = TaskLengths.from_samples(seen[:40], seen[:40])
-        outputs = Watcher(planned, 40, Monitor(every=10, seed=seed))._ranks[1]
+        outputs = Watcher(planned, 40, Monitor(every=10, seed=seed)).ranks[1]
         ranks.append(outputs.of(int(seen[40]), float(rng.random())))
     assert kstest(ranks, "uniform").pvalue > 0.01
 
@@ -247,9 +247,9 @@ def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
         ({"sides": ()}, "sides must be some of"),
         ({"sides": ("answers",)}, "sides must be some of"),
         ({"every": 0}, "every must be at least 1"),
-        ({"false_positive_rate": 0.0}, "false_alarms must be above 0 and below 1"),
-        ({"false_positive_rate": 1.0}, "false_alarms must be above 0 and below 1"),
-        ({"min_requests": 0}, "least_requests must be from 1"),
+        ({"false_positive_rate": 0.0}, "false_positive_rate must be above 0 and below 1"),
+        ({"false_positive_rate": 1.0}, "false_positive_rate must be above 0 and below 1"),
+        ({"min_requests": 0}, "min_requests must be from 1"),
     ],
 )
 def test_a_watch_has_its_ranges(given, says):

@@ -57,7 +57,7 @@ def waves(strategy, score):
     asked = []
     while wave := strategy.suggest():
         asked.append(wave)
-        strategy.tell([(settings, score(settings)) for settings in reversed(wave)])
+        strategy.report([(settings, score(settings)) for settings in reversed(wave)])
     return asked
 
 
@@ -107,7 +107,7 @@ def test_a_wave_whose_results_are_out_is_not_proposed_again():
     strategy = Bayesian(SMALL, 100, seed=3, batch_size=4)
     asked = [*strategy.suggest(), *strategy.suggest(), *strategy.suggest()]
     assert len(set(names(asked))) == len(asked) == 9
-    strategy.tell([(settings, None) for settings in asked])
+    strategy.report([(settings, None) for settings in asked])
     assert strategy.suggest() == []
 
 
@@ -142,12 +142,12 @@ def test_it_is_silent_and_leaves_the_settings_of_optuna(capfd):
 
 def test_only_what_was_asked_for_can_be_told():
     strategy = Bayesian(SMALL, 9, seed=0, batch_size=1)
-    with pytest.raises(InputError, match="asked for"):
-        strategy.tell([({"kind": "c"}, 1.0)])
+    with pytest.raises(InputError, match="only suggested settings"):
+        strategy.report([({"kind": "c"}, 1.0)])
     [settings] = strategy.suggest()
-    strategy.tell([(settings, 1.0)])
-    with pytest.raises(InputError, match="and once"):
-        strategy.tell([(settings, 1.0)])
+    strategy.report([(settings, 1.0)])
+    with pytest.raises(InputError, match="only once"):
+        strategy.report([(settings, 1.0)])
 
 
 @pytest.mark.parametrize(

@@ -213,4 +213,4 @@ def test_trials_keep_what_they_tried():
     assert (trials.effort.simulations, trials.effort.requests) == (3, 3000)
     assert trials.strain(0.9) > 1 >= trials.strain(0.5)
     assert trials.binds == limit.metric
-    assert trials.warning(0.9, 0.95) > trials.warning(0.9, 0.5) > 0
+    assert trials.half_width(0.9, 0.95) > trials.half_width(0.9, 0.5) > 0

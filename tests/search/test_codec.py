@@ -14,7 +14,7 @@ from market import TTFT, question
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Point, Status
-from lengthwise.search.configuration_search import _tied, frontier, usd_per_thousand
+from lengthwise.search.configuration_search import frontier, tied_count, usd_per_thousand
 from lengthwise.search.space import Space, checked, names_of, settings_key
 from lengthwise.search.store import from_dict, to_dict
 
@@ -152,7 +152,7 @@ def test_tied_are_those_before_the_first_that_is_clearly_worse(found, higher):
         halves = [0.0 if math.isnan(x) else x for x in (a.half_width, b.half_width)]
         return abs(a.value - b.value) <= sum(halves)
 
-    tied = _tied(ranked, asked)
+    tied = tied_count(ranked, asked)
     assert (tied == 0) == (not ranked)
     assert all(overlap(ranked[0].objective, c.objective) for c in ranked[:tied])
     assert tied == len(ranked) or not overlap(ranked[0].objective, ranked[tied].objective)

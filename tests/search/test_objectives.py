@@ -16,7 +16,7 @@ from lengthwise.search.bounds import ceiling
 from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
 from lengthwise.search.limits import Promises, objective
 from lengthwise.search.load import Load
-from lengthwise.search.objective_at_rate import LENGTHS
+from lengthwise.search.objectives import EXACT_LENGTHS
 from lengthwise.search.space import Space
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def strain(requested, replicas, settings=None, seeds=8):
     sized = replace(one, parallel=replace(one.parallel, replicas=replicas))
     load = Load(Chat())
     top = replace(ceiling(sized, load.sample(), requested.promises.limits), rate_rps=requested.rate_rps)
-    requests = run_length(top, requested.promises) * LENGTHS
+    requests = run_length(top, requested.promises) * EXACT_LENGTHS
     return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).strain(requested.rate_rps)
 
 

@@ -71,7 +71,7 @@ def test_a_task_whose_process_was_lost_is_done_again(worker_pool, chores, tmp_pa
 
 
 def test_a_task_that_kills_every_process_is_told(worker_pool, chores):
-    with pytest.raises(LengthwiseError, match="could not do a task, tried 4 times"):
+    with pytest.raises(LengthwiseError, match="could not do a task in 4 attempts"):
         list(worker_pool.run([3], chores.dies))
 
 
@@ -127,7 +127,7 @@ def test_an_address_where_nobody_answers_is_told():
         "    print(error)"
     )
     told, noise = in_a_new_process(code)
-    assert told.startswith("no Ray cluster answers at '127.0.0.1:1'")
+    assert told.startswith("no Ray cluster responds at '127.0.0.1:1'")
     assert noise == ""
 
 

@@ -123,7 +123,7 @@ def test_a_full_disk_is_told_and_what_was_stored_before_is_there(tmp_path):
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
     failed_at, message = done.stdout.split(maxsplit=1)
-    assert message.startswith(f"cannot keep evaluations in {tmp_path / FILE}")
+    assert message.startswith(f"cannot store evaluations in {tmp_path / FILE}")
     with Store.open(tmp_path) as store:
         assert [key for key, _ in store] == [str(at) for at in range(int(failed_at))]
         assert len(store) > 0
@@ -145,20 +145,20 @@ def read_only():
 
 
 def test_a_read_only_folder_is_told(read_only):
-    with pytest.raises(OutputError, match="cannot keep evaluations in"):
+    with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(read_only)
-    with pytest.raises(OutputError, match="cannot keep evaluations in"):
+    with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(read_only / "new")
 
 
 def test_a_file_in_the_place_of_the_folder_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot keep evaluations in"):
+    with pytest.raises(OutputError, match="cannot store evaluations in"):
         Store.open(tmp_path / "file")
 
 
 def test_a_lock_that_stays_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("lengthwise.search.store.PATIENCE_S", 0.1)
+    monkeypatch.setattr("lengthwise.search.store.TIMEOUT_S", 0.1)
     with Store.open(tmp_path) as store:
         blocker = sqlite3.connect(tmp_path / FILE, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")

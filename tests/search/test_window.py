@@ -72,7 +72,7 @@ def queue(n=100, every_s=1.0, tokens=110):
 
 def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
     window = observe(queue(), ONE, 0)
-    waits = window.waiting("queueing_delay_s", 15.0)
+    waits = window.waits_s("queueing_delay_s", 15.0)
     arrival_count = np.arange(100.0)
     counted = arrival_count[(arrival_count >= 0.2 * 99) & (arrival_count < 99 - 15.0)]
     expected = 0.1 * counted
@@ -84,7 +84,7 @@ def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
 
 def test_who_still_waits_has_waited_until_the_end():
     window = observe(queue(every_s=0.5), ONE, 0)
-    waited, waits = window.num_waiting("queueing_delay_s", 5.0), window.waiting("queueing_delay_s", 5.0)
+    waited, waits = window.censored_waits_s("queueing_delay_s", 5.0), window.waits_s("queueing_delay_s", 5.0)
     served = np.isfinite(waits)
     assert not served.all()
     np.testing.assert_array_equal(waited[served], waits[served])
@@ -190,7 +190,7 @@ def test_strains_are_at_1_where_the_quantile_is(quantile):
     n = 5000
     workload = Workload(np.cumsum(rng.exponential(1.0, n)), rng.integers(1, 140, n), np.ones(n, int))
     window = observe(workload, ONE, 0)
-    waits = window.waiting("ttft_s", 0.0)
+    waits = window.waits_s("ttft_s", 0.0)
     at = float(np.quantile(waits[np.isfinite(waits)], float(quantile[1:]) / 100))
     name = f"ttft.{quantile}"
     assert strained(window, Limit(name, at * 1.05))[name] <= 1

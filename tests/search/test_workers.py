@@ -131,7 +131,7 @@ def test_a_script_that_would_start_itself_again_is_told(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=60)
     assert "if __name__ == '__main__':" in done.stderr
-    assert "LengthwiseError: a worker process died (exit code 1); what it printed says why" in done.stderr
+    assert "LengthwiseError: a worker process died (exit code 1); its output names the cause" in done.stderr
 
 
 def test_what_no_pickle_can_hold_is_told(chores):

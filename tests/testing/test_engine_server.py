@@ -19,7 +19,7 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps, decode, emulated, encode
-from lengthwise.testing.engine_server.completions import BEGIN, END, Mind
+from lengthwise.testing.engine_server.completions import BEGIN, END, ToyModel
 
 QUICK = LinearSteps(0.0005, 0.0, 0.0)
 SAMPLE = "Write a poem: é, 中文 🙂!\r\n\t<out:5> and <out:007>\x00 ~\x7f"
@@ -56,7 +56,7 @@ async def events(session, server, path="/v1/completions", **body):
 
 def test_text_and_ids_are_the_same_thing():
     assert decode(encode(SAMPLE)) == SAMPLE
-    mind, written = Mind("toy", [*encode(SAMPLE), BEGIN]), []
+    mind, written = ToyModel("toy", [*encode(SAMPLE), BEGIN]), []
     mind.fixed = 400
     while not written or written[-1] != END:
         written.append(mind.next())
@@ -70,9 +70,9 @@ def test_text_and_ids_are_the_same_thing():
 
 def test_other_models_and_other_prompts_give_other_text():
     def text(model, prompt):
-        mind, ids = Mind(model, [*encode(prompt), BEGIN]), []
+        mind, ids = ToyModel(model, [*encode(prompt), BEGIN]), []
         for _ in range(20):
-            ids.append(mind.next(ends=False))
+            ids.append(mind.next(may_end=False))
             mind.read(ids[-1:])
         return tuple(ids)
 
@@ -278,7 +278,7 @@ def test_what_it_did_is_what_the_engine_room_says():
             await ask(session, server, prompt=ids, max_tokens=int(outputs[i]), ignore_eos=True)
             late.append(asyncio.get_running_loop().time())
 
-        started_s = server.clocked._begun_s
+        started_s = asyncio.get_running_loop().time() - server.clocked.now_s() / spec.speed
         await asyncio.gather(*(one(i) for i in range(40)))
         assert server.clocked.batch.preemptions > 0
         due = sorted(started_s + entry.finished_s / spec.speed for entry in server.log.entries)

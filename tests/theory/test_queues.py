@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lengthwise import theory
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import mean_estimate
 
 EXPONENTIAL = theory.ExponentialTimes(1.0)
 ALWAYS = theory.SampledTimes([2.0])
@@ -68,7 +69,7 @@ def test_waits_in_slots_are_those_of_a_simulated_queue(times):
     """FCFS with slots is the batch server with batches of one."""
     rate = 0.85 * 8 / times.mean_s
     runs = theory.runs(times, [], 1, rate_rps=rate, servers=8, requests=40_000, seeds=range(3))
-    seen = theory.estimate([run.latency_s for run in runs]).value
+    seen = mean_estimate([run.latency_s for run in runs]).value
     assert theory.fcfs(times, rate, 8).mean_s == pytest.approx(seen, rel=0.03)
 
 
@@ -77,7 +78,7 @@ def test_equal_sizes_leave_nothing_to_order():
     for order in (theory.sjf, theory.srpt):
         assert order(ALWAYS, 0.4).mean_s == pytest.approx(blind.mean_s)
     assert theory.spjf([2.0, 2.0], [1.0, 9.0], 0.4).mean_s > 0
-    assert math.isnan(theory.share_kept(blind, blind, theory.srpt(ALWAYS, 0.4)))
+    assert math.isnan(theory.share_retained(blind, blind, theory.srpt(ALWAYS, 0.4)))
 
 
 @given(times=samples, load=loads, slots=st.integers(1, 16))
@@ -117,7 +118,7 @@ def test_a_reversed_order_is_worse_than_none():
     sizes = theory.with_error(EXPONENTIAL, 0.0, np.random.default_rng(0))[0]
     blind, wrong = theory.fcfs(EXPONENTIAL, 0.8), theory.spjf(sizes, 1 / sizes, 0.8)
     assert wrong.mean_s > blind.mean_s
-    assert theory.share_kept(blind, wrong, theory.srpt(EXPONENTIAL, 0.8)) < 0
+    assert theory.share_retained(blind, wrong, theory.srpt(EXPONENTIAL, 0.8)) < 0
 
 
 def test_errors_cost_and_are_reproducible():

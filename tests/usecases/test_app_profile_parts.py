@@ -21,13 +21,13 @@ from lengthwise.apps.launch import EngineConfig, LocalLauncher
 from lengthwise.apps.plan import read_switch_times
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import EngineError, InputError
+from lengthwise.statistics import mean_estimate
 from lengthwise.usecases.app_profile_folder import (
     BOOK,
     SWITCH_TIMES,
     Lengths,
     ProfileStore,
     Switched,
-    mean_of,
     read_book,
     write_book,
 )
@@ -219,8 +219,8 @@ def test_a_folder_that_holds_something_else_is_named(tmp_path, text):
 
 
 def test_a_mean_has_the_interval_of_students_t():
-    found = mean_of([7.0, 9.0, 8.0])
+    found = mean_estimate([7.0, 9.0, 8.0])
     assert found.value == 8.0
     assert found.half_width == pytest.approx(4.302653 * 1.0 / np.sqrt(3), rel=1e-5)
-    assert not mean_of([7.0]).has_interval
-    assert np.isnan(mean_of([]).value)
+    assert not mean_estimate([7.0]).has_interval
+    assert np.isnan(mean_estimate([]).value)

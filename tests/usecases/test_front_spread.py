@@ -108,7 +108,7 @@ def test_a_front_in_seconds_leans_too_and_none_has_no_error() -> None:
 @pytest.mark.parametrize(("report", "log_sd"), [(True, 0.1), (False, 0.7)])
 def test_a_calibrated_front_does_not_lean(cost: CostTables, report: bool, log_sd: float) -> None:
     low, high = (0.03 * math.exp(side * 1.96 * 0.1) for side in (-1, 1))
-    client = Parameter("client", "", "s", 0.03, low, high, prior=0.02, report=report, effect=0.1)
+    client = Parameter("client", "", "s", 0.03, low, high, prior=0.02, determined=report, effect=0.1)
     errors = part_errors(cost, [client], {}, 0.05, 0.05)
     (front,) = (error for error in errors if error.part == "front")
     assert front.log_sd == pytest.approx(log_sd)

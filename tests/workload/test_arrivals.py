@@ -124,7 +124,7 @@ def test_a_flat_profile_is_poisson():
 def test_replay_moves_to_zero_and_scales():
     replay = Replay([5.0, 6.0, 9.0], time_scale=0.5)
     assert replay.sample(2, np.random.default_rng()).tolist() == [0, 0.5]
-    with pytest.raises(InputError, match="4 requests are asked for, but only 3 times"):
+    with pytest.raises(InputError, match="4 requests need as many times to replay; there are 3"):
         replay.sample(4, np.random.default_rng())
 
 

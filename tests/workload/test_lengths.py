@@ -232,7 +232,7 @@ def test_redraw_is_the_distribution_below_the_limit():
     prompt, output = model.sample(5000, np.random.default_rng(0))
     assert (prompt + output).max() == 100
     assert prompt.mean() == pytest.approx(100 / 3, rel=0.05)
-    with pytest.raises(InputError, match="still lie above the limits"):
+    with pytest.raises(InputError, match="still above the limits"):
         Capped(Joint(Fixed(5), Fixed(5)), 9, cut="redraw").sample(3, np.random.default_rng(0))
 
 
@@ -246,13 +246,13 @@ def test_redraw_is_the_distribution_below_the_limit():
         (lambda: LogNormal(5, -1), "sigma"),
         (lambda: LogNormal.from_mean_sd(-1, 1), "mean must be above 0"),
         (lambda: LogNormal.from_median_p90(5, 4), "p90 must not be below"),
-        (lambda: TruncatedNormal(805, 20, 1, 50), "next to nothing of the normal"),
+        (lambda: TruncatedNormal(805, 20, 1, 50), "almost nothing of the normal"),
         (lambda: TruncatedNormal(5, 0), "sd must be above 0"),
         (lambda: TruncatedNormal.from_moments(256, 252, 1, 512), "at most 147"),
         (lambda: TruncatedNormal.from_moments(600, 5, 1, 512), "low < mean < high"),
         (lambda: SkewNormal(5, 1, 1.0), "within 0.995"),
         (lambda: SkewNormal(5, 1, 0, 1000, 2000), "nothing of the distribution"),
-        (lambda: Quantiles([0, 1], [1]), "a length a level"),
+        (lambda: Quantiles([0, 1], [1]), "a length for each level"),
         (lambda: Quantiles([0.1, 1], [1, 2]), "increase from 0 to 1"),
         (lambda: Quantiles([0, 1], [2, 1]), "must not decrease"),
         (lambda: Quantiles.from_mean_median_p90(5, 5, 4, high=9), "median < p90"),

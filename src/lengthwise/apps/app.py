@@ -1,9 +1,9 @@
-"""What a user builds: models, calls and the loops between them."""
+"""Definition of an application: models, calls and loops, checked on construction."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -13,25 +13,20 @@ from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.workload import Marginal
 
-_REFUSED = {
-    "tools": "answers are kept as texts, and calls of tools are none",
-    "functions": "answers are kept as texts, and calls of functions are none",
-    "logprobs": "answers are kept as texts, without probabilities",
-    "echo": "answers are kept without their prompts",
-    "stream": "answers are kept whole",
+_UNSUPPORTED_FIELDS = {
+    "tools": "outputs are stored as text, without tool calls",
+    "functions": "outputs are stored as text, without function calls",
+    "logprobs": "outputs are stored as text, without probabilities",
+    "echo": "outputs are stored without their prompts",
+    "stream": "outputs are stored when they are complete",
 }
 
 
 def require_one_answer(fields: Mapping[str, Any], where: str) -> None:
-    """Raises InputError where a request with these fields would be answered by more, or by other, than one text.
-
-    Args:
-        fields: Of a request.
-        where: What holds them, for the message.
-    """
-    for name, why in _REFUSED.items():
+    """Raise InputError unless a request with these fields gets exactly one text; ``where`` starts the message."""
+    for name, reason in _UNSUPPORTED_FIELDS.items():
         if fields.get(name):
-            raise InputError(f"{where}.{name} cannot be asked for: {why}. Take it out")
+            raise InputError(f"{where}.{name} is not supported: {reason}. Remove it")
     for name in ("n", "best_of"):
         if fields.get(name) not in (1, None):
             raise InputError(f"{where}.{name} must be 1, since a request has one answer; it is {fields[name]!r}")
@@ -43,15 +38,15 @@ DEFAULT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an output is drawn.
+    """How an engine samples an output.
 
     Attributes:
-        max_tokens: Longest output.
+        max_tokens: Maximum output tokens.
         temperature: 0 decodes greedily.
-        top_p: As OpenAI's API has it; None: the engine's default.
+        top_p: As in OpenAI's API; None: the engine's default.
         stop: Texts that end the output.
-        seed: None: of what the task is, where decoding is not greedy.
-        extra: Further fields of the request, passed on as they are; the answer must stay one text.
+        seed: None: derived from the task's identity, unless decoding is greedy.
+        extra: Further fields of the request, passed through; the answer must remain one text.
     """
 
     max_tokens: int = DEFAULT_TOKENS
@@ -70,17 +65,17 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the same request has the same answer."""
+        """Return whether equal requests get equal answers."""
         return self.temperature == 0
 
     def fields(self) -> dict[str, Any]:
-        """Those of a request's body but for the seed, which may be the task's."""
-        said: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        """Return the fields of a request's body, except the seed, which may depend on the task."""
+        body: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         if self.top_p is not None:
-            said["top_p"] = self.top_p
+            body["top_p"] = self.top_p
         if self.stop:
-            said["stop"] = list(self.stop)
-        return said | dict(self.extra)
+            body["stop"] = list(self.stop)
+        return body | dict(self.extra)
 
 
 @dataclass(frozen=True)
@@ -88,16 +83,16 @@ class Model:
     """A model that an application uses.
 
     Attributes:
-        name: As calls name it.
+        name: Name that calls refer to.
         model: Catalog name or ``config.json``, for planning; "": the name.
-        weights: What an engine loads; None: what the catalog knows.
-        revision: Of the weights; it is part of every result's key.
-        lengths: Distribution of its output lengths without a limit; None: every output is as long as it may be.
-        max_model_len: Longest prompt and output; None: the model's own.
-        limits: The engine's knobs.
-        cost: Where seconds come from, as ``engine.deploy`` takes it.
-        host: The engine's host, as ``engine.deploy`` takes it.
-        asked_with: What its engines are asked for and told besides, in words; part of every result's key.
+        weights: What an engine loads; None: the catalog's.
+        revision: Revision of the weights; part of every result's key.
+        lengths: Distribution of its output lengths without a limit; None: every output is as long as its limit.
+        max_model_len: Maximum tokens of prompt and output; None: the model's own.
+        limits: Limits of the engine.
+        cost: Source of iteration times, as in ``engine.deploy``.
+        host: Host of the engine, as in ``engine.deploy``.
+        asked_with: Description of the options and request fields that its engines add; part of every result's key.
     """
 
     name: str
@@ -113,25 +108,25 @@ class Model:
 
     @property
     def spec(self) -> str:
-        """What the catalog is asked for."""
+        """Return the name to look up in the catalog."""
         return self.model or self.name
 
     def identity(self) -> str:
-        """What its answers follow from."""
+        """Return everything about the model that determines its answers."""
         return f"{self.weights or self.spec}@{self.revision}" + (self.asked_with and f" {self.asked_with}")
 
 
 @dataclass(frozen=True)
 class Fan:
-    """How a call becomes several tasks a row; at most one of ``each``, ``times`` and ``over``.
+    """How a call becomes several tasks per row; at most one of ``each``, ``times`` and ``over``.
 
     Attributes:
-        each: Expression for a list: a task for each element (``item``, ``index``).
-        times: So many independent tasks (``index``).
-        over: Expression for a list of the row: a chain, each round sees ``item``, ``index`` and ``previous``, the
-            output of the round before; the call's output is the last one's.
-        most: Longest list, where it hangs on outputs.
-        expected: Its mean length, for planning; None: ``most``.
+        each: Expression for a list: one task per element (``item``, ``index``).
+        times: Number of independent tasks (``index``).
+        over: Expression for a list in the row, processed as a chain: each round sees ``item``, ``index`` and
+            ``previous``, the output of the round before; the output of the call is that of the last round.
+        most: Maximum length of the list, needed if it depends on outputs.
+        expected: Mean length of the list, for planning; None: ``most``.
     """
 
     each: str = ""
@@ -143,51 +138,49 @@ class Fan:
     def __post_init__(self) -> None:
         if self.times < 1:
             raise InputError(f"times must be at least 1; it is {self.times}")
-        ways = [name for name, is_so in self._ways().items() if is_so]
-        if len(ways) > 1:
-            raise InputError(f"a call fans out in one way; {' and '.join(ways)} are given. Keep one of them")
+        given = {"each": bool(self.each), "times": self.times > 1, "over": bool(self.over)}
+        if sum(given.values()) > 1:
+            names = " and ".join(name for name, is_given in given.items() if is_given)
+            raise InputError(f"a call fans out in one way; {names} are given. Keep one of them")
         if self.most is not None and self.most < 1:
             raise InputError(f"most must be at least 1; it is {self.most}")
 
-    def _ways(self) -> dict[str, bool]:
-        return {"each": bool(self.each), "times": self.times > 1, "over": bool(self.over)}
-
     @property
     def is_list(self) -> bool:
-        """Whether children see a list."""
+        """Return whether the output of the call is a list."""
         return bool(self.each) or self.times > 1
 
 
 def each(expression: str, *, most: int | None = None, expected: float | None = None) -> Fan:
-    """A task for each element of a list."""
+    """Return a fan-out with one task per element of a list."""
     return Fan(each=expression, most=most, expected=expected)
 
 
 def times(count: int) -> Fan:
-    """So many independent tasks."""
+    """Return a fan-out into ``count`` independent tasks."""
     return Fan(times=count)
 
 
 def over(expression: str) -> Fan:
-    """A chain over a list of the row."""
+    """Return a chain over a list in the row."""
     return Fan(over=expression)
 
 
 @dataclass(frozen=True)
 class From:
-    """The model that a field of the row names."""
+    """The model is named by a field of the row."""
 
     field: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """Fields of the row that tell lengths, in tokens; "": none does.
+    """Row fields that contain lengths in tokens; "": no field does.
 
     Attributes:
-        prompt_tokens: Of the prompt without what other calls put into it.
-        output_tokens: Of the output, where it is known beforehand.
-        max_tokens: Longest output, where rows differ in it; for planning, the request says it itself.
+        prompt_tokens: Length of the prompt without the outputs of other calls.
+        output_tokens: Length of the output, if it is known beforehand.
+        max_tokens: Maximum length of the output, if it differs between rows; for planning only.
     """
 
     prompt_tokens: str = ""
@@ -201,21 +194,21 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Call:
-    """A prompt for a model.
+    """A prompt template for a model.
 
     Attributes:
-        name: As other calls' templates name its output.
-        model: A model's name; several: each of them is asked, and children see a mapping; From: the row says.
+        name: Name of its output in other calls' templates.
+        model: Name of a model; several: each of them answers, and the output is a mapping; From: named by the row.
         prompt: A Jinja2 template: one user message, or messages.
-        system: Template of a system message before it; "": none.
-        sampling: How outputs are drawn.
+        system: Template of a system message in front; "": none.
+        sampling: How outputs are sampled.
         api: "chat", or "completion": the bare prompt.
-        fan: Several tasks a row.
-        when: Expression; false: skipped. "": always.
-        when_share: How often it is true, for planning.
-        report: Lengths that the row tells.
-        body: Expression for the whole body of the request, which is sent as it is; prompt and sampling are not looked
-            at. "": they make it.
+        fan: How the call becomes several tasks per row.
+        when: Expression; the task is skipped if it is false. "": always true.
+        when_share: Probability that it is true, for planning.
+        report: Row fields that contain lengths.
+        body: Expression for the complete body of the request; prompt and sampling are then ignored. "": derived from
+            them.
     """
 
     name: str
@@ -232,26 +225,31 @@ class Call:
 
     @property
     def messages(self) -> Messages:
-        """(role, template) of all messages."""
-        said = (("user", self.prompt),) if isinstance(self.prompt, str) else self.prompt
-        return ((("system", self.system),) if self.system else ()) + said
+        """Return (role, template) of all messages."""
+        messages = (("user", self.prompt),) if isinstance(self.prompt, str) else self.prompt
+        return ((("system", self.system),) if self.system else ()) + messages
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Return the expressions that it has."""
+        return tuple(text for text in (self.when, self.fan.each, self.fan.over, self.body) if text)
 
     @property
     def is_mapping(self) -> bool:
-        """Whether children see a mapping by model."""
+        """Return whether the output is a mapping by model."""
         return isinstance(self.model, tuple)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Calls that go round and round, in this order.
+    """Calls that are repeated in rounds, in this order.
 
     Attributes:
-        name: For messages.
-        calls: Names; each sees those before it as of this round, and ``previous.NAME`` of the round before.
-        most: Rounds at most.
-        until: Expression that ends it when a round is over; "": all rounds are run.
-        until_share: How often it ends after a round, for planning.
+        name: Name in messages.
+        calls: Names of calls; each sees earlier ones of its round, and ``previous.NAME`` of the round before.
+        most: Maximum number of rounds.
+        until: Expression that ends the loop after a round; "": run all rounds.
+        until_share: Probability that the loop ends after a round, for planning.
     """
 
     name: str
@@ -261,23 +259,23 @@ class Loop:
     until_share: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "calls", tuple(self.calls))  # a list will do, as it does in App
+        object.__setattr__(self, "calls", tuple(self.calls))
         if self.most < 1:
             raise InputError(f"most of loop {self.name!r} must be at least 1; it is {self.most}")
 
 
 @dataclass(frozen=True)
 class App:
-    """An application; it is checked whole when it is made.
+    """An application; its names and templates are checked on construction.
 
     Attributes:
-        models: By name.
-        calls: Their order is that of outputs in exports.
-        loops: Over some of the calls.
-        name: For reports.
+        models: Models by name.
+        calls: Calls; their order is that of outputs in exports.
+        loops: Loops over some of the calls.
+        name: Name in reports.
 
     Raises:
-        InputError: A name is unknown, a template cannot be read, or calls wait for one another in a cycle.
+        InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
     """
 
     models: Sequence[Model]
@@ -286,166 +284,121 @@ class App:
     name: str = ""
 
     def __post_init__(self) -> None:
-
         for column in ("models", "calls", "loops"):
             object.__setattr__(self, column, tuple(getattr(self, column)))
-        check(self)
+        _check(self)
 
     def model_index(self, name: str) -> int:
-        """The number of a model."""
+        """Return the number of a model."""
         return [model.name for model in self.models].index(name)
 
     def loop_of(self, call: str) -> Loop | None:
-        """The loop that a call is in."""
+        """Return the loop that contains a call."""
         return next((loop for loop in self.loops if call in loop.calls), None)
 
 
 ITEM, INDEX = "item", "index"
-BUILT_IN = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "namespace"})
-"""Names that Jinja2 gives every template."""
+_JINJA_GLOBALS = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "namespace"})
+"""Names that Jinja2 defines in every template."""
 
 
 @dataclass(frozen=True)
 class References:
-    """What a call names.
+    """Names in a call's templates and expressions.
 
     Attributes:
-        shown: Calls that stand in its prompt.
-        requested: Other calls, that only its ``when`` or its list names.
-        previous: Calls of its loop as of the round before.
-        shown_before: Those of them that stand in its prompt.
+        calls: Calls whose outputs the call waits for, except those of its loop's previous round.
+        shown: Those of them in its prompt.
+        previous: Calls of its loop whose outputs of the previous round it uses.
+        shown_before: Those of them in its prompt.
         fields: Fields of the row.
     """
 
+    calls: frozenset[str]
     shown: frozenset[str]
-    requested: frozenset[str]
     previous: frozenset[str]
     shown_before: frozenset[str]
     fields: frozenset[str]
 
-    @property
-    def calls(self) -> frozenset[str]:
-        """All that it waits for in its own round, or outside of its loop."""
-        return self.shown | self.requested
-
-
-def prompts(call: Call) -> tuple[Text, ...]:
-    """The templates of its messages."""
-    return tuple(template(text) for _, text in call.messages)
-
-
-def expressions(call: Call) -> tuple[Text, ...]:
-    """Its ``when``, its list and its body, where it has them."""
-    return tuple(expression(text) for text in _asks(call))
-
-
-def _asks(call: Call) -> tuple[str, ...]:
-    return tuple(text for text in (call.when, call.fan.each, call.fan.over, call.body) if text)
-
 
 @lru_cache(maxsize=1024)
-def _names(call_texts: tuple[str, ...], kind: str) -> Names:
-    read = template if kind == "template" else expression
-    found = [read(text).names for text in call_texts]
+def _names(sources: tuple[str, ...], parse: Callable[[str], Text]) -> Names:
+    found = [parse(source).names for source in sources]
     return Names(frozenset().union(*(one.plain for one in found)), frozenset().union(*(one.previous for one in found)))
 
 
 def references(app: App, call: Call) -> References:
-    """What a call names; a call before what its fan or its loop gives, a field of the row last."""
-    known = {one.name for one in app.calls}
-    said = _names(tuple(text for _, text in call.messages), "template")
-    asks = _names(_asks(call), "expression")
-    given = _given(app, call) | BUILT_IN
-    plain = said.plain | asks.plain
-    shown = said.plain & known
-    is_looped = app.loop_of(call.name) is not None
-    before = said.previous | asks.previous if is_looped else frozenset()
+    """Return the names in a call: of calls first, then of the variables of its fan-out or loop, else of row fields."""
+    fan, is_looped = call.fan, app.loop_of(call.name) is not None
+    variables = set(_JINJA_GLOBALS)
+    if fan.each or fan.over:
+        variables |= {ITEM, INDEX}
+    if fan.times > 1:
+        variables.add(INDEX)
+    if fan.over or is_looped:
+        variables.add(PREVIOUS)
+    calls = {one.name for one in app.calls}
+    prompt = _names(tuple(text for _, text in call.messages), template)
+    expressions = _names(call.expressions, expression)
+    plain = prompt.plain | expressions.plain
     return References(
-        shown=shown,
-        requested=(asks.plain & known) - shown,
-        previous=before,
-        shown_before=said.previous if is_looped else frozenset(),
-        fields=plain - known - given,
+        calls=plain & calls,
+        shown=prompt.plain & calls,
+        previous=prompt.previous | expressions.previous if is_looped else frozenset(),
+        shown_before=prompt.previous if is_looped else frozenset(),
+        fields=plain - calls - variables,
     )
 
 
-def _given(app: App, call: Call) -> frozenset[str]:
-    """Names that its fan and its loop give."""
-    fan, given = call.fan, set()
-    if fan.each or fan.over:
-        given |= {ITEM, INDEX}
-    if fan.times > 1:
-        given.add(INDEX)
-    if fan.over or app.loop_of(call.name):
-        given.add(PREVIOUS)
-    return frozenset(given)
-
-
 def until_calls(app: App, loop: Loop) -> frozenset[str]:
-    """Calls that the end of a loop is told by."""
-    if not loop.until:
-        return frozenset()
-    return expression(loop.until).names.plain & {one.name for one in app.calls}
+    """Return the calls in a loop's end condition."""
+    return expression(loop.until).names.plain & {one.name for one in app.calls} if loop.until else frozenset()
 
 
 Unit = tuple[str, ...]
-"""Calls that are made together: one, or those of a loop in their order."""
+"""Calls that run together: one, or those of a loop in their order."""
 
 
 def ordered(app: App) -> list[Unit]:
-    """Units, parents before children, in the order in which the application names them where it does not matter.
+    """Return units with parents before children, otherwise in the application's order.
 
     Raises:
-        InputError: Calls wait for one another outside of a loop; the message tells the way round.
+        InputError: Calls wait for one another outside of a loop; the message names the cycle.
     """
-    unit_of = {one.name: app.loop_of(one.name) for one in app.calls}
-    units: dict[str, Unit] = {}
-    for one in app.calls:
-        loop = unit_of[one.name]
-        units[one.name] = loop.calls if loop else (one.name,)
-    waits: dict[Unit, set[Unit]] = {unit: set() for unit in units.values()}
-    for one in app.calls:
-        own = units[one.name]
-        waits[own] |= {units[name] for name in references(app, one).calls} - (
-            {own} if len(own) > 1 or _own(app, own) else set()
-        )
+    unit_of: dict[str, Unit] = {}
+    for call in app.calls:
+        loop = app.loop_of(call.name)
+        unit_of[call.name] = loop.calls if loop else (call.name,)
+    waits: dict[Unit, set[Unit]] = {unit: set() for unit in unit_of.values()}
+    for call in app.calls:
+        waits[unit_of[call.name]] |= {unit_of[name] for name in references(app, call).calls}
     for loop in app.loops:
-        waits[loop.calls] |= {units[name] for name in until_calls(app, loop)} - {loop.calls}
-    out: list[Unit] = []
+        waits[loop.calls] |= {unit_of[name] for name in until_calls(app, loop)}
+        waits[loop.calls].discard(loop.calls)
+    done: list[Unit] = []
     while waits:
-        ready = next((unit for unit, some in waits.items() if not some - set(out)), None)
+        ready = next((unit for unit, parents in waits.items() if not parents - set(done)), None)
         if ready is None:
-            raise InputError(_cycle(waits, out))
-        out.append(ready)
+            raise _cycle_error(waits, done)
+        done.append(ready)
         del waits[ready]
-    return out
+    return done
 
 
-def _own(app: App, unit: Unit) -> bool:
-    """Whether it is a loop of one call."""
-    return app.loop_of(unit[0]) is not None
-
-
-def _cycle(waits: dict[Unit, set[Unit]], done: list[Unit]) -> str:
-    at = next(iter(waits))
-    way = [at]
-    while True:
-        at = min(waits[at] - set(done))
-        if at in way:
-            names = [" and ".join(unit) for unit in [*way[way.index(at) :], at]]
-            if len(names) == 2:
-                return _of_itself(names[0])
-            shown = " -> ".join(reversed(names))
-            return (
-                f"calls must not wait for one another outside of a loop; here {shown}. Put them into [loops], or take "
-                "one name out"
-            )
-        way.append(at)
-
-
-def _of_itself(name: str) -> str:
-    """A call that waits for itself is most often one that has the name of a field."""
-    return (
+def _cycle_error(waits: dict[Unit, set[Unit]], done: list[Unit]) -> InputError:
+    path = [next(iter(waits))]
+    while (unit := min(waits[path[-1]] - set(done))) not in path:
+        path.append(unit)
+    names = [" and ".join(one) for one in [*path[path.index(unit) :], unit]]
+    if len(names) > 2:
+        cycle = " -> ".join(reversed(names))
+        return InputError(
+            f"calls must not wait for one another outside of a loop; this is a cycle: {cycle}. Put them into [loops], "
+            "or remove one of the references"
+        )
+    # Usually the call has the same name as a field of the inputs.
+    name = names[0]
+    return InputError(
         f"call {name!r} names {name!r}, which is itself. If a field {name!r} of the inputs is meant, give the call or "
         "the field another name; if its own output of the round before is, put it into [loops] and write "
         f"previous.{name}"
@@ -453,44 +406,43 @@ def _of_itself(name: str) -> str:
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-RESERVED = frozenset({"item", "index", "previous", "true", "false", "none", "loop", "self"})
+_RESERVED = frozenset({"item", "index", "previous", "true", "false", "none", "loop", "self"})
 
 
-def check(app: App) -> None:
-    """Nothing, where an application can be run on rows that have its fields; raises InputError."""
-    for kind, some in (("model", app.models), ("call", app.calls)):
-        if not some:
+def _check(app: App) -> None:
+    """Raise InputError unless the application can run on rows that have its fields."""
+    for kind, named in (("model", app.models), ("call", app.calls), ("loop", app.loops)):
+        if not named and kind != "loop":
             raise InputError(f"an application needs at least one {kind}; it has none")
-        _unique(kind, [one.name for one in some])
-    _unique("loop", [loop.name for loop in app.loops])
+        _require_unique(kind, [one.name for one in named])
     for call in app.calls:
-        _call(app, call)
+        _check_call(app, call)
     for loop in app.loops:
-        _loop(app, loop)
+        _check_loop(app, loop)
     for call in app.calls:
-        _previous(app, call)
+        _check_previous(app, call)
     ordered(app)
 
 
-def _unique(kind: str, names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"every {kind} needs a name of its own; {', '.join(twice)} stands there twice")
+def _require_unique(kind: str, names: Sequence[str]) -> None:
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"every {kind} needs a name of its own; duplicates: {', '.join(duplicates)}")
 
 
-def _call(app: App, call: Call) -> None:
-    if not _NAME.match(call.name) or call.name.lower() in RESERVED:
+def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after another
+    if not _NAME.match(call.name) or call.name.lower() in _RESERVED:
         raise InputError(
-            f"a call's name must be one that templates can use: letters, digits and _, none of "
-            f"{', '.join(sorted(RESERVED))}; it is {call.name!r}"
+            f"a call's name must be usable in templates: letters, digits and _, and none of "
+            f"{', '.join(sorted(_RESERVED))}; it is {call.name!r}"
         )
     known = [model.name for model in app.models]
-    asked = () if isinstance(call.model, From) else (call.model,) if isinstance(call.model, str) else call.model
-    if not asked and not isinstance(call.model, From):
-        raise InputError(f"call {call.name!r} must ask a model; it names none. Known are: {', '.join(known)}")
-    for name in asked:
-        if name not in known:
-            raise UnknownNameError(f"model for call {call.name!r}", name, known)
+    if not isinstance(call.model, From):
+        names = (call.model,) if isinstance(call.model, str) else call.model
+        if not names:
+            raise InputError(f"call {call.name!r} must name a model. Known are: {', '.join(known)}")
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(f"model for call {call.name!r}", name, known)
     if call.api not in (CHAT, COMPLETION):
         raise UnknownNameError(f"api for call {call.name!r}", call.api, (CHAT, COMPLETION))
     if call.api == COMPLETION and (call.system or not isinstance(call.prompt, str)):
@@ -498,68 +450,65 @@ def _call(app: App, call: Call) -> None:
     if not 0 <= call.when_share <= 1:
         raise InputError(f"when_share of call {call.name!r} must be from 0 to 1; it is {call.when_share}")
     if call.is_mapping and (call.fan.is_list or call.fan.over):
-        raise InputError(f"call {call.name!r} asks several models; it cannot fan out as well. Make it two calls")
-    _texts(app, call)
-
-
-def _texts(app: App, call: Call) -> None:
+        raise InputError(f"call {call.name!r} names several models; it cannot fan out as well. Make it two calls")
     try:
-        prompts(call)
-        expressions(call)
+        _parsed(call)
     except InputError as error:
         raise InputError(f"call {call.name!r}: {error}") from error
     calls = {one.name for one in app.calls}
-    if call.fan.over and (hung := expression(call.fan.over).names.plain & calls):
+    if call.fan.over and (parents := expression(call.fan.over).names.plain & calls):
         raise InputError(
-            f"over of call {call.name!r} must be a list that the row has; it names the call {_some(hung)}. "
+            f"over of call {call.name!r} must be a list in the row; it names the call {_joined(parents)}. "
             "Use each, with most"
         )
-    if call.fan.each and call.fan.most is None and (hung := expression(call.fan.each).names.plain & calls):
+    if call.fan.each and call.fan.most is None and (parents := expression(call.fan.each).names.plain & calls):
         raise InputError(
-            f"each of call {call.name!r} hangs on what {_some(hung)} will say, so it needs most, its longest list"
+            f"each of call {call.name!r} depends on the output of {_joined(parents)}, so it needs most, the maximum "
+            "length of its list"
         )
 
 
-def _loop(app: App, loop: Loop) -> None:
-    calls = [one.name for one in app.calls]
+def _parsed(call: Call) -> list[Text]:
+    return [*(template(text) for _, text in call.messages), *map(expression, call.expressions)]
+
+
+def _check_loop(app: App, loop: Loop) -> None:
+    calls = {one.name: one for one in app.calls}
     if not loop.calls:
         raise InputError(f"loop {loop.name!r} must have calls; it has none. Known are: {', '.join(calls)}")
-    _unique(f"call of loop {loop.name!r}", loop.calls)
+    _require_unique(f"call of loop {loop.name!r}", loop.calls)
     for name in loop.calls:
         if name not in calls:
             raise UnknownNameError(f"call for loop {loop.name!r}", name, calls)
-        inside = [other.name for other in app.loops if name in other.calls]
-        if len(inside) > 1:
-            raise InputError(f"a call may be in one loop; {name!r} is in {_some(inside)}")
-        if app.calls[calls.index(name)].fan.over:
+        loops = [other.name for other in app.loops if name in other.calls]
+        if len(loops) > 1:
+            raise InputError(f"a call may be in one loop; {name!r} is in {_joined(loops)}")
+        if calls[name].fan.over:
             raise InputError(f"call {name!r} is a chain (over) and in loop {loop.name!r}; it can be one of them")
     if not 0 <= loop.until_share <= 1:
         raise InputError(f"until_share of loop {loop.name!r} must be from 0 to 1; it is {loop.until_share}")
-    if loop.until:
-        try:
-            until_calls(app, loop)
-        except InputError as error:
-            raise InputError(f"until of loop {loop.name!r}: {error}") from error
+    try:
+        until_calls(app, loop)
+    except InputError as error:
+        raise InputError(f"until of loop {loop.name!r}: {error}") from error
 
 
-def _previous(app: App, call: Call) -> None:
+def _check_previous(app: App, call: Call) -> None:
     loop, names = app.loop_of(call.name), references(app, call)
-    texts = [*prompts(call), *expressions(call)]
     if loop is None:
-        if not call.fan.over and any(PREVIOUS in text.names.plain for text in texts):
+        if not call.fan.over and any(PREVIOUS in text.names.plain for text in _parsed(call)):
             raise InputError(
-                f"call {call.name!r} names previous, which is there in a chain (over) and in loops; it is in neither"
+                f"call {call.name!r} names previous, which exists in a chain (over) and in loops; it is in neither"
             )
         return
     if foreign := names.previous - set(loop.calls):
         raise UnknownNameError(f"call of loop {loop.name!r} for previous", min(foreign), loop.calls)
-    later = names.calls & set(loop.calls[loop.calls.index(call.name) :])
-    if later:
+    if later := names.calls & set(loop.calls[loop.calls.index(call.name) :]):
         raise InputError(
-            f"call {call.name!r} comes before {_some(later)} in loop {loop.name!r}, so in its own round there is "
-            f"none yet; write previous.{min(later)} for that of the round before"
+            f"call {call.name!r} comes before {_joined(later)} in loop {loop.name!r}, so its own round has no output "
+            f"of {min(later)} yet; write previous.{min(later)} for that of the round before"
         )
 
 
-def _some(names: Iterable[str]) -> str:
+def _joined(names: Iterable[str]) -> str:
     return " and ".join(sorted(names))

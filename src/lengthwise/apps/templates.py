@@ -1,4 +1,4 @@
-"""Jinja2 templates and expressions: what they name, and what they become. Outputs are data, never templates."""
+"""Jinja2 templates and expressions: the names in them, and their values. Outputs are data, never templates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Names:
-    """What a text names.
+    """Undeclared names in a template or expression.
 
     Attributes:
-        plain: Names that stand by themselves.
-        previous: Names after ``previous.``.
+        plain: Names by themselves.
+        previous: Attributes of ``previous``.
     """
 
     plain: frozenset[str]
@@ -28,67 +28,61 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A template or an expression that has been read.
+    """A compiled template or expression.
 
     Attributes:
-        source: As written.
-        names: What it names.
-        compiled: Jinja2's.
-        is_expression: Whether it has a value rather than a text.
+        compiled: Jinja2's function of the context.
     """
 
     source: str
     names: Names
     compiled: Any
-    is_expression: bool
 
     def render(self, context: Mapping[str, Any]) -> Any:
-        """The text, or an expression's value.
+        """Return the text of a template, or the value of an expression.
 
         Raises:
-            InputError: A name is not there, or what it does cannot be done.
+            InputError: A name is undefined, or an operation fails.
         """
         import jinja2
 
         try:
-            if not self.is_expression:
-                return self.compiled.render(context)
-            return self.compiled(**context)
+            return self.compiled(context)
         except jinja2.UndefinedError as error:
-            raise InputError(f"{error.message} in {shortened(self.source)!r}") from error
+            raise InputError(f"{error.message} in {_shortened(self.source)!r}") from error
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise InputError(f"{type(error).__name__}: {error} in {shortened(self.source)!r}") from error
+            raise InputError(f"{type(error).__name__}: {error} in {_shortened(self.source)!r}") from error
 
 
 @lru_cache(maxsize=4096)
 def template(source: str) -> Text:
-    """A template; raises InputError with the line where it cannot be read."""
-    return Text(source, _names(source, source), _compiled(source), is_expression=False)
+    """Return a compiled template; raise InputError with the line of a syntax error."""
+    return Text(source, _names(source, source), _environment().from_string(source).render)
 
 
 @lru_cache(maxsize=4096)
 def expression(source: str) -> Text:
-    """An expression; raises InputError where it cannot be read."""
-    inside = "{{ (" + source + ") }}"
-    names = _names(inside, source)
+    """Return a compiled expression; raise InputError on a syntax error."""
+    names = _names("{{ (" + source + ") }}", source)
     import jinja2
 
     try:
-        compiled = environment().compile_expression(source, undefined_to_none=False)
+        compiled = _environment().compile_expression(source, undefined_to_none=False)
     except jinja2.TemplateSyntaxError as error:
-        raise InputError(f"an expression must be one of Jinja2; {error.message} in {shortened(source)!r}") from error
+        raise InputError(f"an expression must be one of Jinja2; {error.message} in {_shortened(source)!r}") from error
 
-    def value(**context: Any) -> Any:
-        found = compiled(**context)
-        str(found) if isinstance(found, jinja2.Undefined) else None  # a strict one raises
-        return found
+    def value(context: Mapping[str, Any]) -> Any:
+        result = compiled(**context)
+        if isinstance(result, jinja2.Undefined):
+            str(result)  # raises: undefined names are strict
+        return result
 
-    return Text(source, names, value, is_expression=True)
+    return Text(source, names, value)
 
 
 @cache
-def environment() -> Any:
-    """Jinja2's sandbox, where what is not there is an error; raises MissingExtraError."""
+def _environment() -> Any:
+    """Return Jinja2's sandbox with strict undefined names; raise MissingExtraError without Jinja2."""
     try:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -97,37 +91,31 @@ def environment() -> Any:
     return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """A text on one line, cut in the middle of nowhere."""
+def _shortened(text: str) -> str:
+    """Return at most 80 characters of a text on one line."""
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 3] + "..."
-
-
-def _compiled(source: str) -> Any:
-    import jinja2
-
-    try:
-        return environment().from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(
-            f"a template must be one of Jinja2; line {error.lineno}: {error.message}: "
-            f"{shortened(source.splitlines()[error.lineno - 1]) if source else ''}"
-        ) from error
+    return line if len(line) <= 80 else line[:77] + "..."
 
 
 def _names(parsed: str, source: str) -> Names:
+    environment = _environment()
     import jinja2
     from jinja2 import meta, nodes
 
     try:
-        tree = environment().parse(parsed)
+        tree = environment.parse(parsed)
         undeclared = meta.find_undeclared_variables(tree)
     except jinja2.TemplateAssertionError as error:
-        raise _unknown(error, source) from error
+        unknown = re.match(r"No (filter|test) named '(.*)'", str(error.message))
+        if unknown is None:
+            raise InputError(f"a template must be one of Jinja2; {error.message}: {_shortened(source)}") from error
+        kind, name = unknown.groups()
+        known = environment.filters if kind == "filter" else environment.tests
+        raise UnknownNameError(f"{kind} of Jinja2 in {_shortened(source)!r}", name, known) from error
     except jinja2.TemplateSyntaxError as error:
         line = source.splitlines()[min(error.lineno, len(source.splitlines())) - 1] if source else ""
         raise InputError(
-            f"a template must be one of Jinja2; line {error.lineno}: {error.message}: {shortened(line)}"
+            f"a template must be one of Jinja2; line {error.lineno}: {error.message}: {_shortened(line)}"
         ) from error
     previous = set()
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
@@ -136,12 +124,3 @@ def _names(parsed: str, source: str) -> Names:
             if isinstance(name, str):
                 previous.add(name)
     return Names(frozenset(undeclared), frozenset(previous))
-
-
-def _unknown(error: Any, source: str) -> InputError:
-    """What Jinja2 says of a filter or a test that there is none of, with the nearest ones."""
-    found = re.match(r"No (filter|test) named '(.*)'", str(error.message))
-    if found is None:
-        return InputError(f"a template must be one of Jinja2; {error.message}: {shortened(source)}")
-    known = environment().filters if found[1] == "filter" else environment().tests
-    return UnknownNameError(f"{found[1]} of Jinja2 in {shortened(source)!r}", found[2], known)

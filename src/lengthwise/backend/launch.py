@@ -229,7 +229,7 @@ _ROUTERS = {
     "power_of_two": "power_of_two",
     "least_outstanding": "power_of_two",
     "least_waiting": "power_of_two",
-    "min_tokens": "power_of_two",
+    "least_tokens": "power_of_two",
     "central": "power_of_two",
 }
 

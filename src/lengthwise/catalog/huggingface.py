@@ -107,9 +107,6 @@ def weight_dtype(keys: ConfigKeys) -> str:
     """Return the canonical dtype of the weights; of a quantised model, that of the layers.
 
     A config without one counts as bfloat16, in which engines load such weights.
-
-    Raises:
-        InputError: The dtype or the quantisation is unknown.
     """
     table = keys.find("quantization_config")
     if not isinstance(table, Mapping):
@@ -157,11 +154,7 @@ _BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi"}
 
 
 def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
-    """Return the shapes that a config describes; ``where`` names the config in errors.
-
-    Raises:
-        InputError: Required keys are missing or hold values of another type.
-    """
+    """Return the shapes that a config describes; ``where`` names the config in errors."""
     keys = ConfigKeys(config, where)
     hidden = keys.need("the hidden size", *_HIDDEN)
     layers = keys.need("the number of layers", *_DECODER_LAYERS)

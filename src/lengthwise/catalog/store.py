@@ -183,11 +183,7 @@ def normalized(name: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file.
-
-    Raises:
-        InputError: The file is absent, unreadable or not TOML.
-    """
+    """Return the tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -210,11 +206,7 @@ def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
 
 
 def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
-    """Return a ``record`` from a table whose keys are its fields; ``where`` names it in errors.
-
-    Raises:
-        InputError: A key is missing, unknown, or holds a value of the wrong type.
-    """
+    """Return a ``record`` from a table whose keys are its fields; ``where`` names it in errors."""
     known = {field.name: field for field in fields(record)}  # type: ignore[arg-type]
     required = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in required if name not in table]:

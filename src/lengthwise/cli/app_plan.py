@@ -9,6 +9,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, JsonFile, Nodes, Quiet
+from lengthwise.cli.progress import compile_note
 
 if TYPE_CHECKING:
     from lengthwise.report.apps_text import AppFacts
@@ -49,18 +50,19 @@ def run(
     with. The report compares it with other planning methods, with one island of GPUs more or less, and with a disk
     twice as fast.
     """
+    from lengthwise.usecases.app_plan import Planning
     from lengthwise.usecases.app_setup import asked_app
 
+    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     requested = asked_app(app_file, set_ or (), node or (), profile)
     outputs.require_answers(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan
     from lengthwise.cli.app_report import facts_of
     from lengthwise.report.apps import write_app_html
-    from lengthwise.usecases.app_plan import Planning
 
-    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
-    planned = requested.planned(planning)
+    with compile_note(quiet=quiet):
+        planned = requested.planned(planning)
     plan = planned.plan
     assert plan is not None
     facts = facts_of(requested, planned, app_file.stem)
@@ -81,23 +83,23 @@ def show(plan: AppPlan, facts: AppFacts) -> None:
 
     out = console()
     stages, gpus = plural(len(plan.stages), "stage"), plural(len(facts.gpus), "GPU")
-    out.print(f"{facts.name}: {text.took_about(plan.makespan)} on {gpus}, {stages}")
+    out.print(f"{facts.name}: {text.estimate_duration_text(plan.makespan)} on {gpus}, {stages}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        out.print(f"90 % of the samples lie within {text.took(low)} to {text.took(high)}")
+        out.print(f"90 % of the samples lie within {text.duration_text(low)} to {text.duration_text(high)}")
     out.print()
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):
-        ready = text.switched(stage)
-        stage_cells = (str(number), text.took(stage.start_s), text.took(stage.end_s))
+        ready = text.slowest_switches(stage)
+        stage_cells = (str(number), text.duration_text(stage.start_s), text.duration_text(stage.end_s))
         for model in stage.plans:
             rows.append(
                 (
                     *stage_cells,
                     plan.models[model.model],
                     text.shape(model),
-                    text.gpus_had(model, is_mixed=facts.is_mixed),
-                    text.took(ready[model.model][1]) if model.model in ready else "",
+                    text.gpus_text(model, is_mixed=facts.is_mixed),
+                    text.duration_text(ready[model.model][1]) if model.model in ready else "",
                     "finishes" if stage.ends_by == model.model else "",
                 )
             )
@@ -106,13 +108,22 @@ def show(plan: AppPlan, facts: AppFacts) -> None:
     print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)
     if (more := len(plan.stages) - _MAX_STAGES) > 0:
         out.print(f"... and {more} more: --json or --report has all", style="dim")
-    idle = [f"{percent(share)} {text.WHY.get(cause, cause)}" for cause, share in text.idle_shares(plan, len(facts.gpus))
-            if share >= text.MIN_SHARE]  # fmt: skip
+    idle = [
+        f"{percent(share)} {text.IDLE_REASONS.get(cause, cause)}"
+        for cause, share in text.idle_shares(plan, len(facts.gpus))
+        if share >= text.MIN_SHARE
+    ]
     out.print(f"GPU time without work: {', '.join(idle)}" if idle else "GPUs are busy all the time")
     if plan.methods:
         out.print()
         rows = [
-            (one.name, text.took_about(one.makespan), text.took(one.search_s), str(one.stages), f"{one.gain:.2f}")
+            (
+                one.name,
+                text.estimate_duration_text(one.makespan),
+                text.duration_text(one.search_s),
+                str(one.stages),
+                f"{one.gain:.2f}",
+            )
             for one in plan.methods
         ]
         heads = ("method", "makespan", "search", "stages", "relative time")
@@ -122,7 +133,11 @@ def show(plan: AppPlan, facts: AppFacts) -> None:
         out.print()
         makespan_s = plan.makespan.value
         rows = [
-            (text.supposed(one), text.took_about(one.makespan), text.difference(one.difference, makespan_s))
+            (
+                text.what_if_text(one),
+                text.estimate_duration_text(one.makespan),
+                text.difference_text(one.difference, makespan_s),
+            )
             for one in plan.what_ifs
         ]
         print_table(("with", "makespan", "difference"), rows, wraps=("with",))

@@ -51,7 +51,7 @@ def run(
     same command continues an interrupted profile. app plan and app run read it with --profile.
     """
     from lengthwise.config.app_file import load_app
-    from lengthwise.config.app_sections import parse_node
+    from lengthwise.config.cluster import parse_node
     from lengthwise.schema.app import Cluster
     from lengthwise.usecases.app_profile import profile_app, profiling_of
     from lengthwise.usecases.app_profile_measurement import Wanted
@@ -117,11 +117,11 @@ def show(profiled: Profiled) -> None:
 
 
 def _mean(values: Sequence[float]) -> str:
-    from lengthwise.usecases.app_profile_folder import mean_of
+    from lengthwise.statistics import mean_estimate
 
     if not values:
         return ""
-    found = mean_of(values)
+    found = mean_estimate(values)
     return f"{found.value:.2f}" + (f" ± {found.half_width:.2f}" if found.has_interval else "")
 
 

@@ -13,6 +13,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, HtmlReport, Nodes, Quiet
+from lengthwise.cli.progress import compile_note
 
 if TYPE_CHECKING:
     from lengthwise.apps.run import ModelProgress, Progress
@@ -71,7 +72,8 @@ def run(
     else:
         given = None if plan is None else read_plan(plan)
         # In virtual time no engine can start during a search for a plan that is limited by the wall clock.
-        planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
+        with compile_note(quiet=quiet):
+            planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
     notes = planned.plan.notes if planned.plan is not None else ()
     if resume and not folder.is_begun:
         notes = (f"{out} has no run to resume: a new one starts", *notes)
@@ -106,17 +108,17 @@ def run(
 def _print_end(done: RanApp, report: Path | None) -> None:
     from lengthwise.apps.ledger import FINISHED
     from lengthwise.apps.run import RESUME
-    from lengthwise.report.apps_text import took
+    from lengthwise.report.apps_text import duration_text
 
     completed = done.completed
     if completed.reused is not None:
         typer.echo(completed.reused.words())
     counts = {state.name.lower(): completed.of(state) for state in FINISHED}
     tasks = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    typer.echo(f"{completed.how} after {took(completed.seconds)}: {tasks or 'nothing yet'}")
+    typer.echo(f"{completed.how} after {duration_text(completed.seconds)}: {tasks or 'nothing yet'}")
     typer.echo(f"outputs, manifest and logs are in {done.folder}")
     notes = [f"note: at the end {silent['words']}" for silent in done.metadata["silent"]]
-    notes += [f"note: after {took(e.at_s)}: {e.description}" for e in completed.events if e.what == "replan"]
+    notes += [f"note: after {duration_text(e.at_s)}: {e.description}" for e in completed.events if e.what == "replan"]
     notes += [] if report is None else [f"wrote {report}"]
     if done.exported.dead:
         notes.append(f"{done.exported.dead} tasks are dead or blocked by dead ones: {done.folder / 'dead.jsonl'}")
@@ -183,9 +185,9 @@ def silent_engines(progress: Progress) -> list[str]:
 
 def _short(seconds: float) -> str:
     """Return a time with few decimals, since it is printed again and again."""
-    from lengthwise.report.apps_text import took
+    from lengthwise.report.apps_text import duration_text
 
-    return took(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    return duration_text(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
 
 
 def _summary(progress: Progress) -> str:

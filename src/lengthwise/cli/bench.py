@@ -141,11 +141,7 @@ def settings(
     num_requests: int | None,
     slo: Sequence[str] | None,
 ) -> list[str]:
-    """Return the short options as settings of a scenario.
-
-    Raises:
-        InputError: Both a rate and a concurrency are given.
-    """
+    """Return the short options as settings of a scenario."""
     if rate is not None and concurrency is not None:
         raise InputError("--request-rate (open loop) excludes --concurrency (closed loop); give one of them")
     numbers = {
@@ -174,11 +170,7 @@ def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Se
 
 
 def result_of(measured: Measured, scenario: Scenario) -> Result:
-    """Return the run as reports take it.
-
-    Raises:
-        InputError: The scenario's warm-up leaves no request to count.
-    """
+    """Return the run as reports take it."""
     from lengthwise import metrics
     from lengthwise.report import Result
     from lengthwise.usecases.simulate import slo_of
@@ -289,11 +281,7 @@ _ADVICE = {
 
 
 def exit_as_measured(measured: Measured, records: Path | None) -> None:
-    """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed.
-
-    Raises:
-        InputError: No request finished; the message has the failures, what to do, and where the records are.
-    """
+    """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed."""
     from lengthwise.measure import INTERRUPTED
     from lengthwise.schema.records import Status
 

@@ -95,7 +95,7 @@ def run(
     outputs.require_writable(files, inputs=[scenario_file, *runs, *(holdout or [])])
     as_html = report is not None and report.suffix.lower() in (".html", ".htm")
     if as_html:
-        outputs.require_plotly()
+        outputs.require_report_extra()
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     options.print_notes(scenario.notes, quiet=quiet)
     deployment = measured_deployment(scenario, variant)
@@ -181,7 +181,7 @@ def _write_html(path: Path, found: Calibration) -> None:
     fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
     page = CalibrationPage(
         heading=found.tables.source,
-        metadata=[f"{found.fit_result:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
+        metadata=[f"{found.fitted:,} requests fitted to", f"{found.held_out:,} held out", f"changed: {fitted}"],
         warnings=_urgent(found),
         errors=[_ERROR_HEADS, *map(_error, found.scores)],
         factors=[_PARAMETER_HEADS, *map(_parameter, found.parameters)],
@@ -253,8 +253,8 @@ def _parameter(p: Parameter) -> list[str]:
     before, after = (
         "-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value)
     )  # 0 seconds of a client: not known
-    interval = f"{number(p.low)} to {number(p.high)}" if p.report else "as before"
-    return [p.label, before, after, interval, "no" if not p.report else "yes" if p.value != p.prior else "agrees"]
+    interval = f"{number(p.low)} to {number(p.high)}" if p.determined else "as before"
+    return [p.label, before, after, interval, "no" if not p.determined else "yes" if p.value != p.prior else "agrees"]
 
 
 def _seconds(value: float) -> str:

@@ -29,7 +29,6 @@ def logging_to_stderr(level: str, *, as_json: bool, requests: bool) -> Iterator[
 
     Args:
         level: "debug", "info", "warning" or "error".
-        as_json: Write lines of JSON.
         requests: Log every request; otherwise only those that failed at an engine.
     """
     from lengthwise.gateway.telemetry import json_lines

@@ -36,11 +36,11 @@ def require_writable(paths: Iterable[Path], inputs: Iterable[Path] = ()) -> None
 def require_answers(
     json: Path | None, report: Path | None, inputs: Iterable[Path] = (), more: Iterable[Path] = ()
 ) -> None:
-    """Raise InputError if ``--json``, ``--report`` or a file of ``more`` cannot be written, or plotly is missing."""
+    """Raise InputError if ``--json``, ``--report`` or a file of ``more`` cannot be written, or jinja2 is missing."""
     given = [json if json != STDOUT else None, report]
     require_writable([*(path for path in given if path is not None), *more], inputs)
     if report is not None:
-        require_plotly()
+        require_report_extra()
 
 
 def require_folder(folder: Path) -> None:
@@ -51,9 +51,9 @@ def require_folder(folder: Path) -> None:
         raise OutputError(f"cannot create {folder}: {reason}")
 
 
-def require_plotly() -> None:
-    """Raise MissingExtraError if plotly, which HTML reports need, is not installed."""
-    if find_spec("plotly") is None:
+def require_report_extra() -> None:
+    """Raise MissingExtraError if jinja2, which renders HTML reports, is not installed."""
+    if find_spec("jinja2") is None:
         raise MissingExtraError("the HTML report", "report")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 
@@ -38,18 +38,14 @@ def bar(
 
 @contextmanager
 def simulating(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of runs done and runs in total, after a note if the engine must be compiled."""
-    print_compile_note(quiet=quiet)
-    with bar("simulating", quiet=quiet) as advance:
+    """Yield a function of runs done and runs in total, with a note if the engine must be compiled."""
+    with compile_note(quiet=quiet), bar("simulating", quiet=quiet) as advance:
         yield advance
 
 
-def print_compile_note(*, quiet: bool) -> bool:
-    """Return whether the engine must be compiled, after a note about how long that takes."""
+def compile_note(*, quiet: bool) -> AbstractContextManager[None]:
+    """Return a context in which a compilation of the engine prints a note about its duration."""
     from lengthwise import engine
 
-    if engine.ready():
-        return False
-    if not quiet:
-        typer.echo(f"compiling the engine (first run only, about {COMPILE_S} s)", err=True)
-    return True
+    note = f"compiling the engine (first run only, about {COMPILE_S} s)"
+    return nullcontext() if quiet else engine.on_compile(lambda: typer.echo(note, err=True))

@@ -15,9 +15,6 @@ def read_named(paths: Sequence[Path]) -> list[Measured]:
     """Read runs, each named by its file, or by its path if two files share a name.
 
     Text (JSON or lines of JSON, compressed or not) is the result of another program.
-
-    Raises:
-        InputError: A file cannot be read.
     """
     from lengthwise import measure
 

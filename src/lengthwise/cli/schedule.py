@@ -129,7 +129,7 @@ def show(plan: SchedulePlan, scenario: Scenario) -> None:
     print_table(heads, map(text.side_cells, plan.sides), wraps=(heads[2], heads[-1]), drops=("at most", "worst case"))
     if plan.spreads:
         out.print("\nUncertainty of the chosen schedule:")
-        print_table(text.SURE_HEADS, map(text.sure_cells, plan.spreads), wraps=("if",), drops=("within",))
+        print_table(text.SPREAD_HEADS, map(text.spread_cells, plan.spreads), wraps=("if",), drops=("within",))
     if plan.others:
         out.print("\nOther systems on the same GPUs:")
         rows = [text.other_cells(other, plan.chosen) for other in plan.others]

@@ -140,7 +140,7 @@ def _require_no_planning_options(latency_bound: str | None, strategy: str | None
 def _follow(
     false_positive_rate: float | None, storage: str | None, horizon: str | None, *, adapt: bool
 ) -> Follow | None:
-    from lengthwise.cli.schedule_watch import terms_of
+    from lengthwise.cli.schedule_watch import replan_options
     from lengthwise.schedule import Monitor
     from lengthwise.usecases.schedule_adaptation import Follow
 
@@ -151,7 +151,7 @@ def _follow(
     if not adapt:
         return None
     monitor = Monitor() if false_positive_rate is None else Monitor(false_positive_rate)
-    return Follow(monitor, terms_of(storage or "dram", horizon or "1h", None))
+    return Follow(monitor, replan_options(storage or "dram", horizon or "1h", None))
 
 
 def show_plan(planned: PlannedRun, engines: int) -> None:
@@ -261,7 +261,7 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
 
 def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     """Return whether the bound held, in a sentence."""
-    from lengthwise.report.schedule_text import tokens_said
+    from lengthwise.report.schedule_text import tokens_text
 
     if math.isinf(planned.bound_s):
         return "There was no bound to meet."
@@ -272,7 +272,7 @@ def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     measured = (
         f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
-        f"{tokens_said(planned.bound_tokens)}, were served within {latency.value:.3g} s "
+        f"{tokens_text(planned.bound_tokens)}, were served within {latency.value:.3g} s "
         f"[{latency.low:.3g} to {high}]"
     )
     caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"

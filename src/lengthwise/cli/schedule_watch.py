@@ -12,7 +12,7 @@ from lengthwise.cli.options import CostSource, JsonFile, Quiet, ScenarioFile, Tr
 from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
-    from lengthwise.schedule import Terms
+    from lengthwise.schedule import ReplanOptions
     from lengthwise.usecases.schedule_adaptation import Live
 
 EXAMPLES = """\b
@@ -56,32 +56,28 @@ def run(
 
     from lengthwise.cli.tables import console
     from lengthwise.report.schedule import write_watched_json
-    from lengthwise.report.schedule_text import watched_said
+    from lengthwise.report.schedule_text import watch_sentences
     from lengthwise.schedule import Monitor
     from lengthwise.usecases import schedule_adaptation
 
     monitor = Monitor(false_positive_rate, min_requests, every, seed)
-    terms = terms_of(storage, horizon, margin)
+    terms = replan_options(storage, horizon, margin)
     live = _live(records, workload, format_, seed)
     options.print_notes(scenario.notes, quiet=quiet)
     report = schedule_adaptation.replay(schedule_adaptation.adapter_of(scenario, monitor, terms), live, scenario.name)
     if not quiet and json != outputs.STDOUT:
         out = console()
-        for line in watched_said(report):
+        for line in watch_sentences(report):
             out.print(line)
     written = outputs.write_answers(json, None, lambda path: write_watched_json(path, report))
     if not quiet:
         outputs.print_written(written)
 
 
-def terms_of(storage: str, horizon: str, margin: float | None) -> Terms:
-    """Return the terms on which a new schedule is worth its change.
-
-    Raises:
-        InputError: An option is out of its range.
-    """
+def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:
+    """Return the terms on which a new schedule is worth its change."""
     from lengthwise.config import seconds
-    from lengthwise.schedule import Terms
+    from lengthwise.schedule import ReplanOptions
 
     try:
         horizon_s = float(horizon)
@@ -90,7 +86,7 @@ def terms_of(storage: str, horizon: str, margin: float | None) -> Terms:
             horizon_s = seconds(horizon)
         except ValueError as error:
             raise InputError(f"--horizon {error}; it is {horizon!r}") from None
-    return Terms(storage, horizon_s, margin)
+    return ReplanOptions(storage, horizon_s, margin)
 
 
 def _live(records: Path | None, workload: str | None, format_: str | None, seed: int) -> Live:

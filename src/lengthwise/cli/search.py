@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
-from lengthwise.cli.progress import print_compile_note
+from lengthwise.cli.progress import compile_note
 
 EXAMPLES = """\b
 Examples:
@@ -58,7 +58,7 @@ def run(
     else:
         workers = search.processes(jobs) if processes else search.threads(jobs)
     stored = nullcontext(None) if resume is None else search.Store.open(resume)
-    with workers as worker_pool, stored as store, searching(quiet=quiet) as progress:
+    with compile_note(quiet=quiet), workers as worker_pool, stored as store, searching(quiet=quiet) as progress:
         study = usecase.plan(scenario, worker_pool, store=store, progress=progress)
     if not quiet and json != outputs.STDOUT:
         out = console()
@@ -83,10 +83,6 @@ _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "sh
 @contextmanager
 def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function of a step, evaluations done and in total, that moves a bar per step on a terminal."""
-    if print_compile_note(quiet=quiet):
-        from lengthwise import engine
-
-        engine.warm_up()
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return

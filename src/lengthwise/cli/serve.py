@@ -197,12 +197,12 @@ def _check(settings: GatewaySettings) -> None:
     """Print the settings as a file, and warnings."""
     import asyncio
 
-    from lengthwise.gateway.notices import asked_notices, notices
+    from lengthwise.gateway.notices import notices, probe_notices
 
     typer.echo(f"# {settings.source}, with all defaults\n{settings.toml}", nl=False)
     warnings = notices(settings.config)
     if settings.config.order.mode == "engine-priority":  # its effect depends on the engines alone
-        warnings += asyncio.run(asked_notices(settings.config))
+        warnings += asyncio.run(probe_notices(settings.config))
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
 
@@ -256,7 +256,7 @@ def _banner(gateway: Gateway) -> str:
     lines.append("")
     for worker in workers:
         models = ", ".join(worker.capabilities.models) or "unknown model"
-        state = worker.trouble(monotonic()) or "up"
+        state = worker.unavailable_reason(monotonic()) or "up"
         lines.append(f"engine   {worker.name}  {worker.kind or 'unknown'}  {models}  {state}")
     if not workers:
         lines.append(f"engines  none yet; requests wait {config.admission.no_engine_s:g} s for one")

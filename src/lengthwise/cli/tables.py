@@ -32,10 +32,8 @@ def print_table(
     others fit, and are named below the table.
 
     Args:
-        columns: Heads.
         rows: Cells, one per column.
         wraps: Columns whose text may be broken into lines; None: all but the first and the numeric ones.
-        drops: Columns that may be left out, the least important first.
         piped: Width in a pipe; None: lines are never broken.
     """
     from rich.table import Table

@@ -212,7 +212,7 @@ def _show_queue(study: QueueStudy) -> None:
     for i, load in enumerate(study.loads):
         sojourns = {name: by_load[i] for name, by_load in study.orders.items()}
         fcfs, srpt = sojourns["fcfs"], sojourns["srpt"]
-        share = theory.share_kept(fcfs, sojourns["sprpt"], srpt)
+        share = theory.share_retained(fcfs, sojourns["sprpt"], srpt)
         rows.append(
             [
                 f"{load:g}",

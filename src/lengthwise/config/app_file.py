@@ -25,8 +25,8 @@ from lengthwise.config.app_sections import (
     ModelSection,
     ObservedSection,
     RunTable,
-    parse_cluster,
 )
+from lengthwise.config.cluster import parse_cluster
 from lengthwise.config.files import Table, assignment, merged, parse, read, resolved
 from lengthwise.config.validation import Problem, problems_of, raise_if_any
 from lengthwise.config.values import Section
@@ -46,9 +46,6 @@ class AppRun:
     """How an application runs.
 
     Attributes:
-        launcher: One of LAUNCHERS.
-        settings: Retries, leases and replanning.
-        timeouts: How long engines may take.
         store: Place of the ledger; None: in the folder of the run.
         urls: Addresses of engines that are running already, by the models' numbers.
         true_lengths: For simulated engines, by the models' numbers: ratio of answers to planned lengths.
@@ -67,17 +64,8 @@ class AppFile:
     """An application's file, read and checked.
 
     Attributes:
-        app: Its models, calls and loops.
-        rows: Its inputs.
-        served: Models as the planner sees them, in the application's order.
-        loaded: Models as launchers start and call them, in the same order.
         cluster: The GPUs; None if the file names none.
-        run: How it runs.
         folder: Where relative paths start.
-        files: All files that it was read from.
-        notes: Assumptions, a sentence each.
-        is_batch: Whether its rows are an OpenAI batch, to be answered as one.
-        times: Of switching models; assumed, except those that a profile measured.
     """
 
     app: App

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lengthwise import catalog
 from lengthwise.apps.app import DEFAULT_TOKENS
 from lengthwise.apps.plan import SwitchRates
 from lengthwise.apps.run.job import Settings
-from lengthwise.config.files import resolved
 from lengthwise.config.sections import EngineSection
 from lengthwise.config.values import Count, Length, NotNan, Seconds, Section, Text, Wait
-from lengthwise.schema.app import Cluster, Machine
-from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.specs import GpuSpec, NodeSpec
 
 LAUNCHERS = ("local", "ray", "static", "simulated")
 _Chance = Annotated[NotNan, Field(ge=0, le=1)]
@@ -195,79 +186,3 @@ class AppTables(Section):
     loops: dict[str, Any] = Field(default_factory=dict)
     cluster: ClusterSection | None = None
     run: RunTable = Field(default_factory=RunTable)
-
-
-PAIRS = "pairs"
-_COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
-
-
-def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """Return the machine that a text describes.
-
-    Args:
-        text: GPUs by number and name, after "@" their links: "pairs", a node of the catalog or its file; without,
-            the usual node of these GPUs. Or a node of the catalog that has GPUs of one kind.
-        folder: Where paths of files start.
-
-    Raises:
-        InputError: A name is unknown, or the node has fewer GPUs.
-    """
-
-    def file_or_name(name: str) -> str:
-        return str(resolved(name, Path(folder))) if name.endswith(".toml") else name
-
-    if not (found := _COUNTED.match(text.strip())):
-        try:
-            node = catalog.node(file_or_name(text.strip()))
-        except UnknownNameError as error:
-            raise UnknownNameError("node", text, error.known) from error
-        kinds = [gpu for gpu in catalog.gpus().values() if catalog.default_node(gpu, node.gpus).name == node.name]
-        if len(kinds) != 1:
-            ways = " or ".join(f"{node.gpus}x{gpu.name}@{node.name}" for gpu in kinds)
-            raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
-        return Machine(kinds[0], node, node.gpus)
-    gpus, name, links = int(found[1]), found[2], found[3]
-    _require_one_memory_size(name, found[1], text)
-    gpu = catalog.gpu(file_or_name(name))
-    if gpus < 1:
-        raise InputError(
-            'a node must have at least 1 GPU; write a number of GPUs ("8xA100-80GB", with "@pairs" where fast links '
-            'join pairs, "@NODE" in a node of the catalog or of a .toml file), or a node of the catalog'
-        )
-    if links == PAIRS:
-        node = _node_of_pairs(gpu, gpus)
-    else:
-        node = catalog.default_node(gpu, gpus) if links is None else catalog.node(file_or_name(links))
-    if gpus > node.gpus:
-        raise InputError(
-            f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; list several nodes, or name another after @"
-        )
-    return Machine(gpu, node, gpus)
-
-
-def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
-    """Return all GPUs of these nodes; raise as ``parse_node`` does."""
-    return Cluster(tuple(parse_node(text, folder) for text in nodes))
-
-
-def _require_one_memory_size(name: str, count: str, text: str) -> None:
-    """Raise InputError if a GPU comes with several memory sizes and the name has none: the size decides what fits."""
-    known = catalog.gpus()
-    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
-    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
-        shown = ", ".join(f"{count}x{one}" for one in sizes)
-        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
-
-
-def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
-    """Return the GPU's node whose fast links join pairs, with at least this many GPUs."""
-    family = gpu.name.split("-")[0].lower()
-    paired = [node for node in catalog.nodes().values() if node.link_group == 2]
-    own = sorted((one for one in paired if one.name.split("-")[0] == family), key=lambda one: one.gpus)
-    if not own:
-        raise InputError(
-            f"no node of the catalog joins {gpu.name} in pairs; {', '.join(one.name for one in paired)} do so with "
-            "theirs. Name one of these after @, or a .toml file"
-        )
-    usual = next((one for one in own if one.gpus >= gpus), own[-1])
-    return replace(usual, gpus=max(gpus, usual.gpus))

@@ -12,11 +12,7 @@ _METRICS = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "tpot_s", "jct": "jct_s",
 
 
 def slo_of(texts: Sequence[str]) -> Slo | None:
-    """Return the limits of texts such as "ttft=2s"; None without any.
-
-    Raises:
-        InputError: A text is no limit.
-    """
+    """Return the limits of texts such as "ttft=2s"; None without any."""
     limits: dict[str, float] = {}
     for text in texts:
         name, _, limit = (part.strip() for part in text.partition("="))
@@ -29,11 +25,7 @@ def slo_of(texts: Sequence[str]) -> Slo | None:
 
 
 def bounds_of(texts: Sequence[str]) -> dict[str, float]:
-    """Return the bounds of texts such as "ttft.p95=10%" by metric and statistic.
-
-    Raises:
-        InputError: A text is no bound.
-    """
+    """Return the bounds of texts such as "ttft.p95=10%" by metric and statistic."""
     bounds = {}
     for text in texts:
         key, _, share = (part.strip() for part in text.partition("="))

@@ -23,11 +23,7 @@ Floats = npt.NDArray[np.float64]
 def open_workload(
     source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
 ) -> Workload:
-    """Return the requests of a trace file, or a draw from the preset of that name.
-
-    Raises:
-        InputError: There is neither, or the file cannot be read.
-    """
+    """Return the requests of a trace file, or a draw from the preset of that name."""
     from lengthwise import workload
     from lengthwise.config.workload import read_trace
 
@@ -51,9 +47,6 @@ def service_times(
         lengths: Output tokens: a trace, a preset, or a .txt file of numbers.
         token_s: Seconds per token of ``lengths``.
         fixed_s: Seconds per request of ``lengths``.
-
-    Raises:
-        InputError: Not exactly one of the first three is given, or it cannot be used.
     """
     from lengthwise import theory
 
@@ -81,11 +74,7 @@ def service_times(
 
 
 def predicted_times(path: Path, token_s: float, fixed_s: float) -> tuple[Floats, Floats]:
-    """Read true and predicted tokens, two numbers a line, and return both as service times, seconds.
-
-    Raises:
-        InputError: The file cannot be read, or a number is out of range.
-    """
+    """Read true and predicted tokens, two numbers a line, and return both as service times, seconds."""
     table = _read_numbers(path)
     if table.shape[1] != 2:
         raise InputError(f"{path} must have true and predicted tokens, two numbers a line; it has {table.shape[1]}")

@@ -36,8 +36,6 @@ def raise_if_any(
     """Raise one ScenarioError that lists all problems, if there are any.
 
     Args:
-        problems: The problems; duplicates are listed once.
-        source: The file, for the message.
         overridden: Paths that ``--set`` gave; problems at or below them name ``--set``.
         options: Paths that a command-line option gave, with the option, which the message names instead of the path.
     """

@@ -53,7 +53,7 @@ Text = Annotated[str, Field(min_length=1)]
 class Section(BaseModel):
     """A table of a file: an unknown key is an error, and no value is converted into another type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=True, defer_build=True)
 
 
 @contextmanager

@@ -32,14 +32,8 @@ def read_trace(
     """Return the requests of a trace of any format, with its texts in ``extra``.
 
     Args:
-        path: The file.
         format: One of ``workload.READABLE``, or "log"; None detects it.
-        time_scale: Factor on the times.
-        sort: Put the requests in order of arrival.
         replayed: Whether the arrivals matter: a log may have none.
-
-    Raises:
-        InputError: The file cannot be read, or has no arrivals and is to be replayed.
     """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
@@ -95,11 +89,7 @@ class Source:
 
 
 def source_of(section: WorkloadSection, folder: Path) -> Source:
-    """Return the models of lengths and arrivals of a section.
-
-    Raises:
-        InputError: There is no preset of this name, or the trace cannot be read.
-    """
+    """Return the models of lengths and arrivals of a section."""
     trace = None
     if section.trace is not None:
         try:

@@ -30,11 +30,7 @@ def usable_degrees(model: ModelSpec) -> list[int]:
 
 
 def require_degree(model: ModelSpec, tp: int) -> None:
-    """Require that ``tp`` divides the heads.
-
-    Raises:
-        InputError: It does not; the message lists the degrees that do.
-    """
+    """Require that ``tp`` divides the heads."""
     if tp < 1 or model.attention.heads % tp:
         raise InputError(
             f"tp must divide the {model.attention.heads} attention heads of {model.name}; it is {tp}. "
@@ -114,11 +110,7 @@ class Shard:
 
 
 def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> Shard:
-    """Return the shard of a deployment.
-
-    Raises:
-        InputError: ``tp`` does not divide the heads, or there are more stages than layers.
-    """
+    """Return the shard of a deployment."""
     require_degree(model, parallel.tp)
     stage_layers(model, parallel.pp)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)

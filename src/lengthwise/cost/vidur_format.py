@@ -73,7 +73,6 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
             [context / 64, chunk] and ``attn_decode`` [sequences, context / 64]. Entry 0 of a tokens axis counts as 0.
         model: Gives whether several queries share a KV head.
         stage_layers: [PP] layers of each stage; more than one stage needs ``send_recv``.
-        source: Origin of the numbers, for people.
 
     Raises:
         ProfileError: An operator that the deployment needs is missing.

@@ -1,4 +1,4 @@
-"""From names and knobs to a Deployment with nothing left to look up."""
+"""Builds a deployment from catalog names and limits: plans its memory and computes its cost tables."""
 
 from __future__ import annotations
 
@@ -31,37 +31,56 @@ def deploy(
     memory_planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> Deployment:
-    """A deployment from catalog names (or specs), its memory planned and its cost tables built.
+    """Return a deployment with its memory planned and its cost tables computed.
 
     Args:
-        model: A catalog name, a Hugging Face ``config.json``, or a spec.
-        gpu: A catalog name, a TOML file of one GPU, or a spec.
-        node: What joins the GPUs; None takes a usual machine for the GPU.
+        model: Catalog name, Hugging Face ``config.json``, or spec.
+        gpu: Catalog name, TOML file of one GPU, or spec.
+        node: Machine that holds the GPUs; None: a common one for the GPU.
         tp: Tensor-parallel degree.
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.
-        limits: The engine's knobs.
-        scheduler: A named scheduler or a point on its axes.
+        limits: Limits of the engine.
+        scheduler: Named scheduler, or a point on its axes.
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
-            estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (its
-            own random forest), "tables:FILE" (an npz), or tables.
-        host: What the engine's host adds to a step, and what a request waits before the engine: "vllm", "sglang"
-            or "trtllm" (``cost.ENGINE_HOSTS``), or seconds, in place of what ``cost`` says of it; "default" keeps
-            that. A file of tables that has a host (a calibrated one) takes no other.
+            estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
+            "tables:FILE" (an npz), or tables.
+        host: Host overhead of a step, and delay of a request in front of the engine: "vllm", "sglang" or "trtllm"
+            (``cost.ENGINE_HOSTS``), or seconds, instead of those of ``cost``; "default" keeps the latter. Tables from a
+            file that contain a host overhead (calibrated ones) accept no other.
         memory_planner: "lengthwise" or "vidur".
-        num_blocks: KV blocks a replica; None plans them.
+        num_blocks: KV blocks of a replica; None: as planned.
 
     Raises:
-        InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks
-            what the deployment needs; the message says which and what to do.
+        InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the
+            deployment needs; the message says which and what to do.
     """
-    parallel = _parallel(tp, pp, replicas)
-    costs.host_overhead(host)  # a wrong one is told before the rest is made
+    for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1; it is {value!r}")
+    parallel = Parallelism(tp, pp, replicas)
+    costs.host_overhead(host)  # Reject a wrong one before the tables are computed, which takes longer.
     model = catalog.model(model) if isinstance(model, str) else model
     gpu = catalog.gpu(gpu) if isinstance(gpu, str) else gpu
-    node = _node(node, gpu, tp * pp)
-    max_len = _max_model_len(model, gpu, parallel, limits, memory_planner, num_blocks)
+    if node is None:
+        node = catalog.default_node(gpu, tp * pp)
+    node = catalog.node(node) if isinstance(node, str) else node
+    max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks)
+    if limits.max_model_len is not None:
+        if limits.max_model_len > max_len:
+            raise InputError(
+                f"max_model_len must be at most {max_len} tokens, which {model.name} supports and the KV cache of a "
+                f"replica holds; it is {limits.max_model_len}. Lower it, or give the replica more memory or GPUs"
+            )
+        max_len = limits.max_model_len
     kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks)
+    tables = _tables(cost, model, gpu, node, parallel, limits, max_len)
+    is_file = isinstance(cost, str) and cost.startswith("tables:")
+    if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
+        raise InputError(
+            f'host must be "default" with cost {cost!r}, whose tables have a host overhead of their own; it is '
+            f"{host!r}. Remove host, or use another cost source"
+        )
     return Deployment(
         model=model,
         gpu=gpu,
@@ -69,28 +88,15 @@ def deploy(
         parallel=parallel,
         limits=limits,
         scheduler=_scheduler(scheduler),
-        cost=_with_host(_tables(cost, model, gpu, node, parallel, limits, max_len), host, cost, model),
+        cost=costs.with_host(tables, host, experts=model.ffn.experts > 0),
         kv=kv,
         max_model_len=max_len,
         name=f"{model.name} on {parallel.gpus} x {gpu.name}",
     )
 
 
-def _parallel(tp: int, pp: int, replicas: int) -> Parallelism:
-    for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1; it is {value!r}")
-    return Parallelism(tp, pp, replicas)
-
-
-def _node(node: str | NodeSpec | None, gpu: GpuSpec, gpus: int) -> NodeSpec:
-    if node is None:
-        return catalog.default_node(gpu, gpus)
-    return catalog.node(node) if isinstance(node, str) else node
-
-
 def _scheduler(scheduler: str | Scheduler) -> Scheduler:
-    """The scheduler, its names and objects checked."""
+    """Return a scheduler whose names and objects are checked."""
     scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
     for axis in ("rank", "leave", "batching", "memory", "router", "takeover"):
         policy.resolve(axis, getattr(scheduler, axis))
@@ -99,34 +105,6 @@ def _scheduler(scheduler: str | Scheduler) -> Scheduler:
     if scheduler.preempt not in policy.PREEMPTIONS:
         raise UnknownNameError("preemption", scheduler.preempt, policy.PREEMPTIONS)
     return scheduler
-
-
-def _max_model_len(
-    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, planner: str, num_blocks: int | None
-) -> int:
-    """What was asked for, checked against the cache; else the longest that model and cache take."""
-    room = costs.largest_model_len(model, gpu, parallel, limits, planner, num_blocks)
-    if limits.max_model_len is None:
-        return room
-    if limits.max_model_len > room:
-        raise InputError(
-            f"max_model_len must be at most {room} tokens, what {model.name} takes and the KV cache of a replica "
-            f"holds; it is {limits.max_model_len}. Lower it, or give the replica more memory or GPUs"
-        )
-    return limits.max_model_len
-
-
-def _with_host(
-    tables: CostTables, host: str | costs.HostOverhead, source: str | CostTables, model: ModelSpec
-) -> CostTables:
-    """The tables with that host; a calibration is not undone in silence."""
-    is_file = isinstance(source, str) and source.startswith("tables:")
-    if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
-        raise InputError(
-            f'host must be "default" with cost {source!r}, whose tables have a host of their own; it is {host!r}. '
-            "Take host out, or take another cost source"
-        )
-    return costs.with_host(tables, host, experts=model.ffn.experts > 0)
 
 
 def _tables(
@@ -140,19 +118,18 @@ def _tables(
 ) -> CostTables:
     if isinstance(source, CostTables):
         return source
-    kind, _, place = source.partition(":")
-    if kind == "roofline" and not place:
+    kind, _, path = source.partition(":")
+    if kind == "roofline" and not path:
         return costs.roofline(model, gpu, node, parallel, limits, max_model_len)
-    if kind == "profile" and place:
+    if kind == "profile" and path:
         from lengthwise.cost.estimators import profile_tables
 
-        return profile_tables(place, model, gpu, node, parallel, limits, max_model_len)[0]
-    if kind == "tables" and place:
-        return costs.from_tables(place, model, parallel.pp)
-    if kind in _ESTIMATORS and place:
-        estimator = _ESTIMATORS[kind]
+        return profile_tables(path, model, gpu, node, parallel, limits, max_model_len)[0]
+    if kind == "tables" and path:
+        return costs.from_tables(path, model, parallel.pp)
+    if kind in _ESTIMATORS and path:
         tables, report = costs.vidur_profile(
-            place, model, gpu.name, parallel, limits, max_model_len, node=node, estimator=estimator
+            path, model, gpu.name, parallel, limits, max_model_len, node=node, estimator=_ESTIMATORS[kind]
         )
         fit = tuple(FitError(o.name, o.median_error, o.p95_error) for o in report.operators)
         return replace(tables, fit=fit)
@@ -160,36 +137,36 @@ def _tables(
 
 
 def disaggregate(local: Deployment, remote: Deployment, kv_transfer: Handover | None = None) -> Deployment:
-    """A deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
+    """Return a deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
 
-    Requests are bounded by the shorter ``max_model_len``. Of the scheduler of ``remote`` batching, memory, preemption
-    and router count; its rank, waits and bins are those of ``local``.
+    Requests are limited by the shorter ``max_model_len``. Of the scheduler of ``remote`` only batching, memory,
+    preemption and router apply; rank, waits and bins are those of ``local``.
 
     Args:
-        local: What prefills; its routers, waits, clients and front are those of the whole.
-        remote: What decodes.
-        kv_transfer: How the KV cache gets there; None: over the links that join a replica of each (``handover_over``).
+        local: Prefill side; its routers, waits, clients and front end apply to the deployment.
+        remote: Decode side.
+        kv_transfer: Transfer of the KV cache; None: over the links between two replicas (``kv_transfer_over``).
 
     Raises:
-        InputError: The sides are of two models, GPUs or block sizes, or one of them has a decode side already.
+        InputError: The sides differ in model, GPU or block size, or one of them has a decode side already.
     """
     for name in ("model", "gpu"):
-        mine, others = getattr(local, name), getattr(remote, name)
-        if mine != others:
-            raise InputError(f"both sides must have one {name}; they have {mine.name} and {others.name}")
-    local.require_one_side("the side that prefills")
-    remote.require_one_side("the side that decodes")
+        first, second = getattr(local, name), getattr(remote, name)
+        if first != second:
+            raise InputError(f"both sides must have one {name}; they have {first.name} and {second.name}")
+    local.require_one_side("the prefill side")
+    remote.require_one_side("the decode side")
     if local.kv.block_size != remote.kv.block_size:
         raise InputError(
             f"block_size must be the same on both sides; it is {local.kv.block_size} and {remote.kv.block_size}"
         )
+    gpus = sum(side.parallel.gpus // side.parallel.replicas for side in (local, remote))
     side = DecodeSide(
         parallel=remote.parallel,
         limits=remote.limits,
         cost=remote.cost,
         kv=remote.kv,
-        kv_transfer=kv_transfer
-        or handover_over(local.node.link_for(_replica_gpus(local) + _replica_gpus(remote)), local, remote),
+        kv_transfer=kv_transfer or kv_transfer_over(local.node.link_for(gpus), local, remote),
         batching=remote.scheduler.batching,
         memory=remote.scheduler.memory,
         preempt=remote.scheduler.preempt,
@@ -198,19 +175,12 @@ def disaggregate(local: Deployment, remote: Deployment, kv_transfer: Handover | 
     return replace(local, max_model_len=min(local.max_model_len, remote.max_model_len), decode=side)
 
 
-def handover_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> Handover:
-    """What it takes to hand a request over: every GPU sends its share of the cache over a link of its own.
+def kv_transfer_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> Handover:
+    """Return the cost of a KV transfer in which every GPU sends its share of the cache over a link of its own.
 
-    Args:
-        link: What joins the GPUs of both sides; None: each GPU writes to, then reads from, host memory.
-        local: What prefills.
-        remote: What decodes.
+    ``link`` connects the GPUs of both sides; None: each GPU writes to host memory, from which the receiver reads.
     """
-    out, into = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (local, remote))
+    sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (local, remote))
     if link is None:
-        return Handover(0.0, out + into, HOST_LINK_BYTES_PER_S)
-    return Handover(link.latency_s, max(out, into), link.bandwidth_bytes_per_s)
-
-
-def _replica_gpus(deployment: Deployment) -> int:
-    return deployment.parallel.gpus // deployment.parallel.replicas
+        return Handover(0.0, sent + received, HOST_LINK_BYTES_PER_S)
+    return Handover(link.latency_s, max(sent, received), link.bandwidth_bytes_per_s)

@@ -1,7 +1,7 @@
-"""The event loop: arrivals, ends of steps, schedulers, in one total order.
+"""The event loop: arrivals, ends of steps and schedulers in one total order.
 
-At one instant: arrivals, then the steps that end (by replica), then the schedulers of the
-replicas they touched (by number; over a central queue the emptiest first; those that only decode first).
+At one instant: arrivals, then the steps that end (by replica), then the schedulers of the pending replicas (by number;
+with a central queue the least loaded first; decode replicas before prefill replicas).
 """
 
 from __future__ import annotations
@@ -10,165 +10,163 @@ from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
 from lengthwise.engine._kernel_groups import member
-from lengthwise.engine._kernel_memory import lift, line_up, outstanding, release, remaining_tokens, to_front
-from lengthwise.engine._kernel_queue import first_sent, pop_event, predicted_total, push_event, take_sent
-from lengthwise.engine._kernel_steps import arrive, blocks_to_decode, end_step, fetch, launch, may_coast, ride
+from lengthwise.engine._kernel_memory import (
+    blocks_when_idle,
+    enqueue,
+    join_backlog,
+    outstanding,
+    remaining_tokens,
+    send_next,
+    to_front,
+)
+from lengthwise.engine._kernel_queue import next_sent, pop_event, predicted_total, push_event, take_sent
+from lengthwise.engine._kernel_steps import end_step, end_transfer, launch, repeat_step, repeats, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
-BAD_BIN = kernel_layout.BAD_BIN
-INFINITY = float("inf")
-
-
-@jit
-def gather(S, q, now_s, slot, rank, binning):
-    """Into the queue, or into a bin that becomes a batch when it is full."""
-    if S.par[0].bins == 0:
-        line_up(S, q, now_s, slot, rank)
-    else:
-        _into_bin(S, q, now_s, slot, rank, binning)
-
-
-@jit_cold
-def _into_bin(S, q, now_s, slot, rank, binning):
-    request, par = S.slots[slot], S.par[0]
-    number = binning(S.predicted[request.index], S.prompt[request.index])
-    if number < 0 or number >= par.bins:
-        S.ctr[0].problem = BAD_BIN
-        S.ctr[0].problem_request = number
-        return
-    b = q * par.bins + number
-    S.bin_slot[b, S.bin_count[b]] = slot
-    S.bin_count[b] += 1
-    if S.bin_count[b] == 1:
-        S.ctr[0].bin_due_s = min(S.ctr[0].bin_due_s, request.arrival_s + par.bin_wait_s)
-    if S.bin_count[b] == par.max_num_seqs:
-        _complete(S, b, now_s, rank)
-
-
-@jit_cold
-def _complete(S, b, now_s, rank):
-    """A bin becomes a batch and joins the queue."""
-    q = b // S.par[0].bins
-    S.ctr[0].batches += 1
-    for i in range(S.bin_count[b]):
-        slot = S.bin_slot[b, i]
-        S.slots[slot].batch = S.ctr[0].batches
-        line_up(S, q, now_s, slot, rank)
-    S.bin_count[b] = 0
-    if S.par[0].central == 0:
-        S.touched[q] = 1
-    S.ctr[0].bin_due_s = _next_due(S)
-
-
-@jit_cold
-def _next_due(S):
-    """When the first of all bins has waited long enough for its bin to fill."""
-    deadline_s = INFINITY
-    for b in range(len(S.bin_count)):
-        if S.bin_count[b] > 0:
-            deadline_s = min(deadline_s, S.slots[S.bin_slot[b, 0]].arrival_s + S.par[0].bin_wait_s)
-    return deadline_s
-
-
-@jit_cold
-def complete_due(S, now_s, rank):
-    """Bins whose first has waited long enough become batches as they are."""
-    for b in range(len(S.bin_count)):
-        if S.bin_count[b] > 0 and S.slots[S.bin_slot[b, 0]].arrival_s + S.par[0].bin_wait_s <= now_s:
-            _complete(S, b, now_s, rank)
-
-
-@jit_cold
-def complete_oldest(S, now_s, rank):
-    """When nothing else will happen: the bin whose first came first; False: all are empty."""
-    oldest, first = -1, 0
-    for b in range(len(S.bin_count)):
-        if S.bin_count[b] > 0 and (oldest < 0 or S.slots[S.bin_slot[b, 0]].index < first):
-            oldest, first = b, S.slots[S.bin_slot[b, 0]].index
-    if oldest >= 0:
-        _complete(S, oldest, now_s, rank)
-    return oldest >= 0
-
-
-BAD_ROUTE = kernel_layout.BAD_ROUTE
+OK, BLOCKED = kernel_layout.OK, kernel_layout.BLOCKED
+BAD_BIN, BAD_ROUTE = kernel_layout.BAD_BIN, kernel_layout.BAD_ROUTE
+FORM_ONCE = contracts.FORM_ONCE
 REJECTED = int(Status.REJECTED)
 NONE = int(Rejection.NONE)
 TOO_LONG = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
 OVER_BUDGET = int(Rejection.PROMPT_ABOVE_TOKEN_BUDGET)
 OVER_MEMORY = int(Rejection.PROMPT_ABOVE_KV_MEMORY)
+INFINITY = float("inf")
+
+
+def run(
+    S, D, rank, leave_rank, batching, memory, router, takeover, binning,
+    decode_batching, decode_memory, decode_router,
+):  # fmt: skip
+    """Run until nothing is left or the time limit is reached; return a status code.
+
+    ``D`` and the last three policies are those of the decode side, if there is one; its replicas are scheduled first.
+    """
+    params, counters = S.params[0], S.counters[0]
+    while True:
+        end_s = S.event_s[0] if counters.events > 0 else INFINITY
+        now_s = min(counters.entry_s, end_s, counters.bin_deadline_s)
+        if now_s == INFINITY:
+            now_s = counters.last_s
+            if not _complete_oldest_bin(S, now_s, rank):
+                return _first_blocked(S)
+        else:
+            if now_s > params.limit_s:
+                return OK
+            counters.last_s = max(counters.last_s, now_s)
+            _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
+        # With a central queue, evicted requests are offered to all replicas in a second pass.
+        passes = 2 if params.central_queue == 1 or params.decode_replicas > 0 else 1
+        while passes > 0:
+            passes -= 1
+            evictions = counters.evictions
+            decoding = passes == 1 and params.decode_replicas > 0
+            count = _order(S, decoding)
+            for k in range(count):
+                _schedule(
+                    S, D, S.tmp_order[k], now_s, count - 1 - k, evictions, rank, leave_rank,
+                    decode_batching if decoding else batching, decode_memory if decoding else memory, takeover,
+                )  # fmt: skip
+            if counters.problem != OK or (counters.evictions == evictions and not decoding):
+                break
+        if counters.problem != OK:
+            return counters.problem
+
+
+@jit
+def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
+    """Handle all arrivals, full bins and ends of steps at this instant."""
+    counters = S.counters[0]
+    _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
+    if counters.bin_deadline_s <= now_s:
+        _complete_expired_bins(S, now_s, rank)
+    while counters.events > 0 and S.event_s[0] == now_s:
+        r = pop_event(S)
+        if r >= len(S.replicas):  # Transfers are numbered after the replicas, by request.
+            end_transfer(S, D, r - len(S.replicas))
+        else:
+            end_step(S, D, r, now_s, rank, decode_router)
+            S.pending[r] = 1
+            if S.replicas[r].in_flight > 0:
+                push_event(S, S.flights[r * S.params[0].stride + S.replicas[r].first_flight].end_s, r)
+        if counters.entry_s == now_s:
+            _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
 
 
 @jit_cold
-def arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
-    """Takes in all requests that enter now."""
-    ctr = S.ctr[0]
-    while ctr.entry_s == now_s:
-        i = first_sent(S)
+def _handle_arrivals(S, D, now_s, rank, memory, router, binning, decode_memory):
+    """Route all requests that enter now to a queue or a bin, or reject them."""
+    counters, params = S.counters[0], S.params[0]
+    while counters.entry_s == now_s:
+        i = next_sent(S)
         take_sent(S, i)
-        ctr.front_free_s = max(S.arrival_s[i], ctr.front_free_s) + S.par[0].front_queue_s
+        counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_queue_s
         to_front(S)
         rejection = _rejection(S, i, memory, decode_memory)
         if rejection != NONE:
             S.results[i].status = REJECTED
             S.results[i].rejection = rejection
-            release(S, i, REJECTED, now_s)
+            send_next(S, i, REJECTED, now_s)
             continue
         slot = _new_slot(S, i)
-        r = _route(S, D, i, router)
-        if r < 0:
-            return
-        if S.par[0].charges == 1:
-            lift(S, S.slots[slot].tenant)
-        gather(S, S.replicas[r].queue, now_s, slot, rank, binning)
+        r = 0
+        if params.central_queue == 1:
+            S.waiting[0] += 1
+        else:
+            r = router(i, S.draws[i, 0], S.draws[i, 1], D.prefill_waiting, D.prefill_running, D.prefill_tokens)
+            if r < 0 or r >= params.replicas:
+                counters.problem = BAD_ROUTE
+                counters.problem_request = r
+                return
+            S.waiting[r] += 1
+            S.tokens[r] += outstanding(S.prompt[i], S.predicted[i])
+            S.pending[r] = 1
+        if params.tracks_service == 1:
+            join_backlog(S, S.slots[slot].tenant)
+        if params.bins == 0:
+            enqueue(S, S.replicas[r].queue, now_s, slot, rank)
+        else:
+            _add_to_bin(S, S.replicas[r].queue, now_s, slot, rank, binning)
 
 
 @jit
 def _rejection(S, i, memory, decode_memory):
-    """Why not even an idle replica could take the request, if so."""
-    par, prompt, predicted = S.par[0], S.prompt[i], predicted_total(S, i, 0)
-    if prompt >= par.max_model_len:
+    """Return why not even an idle replica could serve the request, or ``NONE``."""
+    params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
+    if prompt >= params.max_model_len:
         return TOO_LONG
     S.work[0].prompts = 0
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
-    chunk = chunk_for(S, prompt, False, par.empty_tokens, par.empty_flags)
+    chunk = chunk_for(S, prompt, False, params.idle_tokens, params.idle_flags)
     if chunk <= 0:
         return OVER_BUDGET
-    peak = prompt + remaining_tokens(predicted, 0) if par.needs_peak == 1 else 0
-    blocks = memory(
-        prompt,
-        chunk,
-        predicted,
-        par.max_model_len,
-        par.block_size,
-        par.total_blocks,
-        par.total_blocks,
-        par.watermark_blocks,
-        0,
-        peak,
-    )
-    if blocks >= 0 and par.decodes > 0:
-        blocks = blocks_to_decode(S, i, decode_memory)
+    peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
+    blocks = blocks_when_idle(S, 0, prompt, chunk, predicted, peak, memory)
+    if blocks >= 0 and params.decode_replicas > 0:
+        context, predicted = prompt + 1, predicted_total(S, i, 1)
+        peak = context + remaining_tokens(predicted, 1) if S.params[1].needs_peak == 1 else 0
+        blocks = blocks_when_idle(S, 1, context, context, predicted, peak, decode_memory)
     return OVER_MEMORY if blocks < 0 else NONE
 
 
 @jit
 def _new_slot(S, i):
-    ctr = S.ctr[0]
-    if ctr.free_slots > 0:
-        ctr.free_slots -= 1
-        slot = S.free_slots[ctr.free_slots]
+    counters = S.counters[0]
+    if counters.free_slots > 0:
+        counters.free_slots -= 1
+        slot = S.free_slots[counters.free_slots]
     else:
-        slot = ctr.slots
-        ctr.slots += 1
+        slot = counters.slots
+        counters.slots += 1
     q = S.slots[slot]
     q.index = i
     q.arrival_s = S.arrival_s[i]
     q.prompt = S.prompt[i]
     q.output = S.output[i]
     q.priority = S.priority[i]
-    q.tenant = S.tenant[i] if S.par[0].charges == 1 else 0
+    q.tenant = S.tenant[i] if S.params[0].tracks_service == 1 else 0
     q.generated = 0
     q.context = 0
     q.prefilled = 0
@@ -178,137 +176,110 @@ def _new_slot(S, i):
     q.slot_index = 0
     q.last_token_s = 0.0
     q.join_step = 0
-    q.growing = 0
+    q.counts_block = 0
     q.decoding = 0
     q.swapped = 0
     q.waiting = 1
     q.batch = 0
-    q.entered = 0
-    q.retained = 0
-    q.reserved = 0
+    q.generated_at_admission = 0
+    q.cached_blocks = 0
+    q.transfer_blocks = 0
     q.queued_s = q.arrival_s
     q.queued_for_s = 0.0
-    q.charged = 0.0
+    q.charged_tokens = 0.0
     return slot
 
 
-@jit
-def _route(S, D, i, router):
-    """The replica of a request; -1 after a problem."""
-    if S.par[0].central == 1:
-        S.waiting[0] += 1
-        return 0
-    r = router(i, S.draws[i, 0], S.draws[i, 1], D.waiting_here, D.running_here, D.tokens_here)
-    if r < 0 or r >= S.par[0].replicas:
-        S.ctr[0].problem = BAD_ROUTE
-        S.ctr[0].problem_request = r
-        return -1
-    S.waiting[r] += 1
-    S.tokens[r] += outstanding(S.prompt[i], S.predicted[i])
-    S.touched[r] = 1
-    return r
-
-
-FORM_ONCE = contracts.FORM_ONCE
-OK, BLOCKED = kernel_layout.OK, kernel_layout.BLOCKED
-
-
-def run(
-    S, D, rank, leave_rank, batching, memory, router, takeover, binning,
-    decode_batching, decode_memory, decode_router,
-):  # fmt: skip
-    """Runs until nothing is left or the time limit; returns a problem's code.
-
-    ``D`` and the last three are of the side that decodes, where that is apart; its replicas are scheduled first.
-    """
-    par, ctr = S.par[0], S.ctr[0]
-    while True:
-        end_s = S.event_s[0] if ctr.events > 0 else INFINITY
-        now_s = min(ctr.entry_s, end_s, ctr.bin_due_s)
-        if now_s == INFINITY:
-            now_s = ctr.last_s
-            if not complete_oldest(S, now_s, rank):
-                return _somebody_waits(S)
-        else:
-            if now_s > par.limit_s:
-                return OK
-            ctr.last_s = max(ctr.last_s, now_s)
-            _happens(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
-        passes = 2 if par.central == 1 or par.decodes > 0 else 1
-        while passes > 0:
-            passes -= 1
-            evictions = ctr.evictions
-            apart = passes == 1 and par.decodes > 0
-            count = _order(S, apart)
-            for k in range(count):
-                left = count - 1 - k
-                _schedule(
-                    S,
-                    D,
-                    S.scratch_order[k],
-                    now_s,
-                    left,
-                    evictions,
-                    rank,
-                    leave_rank,
-                    decode_batching if apart else batching,
-                    decode_memory if apart else memory,
-                    takeover,
-                )
-            if ctr.problem != OK or (ctr.evictions == evictions and not apart):
-                break
-        if ctr.problem != OK:
-            return ctr.problem
-
-
-@jit
-def _happens(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
-    """All that comes from outside and all steps that end at this instant."""
-    ctr = S.ctr[0]
-    arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
-    if ctr.bin_due_s <= now_s:
-        complete_due(S, now_s, rank)
-    while ctr.events > 0 and S.event_s[0] == now_s:
-        _end_first(S, D, now_s, rank, decode_router)
-        if ctr.entry_s == now_s:
-            arrivals(S, D, now_s, rank, memory, router, binning, decode_memory)
-
-
-@jit
-def _end_first(S, D, now_s, rank, decode_router):
-    """Ends the step that is due, of the lowest replica, or after all of them a transfer, of the lowest request."""
-    r = pop_event(S)
-    if r >= len(S.replicas):
-        arrive(S, D, r - len(S.replicas))
+@jit_cold
+def _add_to_bin(S, q, now_s, slot, rank, binning):
+    """Add a request to a bin, which becomes a batch when it is full; the bins of queue ``q`` are consecutive rows."""
+    request, params = S.slots[slot], S.params[0]
+    number = binning(S.predicted[request.index], S.prompt[request.index])
+    if number < 0 or number >= params.bins:
+        S.counters[0].problem = BAD_BIN
+        S.counters[0].problem_request = number
         return
-    end_step(S, D, r, now_s, rank, decode_router)
-    S.touched[r] = 1
-    if S.replicas[r].in_flight > 0:
-        push_event(S, S.flights[r * S.par[0].stride + S.replicas[r].first_flight].end_s, r)
+    b = q * params.bins + number
+    S.bin_slot[b, S.bin_count[b]] = slot
+    S.bin_count[b] += 1
+    if S.bin_count[b] == 1:
+        S.counters[0].bin_deadline_s = min(S.counters[0].bin_deadline_s, request.arrival_s + params.bin_wait_s)
+    if S.bin_count[b] == params.max_num_seqs:
+        _complete_bin(S, b, now_s, rank)
+
+
+@jit_cold
+def _complete_bin(S, b, now_s, rank):
+    """Make a batch of a bin and add it to the queue."""
+    q, counters = b // S.params[0].bins, S.counters[0]
+    counters.batches += 1
+    for i in range(S.bin_count[b]):
+        slot = S.bin_slot[b, i]
+        S.slots[slot].batch = counters.batches
+        enqueue(S, q, now_s, slot, rank)
+    S.bin_count[b] = 0
+    if S.params[0].central_queue == 0:
+        S.pending[q] = 1
+    deadline_s = INFINITY
+    for other in range(len(S.bin_count)):
+        if S.bin_count[other] > 0:
+            deadline_s = min(deadline_s, S.slots[S.bin_slot[other, 0]].arrival_s + S.params[0].bin_wait_s)
+    counters.bin_deadline_s = deadline_s
+
+
+@jit_cold
+def _complete_expired_bins(S, now_s, rank):
+    """Make batches of the bins whose first request has waited ``bin_wait_s``."""
+    for b in range(len(S.bin_count)):
+        if S.bin_count[b] > 0 and S.slots[S.bin_slot[b, 0]].arrival_s + S.params[0].bin_wait_s <= now_s:
+            _complete_bin(S, b, now_s, rank)
+
+
+@jit_cold
+def _complete_oldest_bin(S, now_s, rank):
+    """Complete the bin of the earliest request when there are no further events; return False if all bins are empty."""
+    oldest, first = -1, 0
+    for b in range(len(S.bin_count)):
+        if S.bin_count[b] > 0 and (oldest < 0 or S.slots[S.bin_slot[b, 0]].index < first):
+            oldest, first = b, S.slots[S.bin_slot[b, 0]].index
+    if oldest >= 0:
+        _complete_bin(S, oldest, now_s, rank)
+    return oldest >= 0
 
 
 @jit
-def _order(S, disaggregated):
-    """Replicas to schedule, in ``scratch_order``; returns how many.
+def _order(S, decoding):
+    """Store the replicas to schedule in ``tmp_order``; return how many there are.
 
-    The touched ones by number, ``disaggregated`` those that only decode, else the others; over a central queue all of them
-    while somebody waits, the emptiest first.
+    They are the pending ones of a side by number, or with requests in a central queue all of them, the least loaded
+    first.
     """
-    if S.par[0].central == 1 and S.queues[0].length > 0:
-        _by_load(S)
-        S.touched[:] = 0
-        return S.par[0].replicas
-    count, first = 0, S.par[0].replicas if disaggregated else 0
-    for r in range(first, len(S.replicas) if disaggregated else S.par[0].replicas):
-        if S.touched[r] == 1:
-            S.touched[r] = 0
-            S.scratch_order[count] = r
+    if S.params[0].central_queue == 1 and S.queues[0].length > 0:
+        _order_by_load(S)
+        S.pending[:] = 0
+        return S.params[0].replicas
+    count, first = 0, S.params[0].replicas if decoding else 0
+    for r in range(first, len(S.replicas) if decoding else S.params[0].replicas):
+        if S.pending[r] == 1:
+            S.pending[r] = 0
+            S.tmp_order[count] = r
             count += 1
     return count
 
 
 @jit_cold
-def _somebody_waits(S):
+def _order_by_load(S):
+    for r in range(S.params[0].replicas):
+        i = r
+        while i > 0 and S.running[S.tmp_order[i - 1]] > S.running[r]:
+            S.tmp_order[i] = S.tmp_order[i - 1]
+            i -= 1
+        S.tmp_order[i] = r
+
+
+@jit_cold
+def _first_blocked(S):
+    """Return ``BLOCKED`` and note the first request if any is left in the system, else ``OK``."""
     first = len(S.results)
     for q in range(len(S.queues)):
         for i in range(S.queues[q].length):
@@ -318,24 +289,23 @@ def _somebody_waits(S):
             first = min(first, S.slots[S.partials[r, i]].index)
         for i in range(S.groups[S.replicas[r].idle].members):
             first = min(first, S.slots[member(S, S.replicas[r].idle, i)].index)
-    S.ctr[0].problem_request = first
+    S.counters[0].problem_request = first
     return OK if first == len(S.results) else BLOCKED
 
 
 @jit
 def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memory, takeover):
-    """Fills a replica's pipeline with steps; pure decoding runs on in place.
+    """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
-    ``left`` replicas are still to be scheduled at this instant, before which there had been so
-    many ``evictions``.
+    ``left`` replicas are still to be scheduled at this instant, which started with a count of ``evictions``.
     """
     rep, w = S.replicas[r], S.work[0]
-    par = S.par[rep.side]
-    coasting, retried, swap_s = False, False, 0.0
+    params = S.params[rep.side]
+    repeating, retried, swap_s = False, False, 0.0
     if rep.side == 1:
-        fetch(S, D, r, now_s, rank, memory)
-    while coasting or rep.in_flight < par.flights:
-        if not coasting and not form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
+        start_transfers(S, D, r, now_s, rank, memory)
+    while repeating or rep.in_flight < params.max_in_flight:
+        if not repeating and not form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
             if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
@@ -344,47 +314,37 @@ def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memor
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
-        coasting = par.flights == 1 and w.prompts == 0 and may_coast(S, r, end_s, _horizon(S, left, evictions))
-        if coasting:
-            ride(S, r, end_s)
+        alone = params.max_in_flight == 1 and w.prompts == 0
+        repeating = alone and repeats(S, r, end_s, _independent_until_s(S, left, evictions))
+        if repeating:
+            repeat_step(S, r, end_s)
             now_s = end_s
         elif rep.in_flight == 1:
             push_event(S, end_s, r)
 
 
 @jit
-def _horizon(S, left, evictions):
-    """Before this time nobody else can change what a replica does.
+def _independent_until_s(S, left, evictions):
+    """Return the time before which no other replica and no arrival can change the decisions of this replica.
 
-    Replicas meet where requests arrive; in a closed loop, and where requests come after others, also where any of them
-    ends, over a central queue also where any of them evicts, and where decoding is apart also where a prompt or a
-    transfer ends. Those still to be scheduled now are not among the events yet.
+    Replicas interact where requests arrive; in a closed loop and with dependents also where any request ends; with a
+    central queue also where any replica evicts; under disaggregation also where a prompt or a transfer ends. The
+    replicas still to be scheduled now are not among the events yet.
     """
-    ctr, par = S.ctr[0], S.par[0]
-    horizon_s = min(ctr.entry_s, ctr.bin_due_s)
-    if par.closed == 1 or par.follows == 1 or par.central == 1 or par.decodes > 0:
-        if left > 0 or ctr.evictions != evictions or (par.decodes > 0 and _somebody_to_look(S)):
+    counters, params = S.counters[0], S.params[0]
+    until_s = min(counters.entry_s, counters.bin_deadline_s)
+    if params.closed_loop == 1 or params.has_dependents == 1 or params.central_queue == 1 or params.decode_replicas > 0:
+        if left > 0 or counters.evictions != evictions or (params.decode_replicas > 0 and _prefill_pending(S)):
             return -INFINITY
-        if ctr.events > 0:
-            horizon_s = min(horizon_s, S.event_s[0])
-    return horizon_s
+        if counters.events > 0:
+            until_s = min(until_s, S.event_s[0])
+    return until_s
 
 
 @jit_cold
-def _somebody_to_look(S):
-    """Whether replicas that prefill are still to be scheduled at this instant."""
-    touched = 0
-    for r in range(S.par[0].replicas):
-        touched += S.touched[r]
-    return touched > 0
-
-
-@jit_cold
-def _by_load(S):
-    """Replica numbers in ``scratch_order``, the fewest residents first."""
-    for r in range(S.par[0].replicas):
-        i = r
-        while i > 0 and S.running[S.scratch_order[i - 1]] > S.running[r]:
-            S.scratch_order[i] = S.scratch_order[i - 1]
-            i -= 1
-        S.scratch_order[i] = r
+def _prefill_pending(S):
+    """Return whether prefill replicas are still to be scheduled at this instant."""
+    pending = 0
+    for r in range(S.params[0].replicas):
+        pending += S.pending[r]
+    return pending > 0

@@ -1,4 +1,4 @@
-"""What both engines hand over, and the Records made of it."""
+"""The result of a run of either engine, and its conversion into ``Records``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,15 @@ from lengthwise.schema.workload import Workload
 
 Array = npt.NDArray[Any]
 
-_TOTALS = {
-    "steps": "steps",
-    "tokens": "tokens",
-    "attention_pairs": "pairs",
-    "kv_read_tokens": "kv_read",
-    "busy_s": "busy_s",
-    "layer_s": "layer_s",
-    "comm_s": "comm_s",
-    "prefill_attention_s": "prefill_attention_s",
-    "decode_attention_s": "decode_attention_s",
-    "host_s": "host_s",
-    "head_s": "head_s",
-    "first_s": "first_s",
-    "send_s": "send_s",
-    "swap_s": "swap_s",
-    "kv_block_s": "kv_block_s",
-}
+_TOTALS = (
+    "steps", "tokens", "busy_s", "layer_s", "comm_s", "prefill_attention_s", "decode_attention_s", "host_s", "head_s",
+    "first_s", "send_s", "swap_s", "kv_block_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Arrays in the layouts of ``_layout``: results [n], replicas [R], series [R, bins, 6], logs or None."""
+    """Arrays in the types of ``kernel_layout``: results [n], replicas [R], series [R, bins, 6], logs or None."""
 
     arrival_s: Array
     results: Array
@@ -47,20 +34,38 @@ class Outcome:
     end_s: float
 
 
-def ending_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:
-    """When a run ended: its last event; where the limit cut it, the limit or the end of the steps under way."""
+def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:
+    """Return the end of a run: its last event, or if interrupted, the limit or the end of the steps in flight."""
     if not (results["status"] == Status.UNFINISHED).any():
         return last_s
     return float(max(limit_s, replicas["busy_until_s"].max()))
 
 
 def to_records(workload: Workload, outcome: Outcome, seed: int, name: str) -> Records:
-    """Records from an outcome; logs are put into one order, whatever the engine's own."""
+    """Return the records of an outcome; both engines' logs get the same order."""
+    results, replicas, steps = outcome.results, outcome.replicas, outcome.steps
+    if steps is not None:
+        steps = steps[np.lexsort((np.arange(len(steps)), steps["replica"], steps["start_s"]))]
+    columns = (
+        "output_tokens", "replica", "scheduled_s", "first_token_s", "finished_s", "preemptions", "queued_for_s",
+    )  # fmt: skip
     return Records(
-        requests=_requests(workload, outcome),
-        steps=None if outcome.steps is None else _steps(outcome.steps),
+        requests=RequestRecords(
+            arrival_s=outcome.arrival_s,
+            prompt_tokens=workload.prompt_tokens,
+            status=results["status"].astype(np.int8),
+            rejection=results["rejection"].astype(np.int8),
+            **{column: results[column].copy() for column in columns},
+        ),
+        steps=None
+        if steps is None
+        else StepRecords(**{field: steps[field].copy() for field in steps.dtype.names or ()}),
         gaps=_gaps(outcome),
-        totals=ReplicaTotals(**{k: outcome.replicas[v].copy() for k, v in _TOTALS.items()}),
+        totals=ReplicaTotals(
+            attention_pairs=replicas["pairs"].copy(),
+            kv_read_tokens=replicas["kv_read"].copy(),
+            **{column: replicas[column].copy() for column in _TOTALS},
+        ),
         series=_series(outcome),
         end_s=float(outcome.end_s),
         seed=seed,
@@ -68,63 +73,36 @@ def to_records(workload: Workload, outcome: Outcome, seed: int, name: str) -> Re
     )
 
 
-def _requests(workload: Workload, outcome: Outcome) -> RequestRecords:
-    results = outcome.results
-    return RequestRecords(
-        arrival_s=outcome.arrival_s,
-        prompt_tokens=workload.prompt_tokens,
-        output_tokens=results["output_tokens"].copy(),
-        status=results["status"].astype(np.int8),
-        replica=results["replica"].copy(),
-        scheduled_s=results["scheduled_s"].copy(),
-        first_token_s=results["first_token_s"].copy(),
-        finished_s=results["finished_s"].copy(),
-        preemptions=results["preemptions"].copy(),
-        queued_for_s=results["queued_for_s"].copy(),
-        rejection=results["rejection"].astype(np.int8),
-    )
-
-
-def _steps(rows: Array) -> StepRecords:
-    order = np.lexsort((np.arange(len(rows)), rows["replica"], rows["start_s"]))
-    rows = rows[order]
-    return StepRecords(**{field: rows[field].copy() for field in rows.dtype.names or ()})
-
-
 def _gaps(outcome: Outcome) -> TokenGaps:
     gap_s = count = None
     if outcome.gaps is not None:
-        gap_s, where = np.unique(outcome.gaps["gap_s"], return_inverse=True)
-        count = np.bincount(where, weights=outcome.gaps["count"], minlength=len(gap_s)).astype(np.int64)
-    sums, largest = 0.0, 0.0
-    for replica in outcome.replicas:
-        sums += float(replica["gap_sum_s"])
-        largest = max(largest, float(replica["gap_max_s"]))
+        gap_s, inverse = np.unique(outcome.gaps["gap_s"], return_inverse=True)
+        count = np.bincount(inverse, weights=outcome.gaps["count"], minlength=len(gap_s)).astype(np.int64)
     return TokenGaps(
         histogram=outcome.histogram,
         edges_s=gap_edges(),
         total=int(outcome.replicas["gaps"].sum()),
-        sum_s=sums,
-        max_s=largest,
+        sum_s=float(np.cumsum(outcome.replicas["gap_sum_s"])[-1]),  # One by one: neither pairwise nor compensated.
+        max_s=float(outcome.replicas["gap_max_s"].max()),
         gap_s=gap_s,
         count=count,
     )
 
 
 def gap_edges() -> Array:
-    """[bins + 1] edges of the gap histogram: each octave in equal parts, bin 0 from zero."""
+    """Return [bins + 1] edges of the gap histogram: each octave in equal parts, bin 0 from zero."""
     low = 2.0 ** (GAP_SMALLEST_EXPONENT + np.arange(GAP_OCTAVES))
     inside = low[:, None] * (1 + np.arange(GAP_SUBBINS) / GAP_SUBBINS)
     return np.concatenate([[0.0], inside.ravel(), [2.0 ** (GAP_SMALLEST_EXPONENT + GAP_OCTAVES)]])
 
 
 def _series(outcome: Outcome) -> TimeSeries:
-    """All replicas on the widest of their bins."""
+    """Return the sum over replicas, in the widest of their bins."""
     width = float(outcome.replicas["bin_s"].max())
     bins = outcome.series.shape[1]
     total = np.zeros((bins, len(SERIES_COLUMNS)))
     for replica, rows in zip(outcome.replicas, outcome.series, strict=True):
-        fold = min(int(width / float(replica["bin_s"])), bins)  # all of a short replica may fall into one
-        total[: bins // fold] += rows.reshape(bins // fold, fold, -1).sum(axis=1)
+        factor = min(int(width / float(replica["bin_s"])), bins)  # All bins of a short replica may become one.
+        total[: bins // factor] += rows.reshape(bins // factor, factor, -1).sum(axis=1)
     used = min(bins, int(outcome.end_s / width) + 1)
     return TimeSeries(bin_s=width, **{c: total[:used, i].copy() for i, c in enumerate(SERIES_COLUMNS)})

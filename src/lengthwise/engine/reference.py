@@ -1,7 +1,7 @@
-"""The meaning of the engine: plain Python, one object a request, one obvious step after another.
+"""The specification of the engine in plain Python: one object per request, one obvious step after another.
 
-The compiled kernel must agree with this file to the last bit (tests/laws). The order of one
-instant: requests that enter, then steps that end, then the schedulers of all replicas, by number.
+The compiled kernel must agree with this file to the last bit (tests/laws). The order of one instant: requests that
+enter, then steps that end, then transfers that end, then the schedulers of all replicas, by number.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import Counter
 
 import numpy as np
 
-from lengthwise.engine._reference_state import Meter, Queue, Replica, Request, Step, outcome_of
-from lengthwise.engine.outcome import Outcome
-from lengthwise.engine.setup import Setup, blocked
-from lengthwise.engine.step_time import CostReader
+from lengthwise.engine import kernel_layout
+from lengthwise.engine._reference_state import Queue, Replica, Request, Step
+from lengthwise.engine.outcome import Outcome, run_end_s
+from lengthwise.engine.setup import Setup, error_of
 from lengthwise.policy import (
     ADMIT_AFTER_EVICTION,
     CHUNKED,
@@ -31,7 +31,6 @@ from lengthwise.policy import (
     SERVICE_OUTPUT_WEIGHT,
     UNIFORM_SHARES,
 )
-from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Rejection, Status
 
 
@@ -40,322 +39,362 @@ class Reference:
 
     def __init__(self, setup: Setup) -> None:
         self.s = setup
-        self.results = setup.results.copy()
-        self.arrival_s = setup.arrival_s.copy()
-        self.histogram = setup.histogram.copy()
-        lines = [Queue([], [[] for _ in range(setup.bins)]) for _ in range(setup.replicas)]
-        self.lines = lines[:1] if setup.central else lines
-        self.local = [self._replica(setup, r, lines[0 if setup.central else r]) for r in range(setup.replicas)]
-        there = setup.remote
-        self.decoding = [self._replica(there, r, Queue([], [])) for r in range(there.replicas)] if there else []
-        self.replicas = [*self.local, *self.decoding]
+        n, columns, params, remote = len(setup.columns.prompt), setup.columns, setup.params, setup.remote
+        self.results = setup.blank_results()
+        self.arrival_s = columns.arrival_s.copy()
+        self.histogram = np.zeros(kernel_layout.GAP_BINS, np.int64)
+        self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(params.replicas)]
+        if params.central_queue:
+            self.queues = self.queues[:1] * params.replicas
+        self.local = [Replica(setup, r, queue, self.histogram) for r, queue in enumerate(self.queues)]
+        self.remote: list[Replica] = []
+        if remote:
+            numbers = range(remote.first, remote.first + remote.params.replicas)
+            self.remote = [Replica(remote, number, Queue([], []), self.histogram) for number in numbers]
+        self.replicas = [*self.local, *self.remote]
+        if params.central_queue:
+            self.queues = self.queues[:1]
         self.load: dict[int, Replica] = {}
+        """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
-        self.next = self.admissions = self.evictions = self.free_slots = self.batches = 0
-        self.released = min(setup.concurrency, len(self.arrival_s)) if setup.closed else len(self.arrival_s)
-        self.left = setup.followers.left.tolist() if setup.followers else [0] * len(self.arrival_s)
-        self.own = [i for i, parents in enumerate(self.left) if parents == 0]
-        self.sent: list[tuple[float, int]] = []
+        self.next = self.admissions = self.evictions = self.slot_indices = self.batches = 0
+        self.released = setup.released
+        self.parents_left = setup.dependents.left.tolist() if setup.dependents else [0] * n
+        self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
+        self.ready: list[tuple[float, int]] = []
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._to_front()
 
-    def _replica(self, side: Setup, number: int, line: Queue) -> Replica:
-        cost = CostReader(side.deployment.cost, by_stage=side.first > 0)
-        meter = Meter(side, self.histogram)
-        return Replica(side, side.first + number, side.total_blocks, line, meter, cost)
-
     def run(self) -> Outcome:
-        """All events in order; raises PolicyError when a policy misbehaves."""
+        """Handle all events in order.
+
+        Raises:
+            PolicyError: A policy returned an invalid value, or requests wait forever.
+        """
         while True:
             now = self._next_event()
             if now == math.inf:
-                if self._complete_oldest():
+                if self._complete_oldest_bin():
                     self._schedule_all(self.now_s)
                     continue
-                self._check_nobody_waits()
+                if left := [q.index for rep in self.replicas for q in (*rep.queue.waiting, *rep.running)]:
+                    raise error_of(kernel_layout.BLOCKED, self.s, min(left))
                 break
-            if now > self.s.limit_s:
+            if now > self.s.params.limit_s:
                 break
             self.now_s = now
-            self._arrivals(now)
-            self._complete_due(now)
-            while any(self._ends(rep, now) for rep in self.replicas):
-                self._arrivals(now)
-            self._transfers_end(now)
+            self._handle_arrivals(now)
+            self._complete_expired_bins(now)
+            while any(self._end_step(rep, now) for rep in self.replicas):
+                self._handle_arrivals(now)
+            ends = [(q.index, q, rep) for rep in self.remote for q in rep.incoming if q.transfer_end_s == now]
+            for _, q, rep in sorted(ends, key=lambda end: end[0]):
+                self._receive(rep, q)
+                rep.pending = True
             self._schedule_all(now)
-        self._close()
-        for i, row in enumerate(self.results):
-            if self.left[i] > 0 and row["status"] == Status.UNFINISHED:
-                self.arrival_s[i] = math.nan
-        meters = [rep.meter for rep in self.replicas]
-        return outcome_of(meters, self.arrival_s, self.results, self.histogram, self.now_s, self.s.limit_s)
+        return self._outcome()
 
-    # -- events ---------------------------------------------------------------------------
+    def _outcome(self) -> Outcome:
+        for rep in self.replicas:
+            for q in (*rep.running, *rep.queue.waiting):
+                self.results[q.index]["output_tokens"] = self._output_tokens(q)
+                self.results[q.index]["queued_for_s"] = q.queued_for_s
+        for i, row in enumerate(self.results):
+            if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
+                self.arrival_s[i] = math.nan
+        replicas = np.array([rep.totals for rep in self.replicas], dtype=kernel_layout.replica_t)
+        return Outcome(
+            arrival_s=self.arrival_s,
+            results=self.results,
+            replicas=replicas,
+            series=np.stack([rep.series for rep in self.replicas]),
+            histogram=self.histogram,
+            steps=np.array([row for rep in self.replicas for row in rep.steps], dtype=kernel_layout.step_t),
+            gaps=np.array([row for rep in self.replicas for row in rep.gaps], dtype=kernel_layout.gap_t),
+            end_s=run_end_s(self.now_s, self.s.params.limit_s, self.results, replicas),
+        )
+
+    def _output_tokens(self, q: Request) -> int:
+        """Return the output tokens, without those that a restart counts as decoded prompt (RESTART_AS_DECODE)."""
+        return max(0, q.generated + q.prompt - int(self.s.columns.prompt[q.index]))
+
+    # -- arrivals -------------------------------------------------------------------------
 
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
-        bins = [self._deadline_s(b) for line in self.lines for b in line.bins]
-        transfers = [q.arrives_s for rep in self.decoding for q in rep.incoming]
+        bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
+        transfers = [q.transfer_end_s for rep in self.remote for q in rep.incoming]
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
-    def _first_sent(self) -> int | None:
-        """Who goes to the front next: of those that are sent, who was first, of the same instant the lowest number."""
-        others = [(float(self.arrival_s[i]), i) for i in self.own[self.next : self.next + 1] if i < self.released]
-        return min([*others, *self.sent[:1]])[1] if others or self.sent else None
+    def _next_sent(self) -> int | None:
+        """Return the request that reaches the front end next: the earliest sent, at equal times the lowest number."""
+        roots = [(float(self.arrival_s[i]), i) for i in self.roots[self.next : self.next + 1] if i < self.released]
+        sent = [*roots, *self.ready[:1]]
+        return min(sent)[1] if sent else None
 
-    def _passed_s(self, i: int) -> float:
-        """When the front is free again behind a request."""
+    def _front_free_s(self, i: int) -> float:
+        """Return when the front end is free again after a request."""
         return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.queue_s
 
     def _to_front(self) -> None:
-        """Who is sent first goes to the front as soon as it is there, and enters when it has passed it."""
-        i = self._first_sent()
+        """Set when the next request that is sent will have passed the front end."""
+        i = self._next_sent()
         front = self.s.deployment.cost.front
-        self.entry_s = math.inf if i is None else self._passed_s(i) + front.request_s
+        self.entry_s = math.inf if i is None else self._front_free_s(i) + front.request_s
 
-    def _enters(self) -> int:
-        """The request that enters now: it has passed the front, and the next one goes there."""
-        i = self._first_sent()
-        assert i is not None
-        if self.sent and self.sent[0][1] == i:
-            heapq.heappop(self.sent)
-        else:
-            self.next += 1
-        self.front_free_s = self._passed_s(i)
-        self._to_front()
-        return i
-
-    def _arrivals(self, now: float) -> None:
+    def _handle_arrivals(self, now: float) -> None:
+        columns, params = self.s.columns, self.s.params
         while self.entry_s == now:
-            i = self._enters()
-            request = self.s.request(Request, i, float(self.arrival_s[i]))
-            rejection = self._rejection(request)
+            i = self._next_sent()
+            assert i is not None
+            if self.ready and self.ready[0][1] == i:
+                heapq.heappop(self.ready)
+            else:
+                self.next += 1
+            self.front_free_s = self._front_free_s(i)
+            self._to_front()
+            tenant = int(columns.tenant[i]) if params.tracks_service else 0
+            q = Request(
+                i, float(self.arrival_s[i]), int(columns.prompt[i]), int(columns.output[i]), int(columns.priority[i]),
+                tenant,
+            )  # fmt: skip
+            rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
                 self.results[i]["rejection"] = rejection
-                self._release(i, Status.REJECTED, now)
+                self._send_next(i, Status.REJECTED, now)
                 continue
-            self._route(request, now)
+            rep = self.local[0]
+            if not params.central_queue:
+                rep = self._route(self.s, self.local, q)
+                self._move_load(rep, q)
+            if params.tracks_service:
+                if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
+                    others = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
+                    self.service[tenant] = max(self.service[tenant], min(others) if others else self.last_service)
+                self.backlog[tenant] += 1
+            self._add_to_bin_or_queue(rep.queue, q, now)
 
-    def _route(self, q: Request, now: float) -> None:
-        rep = self.local[0]
-        if not self.s.central:
-            rep = self._picked(self.s, self.local, q)
-            self._load(rep, q)
-        if self.s.charges:
-            self._lift(q.tenant)
-        self._gather(rep.line, q, now)
+    def _rejection(self, q: Request) -> Rejection:
+        """Return why not even an idle replica could serve the request."""
+        if q.prompt >= self.s.params.max_model_len:
+            return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
+        chunk = self._chunk(Step(0.0), q, self.s.idle_plan[1], self.s.idle_plan[2])
+        if chunk <= 0:
+            return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
+        blocks = self._blocks_when_idle(self.s, q, q.prompt, chunk, 0)
+        if blocks >= 0 and self.s.remote:
+            blocks = self._blocks_when_idle(self.s.remote, q, q.prompt + 1, q.prompt + 1, 1)
+        return Rejection.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Rejection.NONE
 
-    def _picked(self, side: Setup, num_candidates: list[Replica], q: Request) -> Replica:
-        """The replica of one side that its router says."""
-        waiting, running = (
-            np.array([r.line.length for r in num_candidates]),
-            np.array([len(r.num_running) for r in num_candidates]),
-        )
-        tokens = np.array([r.tokens for r in num_candidates])
-        a, b = side.draws[q.index]
-        choice = side.router(q.index, float(a), float(b), waiting, running, tokens)
-        if not 0 <= choice < len(num_candidates):
-            raise side.bad_route(choice)
-        return num_candidates[choice]
+    def _blocks_when_idle(self, side: Setup, q: Request, context: int, chunk: int, generated: int) -> int:
+        """Return the blocks that an idle replica of a side gives a request after some tokens; -1: none."""
+        peak = context + side.remaining_integer(q, generated) if side.params.needs_peak else 0
+        predicted, _ = side.predicted_at(q.index, generated)
+        return side.memory_blocks(context, chunk, predicted, side.params.total_blocks, 0, peak)
 
-    def _load(self, rep: Replica, q: Request) -> None:
-        """The request is this replica's from now on, for routers; the replica has something to look at."""
+    def _route(self, side: Setup, replicas: list[Replica], q: Request) -> Replica:
+        """Return the replica of one side that its router chooses."""
+        waiting = np.array([rep.queue.length for rep in replicas])
+        running = np.array([len(rep.running) for rep in replicas])
+        tokens = np.array([rep.tokens for rep in replicas])
+        a, b = side.columns.draws[q.index]
+        choice = side.functions.router(q.index, float(a), float(b), waiting, running, tokens)
+        if not 0 <= choice < len(replicas):
+            raise error_of(kernel_layout.BAD_ROUTE, side, choice)
+        return replicas[choice]
+
+    def _move_load(self, rep: Replica, q: Request) -> None:
+        """Count the request as load of a replica, which has to be scheduled."""
         tokens = self.s.outstanding(q.index)
         if q.index in self.load:
             self.load[q.index].tokens -= tokens
         rep.tokens += tokens
         self.load[q.index] = rep
-        rep.touched = True
-
-    def _lift(self, tenant: int) -> None:
-        """A tenant that comes to wait starts level with those who do: no credit from absence (VTC)."""
-        if self.backlog[tenant] == 0:
-            there = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
-            self.service[tenant] = max(self.service[tenant], min(there) if there else self.last_service)
-        self.backlog[tenant] += 1
+        rep.pending = True
 
     # -- bins -----------------------------------------------------------------------------
 
-    def _gather(self, line: Queue, q: Request, now: float) -> None:
-        """Into the queue, or into a bin that becomes a batch when it is full."""
+    def _add_to_bin_or_queue(self, queue: Queue, q: Request, now: float) -> None:
+        """Add the request to the queue, or to a bin that becomes a batch when it is full."""
         q.queued_s = q.arrival_s
-        if self.s.bins == 0:
-            self._enqueue(line, q, now, entered=True)
+        if self.s.params.bins == 0:
+            self._enqueue(queue, q, now, entered=True)
             return
-        number = self.s.bin_of(q.index)
-        line.bins[number].append(q)
-        if len(line.bins[number]) == self.s.max_num_seqs:
-            self._complete(line, number, now)
+        columns = self.s.columns
+        number = self.s.functions.binning(float(columns.predicted[q.index]), int(columns.prompt[q.index]))
+        if not 0 <= number < self.s.params.bins:
+            raise error_of(kernel_layout.BAD_BIN, self.s, number)
+        queue.bins[number].append(q)
+        if len(queue.bins[number]) == self.s.params.max_num_seqs:
+            self._complete_bin(queue, number, now)
 
-    def _complete(self, line: Queue, number: int, now: float) -> None:
-        """A bin becomes a batch and joins the queue."""
+    def _complete_bin(self, queue: Queue, number: int, now: float) -> None:
+        """Make a batch of a bin and add it to the queue."""
         self.batches += 1
-        batch, line.bins[number] = line.bins[number], []
+        batch, queue.bins[number] = queue.bins[number], []
         for q in batch:
             q.batch = self.batches
-            self._enqueue(line, q, now, entered=True)
+            self._enqueue(queue, q, now, entered=True)
         for rep in self.replicas:
-            rep.touched = rep.touched or (rep.line is line and not self.s.central)
+            rep.pending = rep.pending or (rep.queue is queue and not self.s.params.central_queue)
 
-    def _deadline_s(self, waiting: list[Request]) -> float:
-        return waiting[0].arrival_s + self.s.bin_wait_s if waiting else math.inf
+    def _bin_deadline_s(self, waiting: list[Request]) -> float:
+        return waiting[0].arrival_s + self.s.params.bin_wait_s if waiting else math.inf
 
-    def _complete_due(self, now: float) -> None:
-        for line in self.lines:
-            for number, waiting in enumerate(line.bins):
-                if self._deadline_s(waiting) <= now:
-                    self._complete(line, number, now)
+    def _complete_expired_bins(self, now: float) -> None:
+        for queue in self.queues:
+            for number, waiting in enumerate(queue.bins):
+                if self._bin_deadline_s(waiting) <= now:
+                    self._complete_bin(queue, number, now)
 
-    def _complete_oldest(self) -> bool:
-        """When nothing else will happen, the bin whose first has waited longest; False: all are empty."""
-        bins = [(b[0].index, n, line) for line in self.lines for n, b in enumerate(line.bins) if b]
+    def _complete_oldest_bin(self) -> bool:
+        """Complete the bin of the earliest request when there are no further events; False: all bins are empty."""
+        bins = [(b[0].index, number, queue) for queue in self.queues for number, b in enumerate(queue.bins) if b]
         if not bins:
             return False
-        _, number, line = min(bins, key=lambda found: found[0])
-        self._complete(line, number, self.now_s)
+        _, number, queue = min(bins, key=lambda found: found[0])
+        self._complete_bin(queue, number, self.now_s)
         return True
 
-    def _ends(self, rep: Replica, now: float) -> bool:
-        """Ends one step of the replica if it ends now."""
+    # -- ends of steps and requests ---------------------------------------------------------
+
+    def _end_step(self, rep: Replica, now: float) -> bool:
+        """End the replica's oldest step if it ends now."""
         if not rep.flights or rep.flights[0].end_s != now:
             return False
         step = rep.flights.pop(0)
-        rep.touched = True
+        rep.pending = True
         rep.steps_since += 1
-        rep.undecided += 1
+        rep.steps_since_check += 1
         for q in sorted(step.paused, key=lambda q: q.slot_index):
-            self._assign_slot(rep, q)
+            self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
-            rep.meter.gap(now - last, times[last])  # type: ignore[operator]
+            rep.count_gap(now - last, times[last])  # type: ignore[operator]
         for q in sorted(step.decodes, key=lambda q: q.slot_index):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
             if q.prefilled < q.context:
-                self._assign_slot(rep, q)
+                self._to_idle(rep, q)
                 continue
             if q.last_token_s is not None:
-                rep.meter.gap(now - q.last_token_s, 1)
+                rep.count_gap(now - q.last_token_s, 1)
             self._emit(rep, q, now)
         return True
 
     def _emit(self, rep: Replica, q: Request, now: float) -> None:
+        """Give a request its next token."""
         if q.last_token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += 1
         q.last_token_s = now
-        if q.generated < q.output and self.decoding and rep in self.local:
-            self._hand_over(rep, q, now)
-            return
-        if q.generated < q.output:
-            self._assign_slot(rep, q)
-            return
-        self.results[q.index]["finished_s"] = now
-        self._leave(rep, q, Status.FINISHED, now)
+        if q.generated == q.output:
+            self.results[q.index]["finished_s"] = now
+            self._end_request(rep, q, Status.FINISHED, now)
+        elif self.s.remote and rep in self.local:  # Its cache remains here until it has been fetched.
+            q.source, q.transfer_blocks, q.blocks = rep, q.blocks, 0
+            to = self._route(self.s.remote, self.remote, q)
+            self._move_load(to, q)
+            self._enqueue(to.queue, q, now)
+        else:
+            self._to_idle(rep, q)
 
-    def _assign_slot(self, rep: Replica, q: Request) -> None:
-        """Back among the idle, behind those who came before."""
-        self.free_slots += 1
-        q.slot_index = self.free_slots
+    def _to_idle(self, rep: Replica, q: Request) -> None:
+        """Return a request to the idle ones, after those that are already there."""
+        self.slot_indices += 1
+        q.slot_index = self.slot_indices
         rep.idle.append(q)
 
-    def _leave(self, rep: Replica, q: Request, status: Status, now: float) -> None:
+    def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
         rep.free += q.blocks
         rep.total_released += q.blocks
-        if q.reserved:
-            self._release_all(q)
+        if q.transfer_blocks:
+            self._release_transfer_blocks(q)
         self.results[q.index]["status"] = status
-        self.results[q.index]["output_tokens"] = self._produced(q)
+        self.results[q.index]["output_tokens"] = self._output_tokens(q)
         self.results[q.index]["queued_for_s"] = q.queued_for_s + (now - q.queued_s if q.waiting else 0.0)
-        rep.ended_since += 1
-        if not self.s.central:
+        rep.finished_since += 1
+        if not self.s.params.central_queue:
             self.load.pop(q.index).tokens -= self.s.outstanding(q.index)
-        if self.s.charges:
-            self._settle_service(q)
-        self._release(q.index, status, now)
+        if self.s.params.tracks_service:
+            if q.admission >= 0:  # Charge the actual output instead of the predicted one.
+                self.service[q.tenant] += SERVICE_OUTPUT_WEIGHT * (self._output_tokens(q) - q.charged_tokens)
+            else:
+                self._leave_backlog(q.tenant)
+        self._send_next(q.index, status, now)
 
-    def _settle_service(self, q: Request) -> None:
-        """The tenant is charged for what came instead of what was predicted."""
-        if q.admission >= 0:
-            self.service[q.tenant] += SERVICE_OUTPUT_WEIGHT * (self._produced(q) - q.charged)
-        else:
-            self._stops_waiting(q.tenant)
-
-    def _stops_waiting(self, tenant: int) -> None:
-        """One fewer of a tenant's requests has yet to be admitted; who is the last to wait sets the level."""
+    def _leave_backlog(self, tenant: int) -> None:
         self.backlog[tenant] -= 1
         if self.backlog[tenant] == 0:
             self.last_service = self.service[tenant]
 
-    def _release(self, i: int, status: Status, now: float) -> None:
-        """A request has ended: in a closed loop the next one is sent, else those that come after it."""
-        if self.s.closed and self.released < len(self.arrival_s):
+    def _send_next(self, i: int, status: Status, now: float) -> None:
+        """Send the next request of a closed loop, or the dependents of request ``i``, which has ended."""
+        if self.s.params.closed_loop and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
             self._to_front()
         if status == Status.FINISHED:
-            for child in self._waiting_after(i):
-                self._one_less(child, now)
-        else:
-            self._refuse_behind(i, now)
-
-    def _refuse_behind(self, i: int, now: float) -> None:
-        """All that would have come after a request that did not finish are refused."""
-        refused = [i]
-        while refused:
-            for child in self._waiting_after(refused.pop()):
+            for child in self._children(i):
+                self.parents_left[child] -= 1
+                if self.parents_left[child] == 0:
+                    self.arrival_s[child] = max(float(self.arrival_s[child]), now)
+                    heapq.heappush(self.ready, (float(self.arrival_s[child]), child))
+                    self._to_front()
+            return
+        unfinished = [i]
+        while unfinished:
+            for child in self._children(unfinished.pop()):
                 if self.results[child]["status"] != Status.REJECTED:
                     self.results[child]["status"] = Status.REJECTED
                     self.results[child]["rejection"] = Rejection.PARENT_NOT_FINISHED
                     self.arrival_s[child] = now
-                    refused.append(child)
+                    unfinished.append(child)
 
-    def _waiting_after(self, i: int) -> list[int]:
-        found = self.s.followers
+    def _children(self, i: int) -> list[int]:
+        found = self.s.dependents
         return found.child[found.start[i] : found.start[i + 1]].tolist() if found else []
 
-    def _one_less(self, i: int, now: float) -> None:
-        """One fewer to wait for; who waits for nobody any more is sent, if its own time has come."""
-        self.left[i] -= 1
-        if self.left[i] == 0:
-            self.arrival_s[i] = max(float(self.arrival_s[i]), now)
-            heapq.heappush(self.sent, (float(self.arrival_s[i]), i))
-            self._to_front()
+    def _expire(self, rep: Replica, now: float) -> None:
+        for requests in (rep.idle, rep.queue.waiting):
+            for q in [q for q in requests if q.arrival_s + self.s.params.timeout_s <= now]:
+                requests.remove(q)
+                self._end_request(rep, q, Status.TIMED_OUT, now)
 
     # -- forming steps ----------------------------------------------------------------------
 
     def _schedule_all(self, now: float) -> None:
-        """The touched replicas by number; over a central queue all of them, the emptiest first.
+        """Schedule the pending replicas by number; with requests in a central queue all, the least loaded first.
 
-        Who was evicted into a central queue is offered to all replicas once more. Where decoding is apart, its
-        replicas go first: what they take, and give back, is then known to those that prefill.
+        Requests that were evicted into a central queue are offered to all replicas once more. Decode replicas are
+        scheduled first: prefill replicas then see the blocks that these fetched and freed.
         """
-        if self.decoding:
-            for rep in [*self.decoding, *self.local]:
-                if rep.touched:
-                    rep.touched = False
+        if self.remote:
+            for rep in [*self.remote, *self.local]:
+                if rep.pending:
+                    rep.pending = False
                     self._schedule(rep, now)
             return
         for _ in range(2):
             before = self.evictions
-            order = [rep for rep in self.replicas if rep.touched]
-            if self.s.central and self.replicas[0].queue:
-                order = sorted(self.replicas, key=lambda rep: (len(rep.num_running), rep.number))
+            order = [rep for rep in self.replicas if rep.pending]
+            if self.s.params.central_queue and self.replicas[0].queue.waiting:
+                order = sorted(self.replicas, key=lambda rep: (len(rep.running), rep.number))
             for rep in order:
-                rep.touched = False
+                rep.pending = False
                 self._schedule(rep, now)
-            if not self.s.central or self.evictions == before:
+            if not self.s.params.central_queue or self.evictions == before:
                 return
 
     def _schedule(self, rep: Replica, now: float) -> None:
-        if rep in self.decoding:
-            self._fetch(rep, now)
-        while len(rep.flights) < rep.s.flights:
+        if rep in self.remote:
+            self._start_transfers(rep, now)
+        while len(rep.flights) < rep.s.params.max_in_flight:
             step = self._form(rep, now)
             if not step.seqs and step.evicted and not step.flags & FORM_ONCE:
                 swap_s = step.swap_s
@@ -368,15 +407,15 @@ class Reference:
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
         self._expire(rep, now)
-        if not rep.idle and not rep.queue:
+        if not rep.idle and not rep.queue.waiting:
             return step
         admit, tokens, flags = self._plan(rep, step)
         step.flags = flags
         if flags & NEW_PHASE:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
-            rep.steps_since = rep.ended_since = 0
-            self._preemption(rep, step)
+            rep.steps_since = rep.finished_since = 0
+            self._preempt(rep, step)
         if not flags & DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_tokens = max(0, tokens - len(step.decodes))
@@ -385,170 +424,152 @@ class Reference:
             self._admit(rep, step, admit, prompt_tokens, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
-        if step.prompts and flags & DECODES_REST:
-            self._let_rest(rep, step)
+        if step.prompts and not step.decodes and flags & DECODES_REST:
+            step.paused = [q for q in rep.idle if q.decoding]
+            rep.idle = [q for q in rep.idle if not q.decoding]
         return step
 
     def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
-        """What the batching policy says now."""
-        decodes = sum(q.decoding for q in rep.idle)
-        admit, tokens, flags = rep.s.batching(
-            decodes,
-            len(rep.idle) - decodes,
-            len(rep.queue),
-            len(rep.num_running) + step.seqs,
-            len(rep.flights),
-            rep.s.token_budget,
-            rep.s.max_num_seqs,
-            rep.steps_since,
-            rep.ended_since,
-            rep.phase_steps,
-            rep.phase_rounds,
-            len(step.prompts),
-            step.prompt_tokens,
-            next_tokens,
-            rep.s.pp,
+        """Return (admissions, tokens, flags) of the batching policy."""
+        decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
+        admit, tokens, flags = rep.s.functions.batching(
+            decodes, len(rep.idle) - decodes, len(rep.queue.waiting), len(rep.running) + step.seqs, len(rep.flights),
+            params.token_budget, params.max_num_seqs, rep.steps_since, rep.finished_since, rep.phase_steps,
+            rep.phase_rounds, len(step.prompts), step.prompt_tokens, next_tokens, params.pp,
             *rep.s.policies.batching.all_parameters,
-        )
+        )  # fmt: skip
         return int(admit), int(tokens), int(flags)
 
-    def _let_rest(self, rep: Replica, step: Step) -> None:
-        """Free decodes go along with the step's prompts; they are not computed."""
-        if not step.decodes:
-            step.paused = [q for q in rep.idle if q.decoding]
-            rep.idle = [q for q in rep.idle if not q.decoding]
+    def _preempt(self, rep: Replica, step: Step) -> None:
+        """Evict running requests for waiting ones that lack a slot or memory, where the takeover policy permits it.
 
-    def _expire(self, rep: Replica, now: float) -> None:
-        for q in [q for q in rep.idle if q.arrival_s + self.s.timeout_s <= now]:
-            rep.idle.remove(q)
-            self._leave(rep, q, Status.TIMED_OUT, now)
-        for q in [q for q in rep.queue if q.arrival_s + self.s.timeout_s <= now]:
-            rep.queue.remove(q)
-            self._leave(rep, q, Status.TIMED_OUT, now)
-
-    def _preemption(self, rep: Replica, step: Step) -> None:
-        """Waiting requests without a seat or memory take those of worse running ones, where the policy lets them.
-
-        Whoever has produced nothing since it was admitted is left alone: every admission is worth a
-        token at least, or two requests could take turns for ever.
+        Residents without a token since their admission are exempt: every admission yields at least one token, or two
+        requests could preempt each other forever.
         """
-        stays = not rep.s.takes_over and not step.flags & ADMIT_AFTER_EVICTION
-        if not (stays and len(rep.num_running) >= rep.s.max_num_seqs):  # else nobody could get in
-            self._rank_again(rep.line)
-        due = rep.decide or rep.undecided >= rep.s.window
-        if not (rep.s.takes_over and due and rep.queue):
+        params = rep.s.params
+        no_eviction = not params.preempts and not step.flags & ADMIT_AFTER_EVICTION
+        if not (no_eviction and len(rep.running) >= params.max_num_seqs):  # Else nothing could be admitted.
+            self._update_ranks(rep.queue)
+        check = rep.check_preemption or rep.steps_since_check >= params.preemption_window
+        if not (params.preempts and check and rep.queue.waiting):
             return
-        running = sorted((self._rank_of(q), q.slot_index, q) for q in rep.idle if q.generated > q.entered)
-        free_slots, free, left = rep.s.max_num_seqs - len(rep.num_running), rep.free, len(running)
-        for w in sorted(rep.queue, key=lambda q: (q.key, q.index))[: rep.s.max_num_seqs]:
-            k, room, slot_index = left, free, free_slots
-            while not (slot_index > 0 and (blocks := self._blocks_to_enter(w, room, slot_index)) >= 0):
-                if k == 0 or not self._takes_place(rep, w, *running[k - 1]):
+        candidates = [q for q in rep.idle if q.generated > q.generated_at_admission]
+        running = sorted((self._rank_key(q), q.slot_index, q) for q in candidates)
+        free_slots, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
+        for w in sorted(rep.queue.waiting, key=lambda q: (q.key, q.index))[: params.max_num_seqs]:
+            k, room, slots = left, free, free_slots
+            while not (slots > 0 and (blocks := self._blocks_to_enter(w, room, slots)) >= 0):
+                if k == 0 or not self._may_preempt(rep, w, running[k - 1][0], running[k - 1][2]):
                     break
                 k -= 1
                 room += running[k][2].blocks
-                slot_index += 1
+                slots += 1
             else:
-                left, free, free_slots = k, room - blocks, slot_index - 1
+                left, free, free_slots = k, room - blocks, slots - 1
                 continue
             break
         for _, _, q in reversed(running[left:]):
             self._evict(rep, step, q)
-        step.evicted = rep.decide = False
-        rep.undecided = 0
+        step.evicted = rep.check_preemption = False
+        rep.steps_since_check = 0
 
     def _blocks_to_enter(self, q: Request, free: int, free_slots: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
-        return self.s.ask_memory(q.context, q.context, predicted, free, self.s.max_num_seqs - free_slots, 0)
+        num_running = self.s.params.max_num_seqs - free_slots
+        return self.s.memory_blocks(q.context, q.context, predicted, free, num_running, 0)
 
-    def _takes_place(self, rep: Replica, w: Request, key: float, _: int, q: Request) -> bool:
-        """Whether waiting ``w`` may take the seat of running ``q``, whose key this is."""
+    def _may_preempt(self, rep: Replica, w: Request, key: float, q: Request) -> bool:
+        """Return whether waiting ``w`` may preempt running ``q``, whose key is given."""
         if not w.key < key:
             return False
         decodes = [d for d in rep.idle if d.decoding]
         kv_tokens = sum(d.context for d in decodes)
         tokens = q.context if q.decoding else q.prefilled
-        swapped = rep.s.swap and q.decoding
-        swapped_s = 2 * q.blocks * rep.s.swap_s_per_block if swapped else None
-        gain: float = self.s.takeover(
-            w.key,
-            key,
-            self.s.remaining(w),
-            self.s.remaining(q),
-            q.generated,
-            rep.cost.return_steps(tokens, swapped_s, len(decodes), kv_tokens),
-            len(rep.num_running),
-            len(rep.queue),
-            w.queued_for_s + (self.now_s - w.queued_s),
+        swaps = rep.s.params.swap and q.decoding
+        swap_s = 2 * q.blocks * rep.s.params.swap_s_per_block if swaps else None
+        gain: float = self.s.functions.takeover(
+            w.key, key, self.s.remaining(w), self.s.remaining(q), q.generated,
+            rep.cost.recompute_steps(tokens, swap_s, len(decodes), kv_tokens), len(rep.running),
+            len(rep.queue.waiting), w.queued_for_s + (self.now_s - w.queued_s),
             int(self.results[q.index]["preemptions"]),
-        )
+        )  # fmt: skip
         if math.isnan(gain):
-            raise self.s.bad_takeover(w.index)
+            raise error_of(kernel_layout.BAD_TAKEOVER, self.s, w.index)
         return gain > 0
 
-    def _rank_of(self, q: Request) -> float:
-        """The key in the queue: whoever has waited too long goes before all others."""
-        overdue = self._overdue_s(q) <= self.now_s if q.waiting else q.queued_for_s >= self.s.max_wait_s
-        return -math.inf if overdue else self.s.key(self.s.rank, self.now_s, q, self.service[q.tenant])
+    def _rank_key(self, q: Request) -> float:
+        """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
+        params = self.s.params
+        late = self._starvation_s(q) <= self.now_s if q.waiting else q.queued_for_s >= params.max_wait_s
+        return -math.inf if late else self.s.key(self.s.functions.rank, self.now_s, q, self.service[q.tenant])
 
-    def _overdue_s(self, q: Request) -> float:
-        return q.queued_s + (self.s.max_wait_s - q.queued_for_s)
+    def _starvation_s(self, q: Request) -> float:
+        return q.queued_s + (self.s.params.max_wait_s - q.queued_for_s)
 
-    def _rank_again(self, line: Queue) -> None:
-        """Keys that time has changed."""
-        if line.waiting and (self.s.rekey or line.overdue_s <= self.now_s):
-            overdue = line.overdue_s <= self.now_s
-            line.overdue_s = math.inf
-            for q in line.waiting:
-                self._key(line, q)
-            if overdue:
-                self._decide(line)
+    def _update_ranks(self, queue: Queue) -> None:
+        """Rank the requests of a queue again where time has changed their keys."""
+        late = queue.starvation_s <= self.now_s
+        if queue.waiting and (self.s.params.rank_every_step or late):
+            queue.starvation_s = math.inf
+            for q in queue.waiting:
+                self._set_key(queue, q)
+            if late:
+                self._request_preemption_check(queue)
 
-    def _key(self, line: Queue, q: Request) -> None:
-        q.key = self._rank_of(q)
-        if (overdue_s := self._overdue_s(q)) > self.now_s:
-            line.overdue_s = min(line.overdue_s, overdue_s)
+    def _set_key(self, queue: Queue, q: Request) -> None:
+        q.key = self._rank_key(q)
+        if (starvation_s := self._starvation_s(q)) > self.now_s:
+            queue.starvation_s = min(queue.starvation_s, starvation_s)
 
-    def _decide(self, line: Queue) -> None:
+    def _request_preemption_check(self, queue: Queue) -> None:
         for rep in self.replicas:
-            rep.decide = rep.decide or rep.line is line
+            rep.check_preemption = rep.check_preemption or rep.queue is queue
+
+    def _enqueue(self, queue: Queue, q: Request, now: float, *, entered: bool = False) -> None:
+        """Add a request by its rank; one that enters has waited since it was sent, others wait from now on."""
+        q.waiting = True
+        if not entered:
+            q.queued_s = now
+        self._set_key(queue, q)
+        queue.waiting.append(q)
+        if q is min(queue.waiting, key=lambda q: (q.key, q.index)):
+            self._request_preemption_check(queue)
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
-        spare = 1 if flags & RESERVE_BLOCK else 0
-        strict, most = bool(flags & FORM_ONCE), rep.s.max_step_seqs
+        reserve = 1 if flags & RESERVE_BLOCK else 0
+        strict, limit = bool(flags & FORM_ONCE), rep.s.params.max_step_seqs
         if flags & UNIFORM_SHARES:
-            here = len(rep.num_running) - len(rep.incoming) + step.seqs
-            most = min(most, step.seqs + -(-here // rep.s.flights))
-        for q in sorted((q for q in rep.idle if q.decoding), key=self._leave_order):
-            if step.seqs == most:
+            residents = len(rep.running) - len(rep.incoming) + step.seqs
+            limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
+        for q in sorted((q for q in rep.idle if q.decoding), key=self._victim_order):
+            if step.seqs == limit:
                 return
             if q in rep.idle:
                 need = max(0, rep.s.blocks_for(q.context) - q.blocks)
-                if self._make_room(rep, step, q, need, spare, strict=strict):
+                if self._claim_blocks(rep, step, q, need, reserve, strict=strict):
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_tokens: int) -> None:
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission):
             chunk = min(q.context - q.prefilled, prompt_tokens - step.prompt_tokens)
-            if step.seqs == rep.s.max_step_seqs or chunk <= 0:
+            if step.seqs == rep.s.params.max_step_seqs or chunk <= 0:
                 return
             if q in rep.idle:
                 need = max(0, rep.s.blocks_for(q.prefilled + chunk) - q.blocks)
-                if self._make_room(rep, step, q, need):
+                if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
                     step.prompts.append((q, chunk))
 
-    def _make_room(
+    def _claim_blocks(
         self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, strict: bool = False
     ) -> bool:
-        """Gives the request its blocks, evicting the worst idle ones; False if that was itself.
+        """Give the request its blocks, evicting idle residents in the order of victims; False if it was evicted itself.
 
-        A spare block is not asked of the last one on a replica (but by Vidur's strict rule): it
-        could never run.
+        The last request of a replica needs no reserve, or it could never run (except by Vidur's strict rule).
         """
-        while rep.free < need or (rep.free < reserve and (strict or len(rep.num_running) + step.seqs > 1)):
-            victim = max(rep.idle, key=self._leave_order)
+        while rep.free < need or (rep.free < reserve and (strict or len(rep.running) + step.seqs > 1)):
+            victim = max(rep.idle, key=self._victim_order)
             self._evict(rep, step, victim)
             if victim is q:
                 return False
@@ -556,20 +577,21 @@ class Reference:
         q.blocks += need
         return True
 
-    def _leave_order(self, q: Request) -> tuple[float, int]:
-        return self.s.key(self.s.leave, self.now_s, q, self.service[q.tenant]), q.slot_index
+    def _victim_order(self, q: Request) -> tuple[float, int]:
+        return self.s.key(self.s.functions.leave, self.now_s, q, self.service[q.tenant]), q.slot_index
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
+        params = rep.s.params
         rep.idle.remove(q)
-        if rep.s.finds_again:
-            q.retained = (q.context - 1 if q.decoding else q.prefilled) // rep.s.block_size
-            q.kept_mark, q.kept_on = rep.total_released + q.blocks - q.retained, rep.number
+        if params.prefix_caching:
+            q.cached_blocks = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
+            q.cached_mark, q.cached_on = rep.total_released + q.blocks - q.cached_blocks, rep.number
         rep.free += q.blocks
         rep.total_released += q.blocks
         step.evicted = True
-        if rep.s.swap and q.decoding:
+        if params.swap and q.decoding:
             q.swapped = True
-            step.swap_s += q.blocks * rep.s.swap_s_per_block
+            step.swap_s += q.blocks * params.swap_s_per_block
         else:
             if not q.decoding and step.flags & RESTART_AS_DECODE:
                 total = q.prompt + q.output
@@ -580,93 +602,80 @@ class Reference:
         self.evictions += 1
         q.eviction = self.evictions
         self.results[q.index]["preemptions"] += 1
-        if q.home is not None and not q.swapped:  # to be prefilled again, where that is done
-            self._load(q.home, q)
-            self._enqueue(q.home.line, q, self.now_s)
-            return
-        self._enqueue(rep.line, q, self.now_s)
-
-    def _enqueue(self, line: Queue, q: Request, now: float, *, entered: bool = False) -> None:
-        """Under its rank; one that enters has waited since its client sent it, an evicted one waits from now."""
-        q.waiting = True
-        if not entered:
-            q.queued_s = now
-        self._key(line, q)
-        line.waiting.append(q)
-        if q is min(line.waiting, key=lambda q: (q.key, q.index)):
-            self._decide(line)
+        to = rep
+        if q.source is not None and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
+            to = q.source
+            self._move_load(to, q)
+        self._enqueue(to.queue, q, self.now_s)
 
     def _admit(self, rep: Replica, step: Step, admit: int, prompt_tokens: int, flags: int) -> None:
-        admitted, batch = 0, 0
+        admitted, batch, params = 0, 0, rep.s.params
         while (
-            rep.queue
+            rep.queue.waiting
             and admitted < admit
-            and len(rep.num_running) + step.seqs < rep.s.max_num_seqs
-            and step.seqs < rep.s.max_step_seqs
+            and len(rep.running) + step.seqs < params.max_num_seqs
+            and step.seqs < params.max_step_seqs
         ):
-            q = min(rep.queue, key=lambda q: (q.key, q.index))
-            if q.reserved:  # it comes by a transfer, not with a step
+            q = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
+            # A request with ``transfer_blocks`` enters by a transfer, not with a step.
+            if q.transfer_blocks or (admitted > 0 and q.batch != batch and flags & ONE_BATCH):
                 return
-            if admitted > 0 and q.batch != batch and flags & ONE_BATCH:
-                return
-            found = self._found_again(rep, q, flags)
-            chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, found)
+            cached = self._cached_tokens(rep, q, flags)
+            chunk = 1 if q.swapped else self._chunk(step, q, prompt_tokens, flags, cached)
             if chunk <= 0:
                 return
             if flags & ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
                 return
-            blocks = self._ask_memory(rep, step, q, found + chunk)
+            blocks = self._blocks_to_admit(rep, step, q, cached + chunk)
             if blocks < 0:
                 return
-            rep.queue.remove(q)
+            rep.queue.waiting.remove(q)
             rep.free -= blocks
-            rep.total_released -= found // rep.s.block_size
-            q.retained, q.prefilled = 0, found or q.prefilled
+            rep.total_released -= cached // params.block_size
+            q.cached_blocks, q.prefilled = 0, cached or q.prefilled
             q.blocks = blocks
-            if q.admission < 0 and self.s.charges:
-                self._charge(q)
-                self._rank_again(rep.line)
+            if q.admission < 0 and params.tracks_service:
+                q.charged_tokens = float(self.s.columns.predicted[q.index])
+                self.service[q.tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * q.charged_tokens
+                self._leave_backlog(q.tenant)
+                self._update_ranks(rep.queue)
             self.admissions += 1
             admitted += 1
             q.admission, batch = self.admissions, q.batch
-            q.entered = q.generated
+            q.generated_at_admission = q.generated
             q.waiting, q.queued_for_s = False, q.queued_for_s + (self.now_s - q.queued_s)
             self._place(rep, step, q, chunk)
 
-    def _charge(self, q: Request) -> None:
-        """The tenant pays for the prompt and the predicted output when the request is first admitted."""
-        q.charged = float(self.s.predicted[q.index])
-        self.service[q.tenant] += q.prompt + SERVICE_OUTPUT_WEIGHT * q.charged
-        self._stops_waiting(q.tenant)
-
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
+        """Add an admitted request to the step, or to the idle residents if it is swapped in."""
         row = self.results[q.index]
         if math.isnan(row["scheduled_s"]):
             row["scheduled_s"] = self.now_s
         row["replica"] = rep.number
         if q.swapped:
             q.swapped = False
-            step.swap_s += q.blocks * rep.s.swap_s_per_block
-            self._assign_slot(rep, q)
+            step.swap_s += q.blocks * rep.s.params.swap_s_per_block
+            self._to_idle(rep, q)
         else:
             step.prompts.append((q, chunk))
 
-    def _found_again(self, rep: Replica, q: Request, flags: int) -> int:
-        """Tokens of an evicted request whose blocks nobody has taken since.
+    def _cached_tokens(self, rep: Replica, q: Request, flags: int) -> int:
+        """Return the tokens of an evicted request whose blocks are still in the prefix cache.
 
-        Blocks are taken in the order in which they were freed, those of its end before those of its beginning.
+        Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
         """
-        here = rep.s.finds_again and q.kept_on == rep.number
-        if not here or not q.retained or q.swapped or not flags & CHUNKED:
+        params = rep.s.params
+        same = params.prefix_caching and q.cached_on == rep.number
+        if not same or not q.cached_blocks or q.swapped or not flags & CHUNKED:
             return 0
-        taken_since = max(0, rep.total_released - rep.free - q.kept_mark)
-        return max(0, q.retained - taken_since) * rep.s.block_size
+        reused = max(0, rep.total_released - rep.free - q.cached_mark)
+        return max(0, q.cached_blocks - reused) * params.block_size
 
-    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, found: int = 0) -> int:
-        """How much of the prompt the step may take beyond what was found again; 0: it must wait."""
+    def _chunk(self, step: Step, q: Request, prompt_tokens: int, flags: int, cached: int = 0) -> int:
+        """Return the tokens of the prompt, beyond the cached ones, that fit in the step; 0: it must wait."""
         left = prompt_tokens - step.prompt_tokens
         if flags & CHUNKED:
-            return min(q.context - found, left)
+            return min(q.context - cached, left)
         if not step.prompts and q.eviction > 0:
             return q.context
         if flags & PADDED:
@@ -674,152 +683,88 @@ class Reference:
             return q.context if (len(step.prompts) + 1) * longest <= prompt_tokens else 0
         return q.context if q.context <= left else 0
 
-    def _ask_memory(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
-        held = [*rep.num_running, *step.decodes, *(p for p, _ in step.prompts)]
-        peak = self._peak_tokens([*held, q]) if rep.s.needs_peak else 0
+    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
+        residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
+        peak = self._peak_tokens([*residents, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        blocks = rep.s.ask_memory(q.context, chunk, predicted, rep.free, len(held), peak)
+        blocks = rep.s.memory_blocks(q.context, chunk, predicted, rep.free, len(residents), peak)
         if blocks >= 0:
             blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk))
             if blocks > rep.free:
-                raise rep.s.bad_memory(blocks)
+                raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks
 
     def _peak_tokens(self, requests: list[Request]) -> int:
-        """The most KV tokens held at once if every predicted length held (Past-Future, ASPLOS '25)."""
-        held, peak = 0, 0
-        remaining = {q.index: self.s.whole_remaining(q) for q in requests}
+        """Return the maximum of KV tokens in use if all predicted lengths are exact (Past-Future, ASPLOS '25)."""
+        in_use, peak = 0, 0
+        remaining = {q.index: self.s.remaining_integer(q) for q in requests}
         for position, q in enumerate(sorted(requests, key=lambda q: -remaining[q.index]), start=1):
-            held += q.context
-            peak = max(peak, held + remaining[q.index] * position)
+            in_use += q.context
+            peak = max(peak, in_use + remaining[q.index] * position)
         return peak
-
-    def _rejection(self, q: Request) -> Rejection:
-        """Why not even an idle replica could take the request, if so."""
-        if q.prompt >= self.s.max_model_len:
-            return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
-        chunk = self._chunk(Step(0.0), q, self.s.empty_plan[1], self.s.empty_plan[2])
-        if chunk <= 0:
-            return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-        peak = q.prompt + self.s.whole_remaining(q) if self.s.needs_peak else 0
-        predicted, _ = self.s.predicted_at(q.index, 0)
-        blocks = self.s.ask_memory(q.prompt, chunk, predicted, self.s.total_blocks, 0, peak)
-        if blocks >= 0 and self.s.remote:
-            blocks = self._blocks_to_decode(self.s.remote, q)
-        return Rejection.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Rejection.NONE
-
-    def _blocks_to_decode(self, remote: Setup, q: Request) -> int:
-        """Blocks that an idle replica of the decode side would give the request after its first token; -1: none."""
-        context = q.prompt + 1
-        peak = context + remote.whole_remaining(q, 1) if remote.needs_peak else 0
-        predicted, _ = remote.predicted_at(q.index, 1)
-        return remote.ask_memory(context, context, predicted, remote.total_blocks, 0, peak)
 
     def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
-        cost = rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s)
-        step.end_s = rep.meter.launch(rep.number, step, cost, kv_tokens, prompts, rep.free, len(rep.queue))
-        self._count_rounds(rep, step)
+        rep.record(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
+        # Count rounds: one ends when the micro-batch that encoded last has its next turn.
+        rep.phase_steps += 1
+        rep.round_steps.append(step)
+        if rep.phase_steps == 1 or step.prompts:
+            rep.phase_rounds, rep.round_steps = 0, [step]
+        else:
+            marked, after = rep.round_steps[:2]
+            if marked not in rep.flights and after is not step and after not in rep.flights:
+                rep.phase_rounds += 1  # That micro-batch is empty; the one before it takes its place.
+                rep.round_steps = rep.round_steps[-2:]
+            if rep.round_steps[0] not in rep.flights:
+                rep.phase_rounds += 1
+                rep.round_steps = [step]
         rep.flights.append(step)
 
-    def _count_rounds(self, rep: Replica, step: Step) -> None:
-        """Counts the step that begins: a round is over when the micro-batch that encoded last has its next turn."""
-        rep.phase_steps += 1
-        rep.since.append(step)
-        if rep.phase_steps == 1 or step.prompts:
-            rep.phase_rounds, rep.since = 0, [step]
-            return
-        marked, after = rep.since[:2]
-        if marked not in rep.flights and after is not step and after not in rep.flights:
-            rep.phase_rounds += 1  # that micro-batch had nobody left, the one before it stands in
-            rep.since = rep.since[-2:]
-        if rep.since[0] not in rep.flights:
-            rep.phase_rounds += 1
-            rep.since = [step]
+    # -- transfers from prefill to decode replicas ------------------------------------------------
 
-    # -- from those that prefill to those that decode -------------------------------------------
-
-    def _hand_over(self, rep: Replica, q: Request, now: float) -> None:
-        """A prompt is through, its first token out: its cache stays where it is until it has been fetched."""
-        q.home, q.reserved, q.blocks = rep, q.blocks, 0
-        if self.s.remote is None:
-            raise PolicyError("nobody decodes")
-        to = self._picked(self.s.remote, self.decoding, q)
-        self._load(to, q)
-        self._enqueue(to.line, q, now)
-
-    def _fetch(self, rep: Replica, now: float) -> None:
-        """Starts transfers, in the order of the queue, for as long as there are seats and memory for whole requests."""
+    def _start_transfers(self, rep: Replica, now: float) -> None:
+        """Start transfers in the order of the queue while there are slots and memory for complete requests."""
         self._expire(rep, now)
-        if len(rep.num_running) < rep.s.max_num_seqs:
-            self._rank_again(rep.line)
-        while rep.queue and len(rep.num_running) < rep.s.max_num_seqs:
-            q = min(rep.queue, key=lambda q: (q.key, q.index))
-            if not q.reserved:  # swapped out: it comes back with a step
+        max_num_seqs = rep.s.params.max_num_seqs
+        if len(rep.running) < max_num_seqs:
+            self._update_ranks(rep.queue)
+        while rep.queue.waiting and len(rep.running) < max_num_seqs:
+            q = min(rep.queue.waiting, key=lambda q: (q.key, q.index))
+            if not q.transfer_blocks:  # Swapped out: it returns with a step.
                 return
-            blocks = self._ask_memory(rep, Step(now), q, q.context)
+            blocks = self._blocks_to_admit(rep, Step(now), q, q.context)
             if blocks < 0:
                 return
-            rep.queue.remove(q)
+            rep.queue.waiting.remove(q)
             rep.free -= blocks
             q.blocks = blocks
             self.admissions += 1
-            q.admission, q.entered = self.admissions, q.generated
+            q.admission, q.generated_at_admission = self.admissions, q.generated
             q.waiting, q.queued_for_s = False, q.queued_for_s + (now - q.queued_s)
             self.results[q.index]["replica"] = rep.number
-            q.arrives_s = self._arrives_s(rep, q, now)
+            transfer, source = rep.s.kv_transfer, q.source
+            assert source is not None
+            duration_s = transfer.fixed_s + (q.context - 1) * transfer.token_s
+            q.transfer_end_s = now + duration_s
+            if transfer.one_at_a_time:
+                q.transfer_end_s = max(now, source.sends_until_s, rep.receives_until_s) + duration_s
+                source.sends_until_s = rep.receives_until_s = q.transfer_end_s
             rep.incoming.append(q)
-            if q.arrives_s <= now:
-                self._arrive(rep, q)
+            if q.transfer_end_s <= now:
+                self._receive(rep, q)
 
-    def _arrives_s(self, rep: Replica, q: Request, now: float) -> float:
-        """When a transfer that is let in now ends."""
-        kv_transfer = rep.s.kv_transfer
-        taken_s = kv_transfer.fixed_s + (q.context - 1) * kv_transfer.token_s
-        if not kv_transfer.one_at_a_time:
-            return now + taken_s
-        home = q.home_replica
-        home.sends_until_s = rep.receives_until_s = max(now, home.sends_until_s, rep.receives_until_s) + taken_s
-        return home.sends_until_s
-
-    def _transfers_end(self, now: float) -> None:
-        """Those that end now, in the order of the workload."""
-        ends = [(q.index, q, rep) for rep in self.decoding for q in rep.incoming if q.arrives_s == now]
-        for _, q, rep in sorted(ends, key=lambda end: end[0]):
-            self._arrive(rep, q)
-            rep.touched = True
-
-    def _arrive(self, rep: Replica, q: Request) -> None:
+    def _receive(self, rep: Replica, q: Request) -> None:
         rep.incoming.remove(q)
-        self._release_all(q)
-        self._assign_slot(rep, q)
+        self._release_transfer_blocks(q)
+        self._to_idle(rep, q)
 
-    def _release_all(self, q: Request) -> None:
-        """The blocks where the request was prefilled are free."""
-        home = q.home_replica
-        home.free += q.reserved
-        home.total_released += q.reserved
-        home.touched = True
-        q.reserved = 0
-
-    # -- the end ------------------------------------------------------------------------------
-
-    def _check_nobody_waits(self) -> None:
-        if waiting := [q.index for rep in self.replicas for q in (*rep.queue, *rep.num_running)]:
-            raise PolicyError(blocked(self.s, min(waiting)))
-
-    def _close(self) -> None:
-        for rep in self.replicas:
-            for q in (*rep.num_running, *rep.queue):
-                self.results[q.index]["output_tokens"] = self._produced(q)
-                self.results[q.index]["queued_for_s"] = q.queued_for_s
-
-    def _produced(self, q: Request) -> int:
-        """Output tokens; those that a restart counts as decoded prompt (RESTART_AS_DECODE) left out."""
-        return max(0, q.generated + q.prompt - int(self.s.prompt[q.index]))
-
-
-def simulate_reference(setup: Setup) -> Outcome:
-    """The outcome of a run, computed the obvious way."""
-    return Reference(setup).run()
+    def _release_transfer_blocks(self, q: Request) -> None:
+        """Free the blocks of a request on the replica where it was prefilled."""
+        source = q.source
+        assert source is not None
+        source.free += q.transfer_blocks
+        source.total_released += q.transfer_blocks
+        source.pending = True
+        q.transfer_blocks = 0

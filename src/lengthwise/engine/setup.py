@@ -1,47 +1,32 @@
-"""What a run needs, resolved once for both engines: numbers, columns, policy functions."""
+"""Inputs of a run, resolved and checked once for both engines: parameters, request columns, policy functions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.engine.kernel_layout import GAP_BINS, replica_t, result_t
+from lengthwise.engine import kernel_layout
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTIONS, Policy, interpreted, known, resolve
+from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.schema.deployment import Deployment, Handover
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
-from lengthwise.schema.workload import After, Predictions, Workload
+from lengthwise.schema.workload import After, Workload
 
 Array = npt.NDArray[Any]
+Function = Callable[..., Any]
+
+_SERIES_BINS = 2048
+_FIRST_BIN_S = 2.0**-6
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Predictions by request and window, as in ``Predictions``; ``window`` 0: none are made again."""
-
-    window: int
-    start: Array
-    total: Array
-    index: Array
-
-
-@dataclass(frozen=True)
-class Followers:
-    """Who comes after each request: ``child[start[i]:start[i + 1]]``; ``left`` [n]: how many each one waits for."""
-
-    start: Array
-    child: Array
-    left: Array
-
-
-@dataclass(frozen=True)
-class Policies:
-    """The policies of a run."""
+class Policies(NamedTuple):
+    """Policies of a run, in the order in which the kernel takes their functions."""
 
     rank: Policy
     leave: Policy
@@ -51,68 +36,351 @@ class Policies:
     takeover: Policy
     binning: Policy
 
-    def each(self) -> tuple[Policy, ...]:
-        """In the order in which the kernel takes them."""
-        return self.rank, self.leave, self.batching, self.memory, self.router, self.takeover, self.binning
+
+class Functions(NamedTuple):
+    """Functions of the policies, each with its axis' full argument list."""
+
+    rank: Function
+    leave: Function
+    batching: Function
+    memory: Function
+    router: Function
+    takeover: Function
+    binning: Function
 
 
-def policies_of(deployment: Deployment) -> Policies:
-    """The policies of a deployment's scheduler, from their names or objects."""
-    s = deployment.scheduler
-    if s.preempt not in PREEMPTIONS:
-        raise UnknownNameError("preemption", s.preempt, PREEMPTIONS)
+class PredictionRows(NamedTuple):
+    """Predictions by request and window, as in ``Predictions``; ``window`` 0: one prediction per request."""
+
+    window: int
+    start: Array
+    total_tokens: Array
+    index_tokens: Array
+
+
+class Dependents(NamedTuple):
+    """Children of each request, ``child[start[i] : start[i + 1]]``, and its number of parents, ``left`` [n]."""
+
+    start: Array
+    child: Array
+    left: Array
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns [n] of the requests; ``draws`` [n, 2] are uniform numbers for routers."""
+
+    arrival_s: Array
+    prompt: Array
+    output: Array
+    predicted: Array
+    prediction_rows: PredictionRows
+    priority: Array
+    tenant: Array
+    draws: Array
+
+
+class Params:
+    """Parameters of one side, under the names of ``kernel_layout.param_t``.
+
+    Attributes:
+        max_in_flight: Steps of a replica that may be in its pipeline at a time.
+        bins: Bins per queue; 0: arrivals join the queue at once.
+        bin_wait_s: Maximum wait of the first request of a bin; no bin outlasts another limit on waiting.
+        preemption_window: Steps after which a replica considers preemptions again.
+        series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
+        tracks_service: Whether the service of tenants is counted.
+    """
+
+    def __init__(
+        self, deployment: Deployment, policies: Policies, workload: Workload, limit_s: float, all_replicas: int
+    ) -> None:
+        limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
+        self.replicas = deployment.parallel.replicas
+        self.pp = len(deployment.cost.stage_layers)
+        self.max_in_flight = limits.max_in_flight or self.pp
+        self.total_blocks = kv.num_blocks
+        self.block_size = kv.block_size
+        self.watermark_blocks = int(limits.watermark * kv.num_blocks)
+        self.max_num_seqs = limits.max_num_seqs
+        self.max_step_seqs = limits.max_step_seqs or limits.max_num_seqs
+        self.token_budget = limits.max_num_batched_tokens
+        self.max_model_len = deployment.max_model_len
+        self.closed_loop = bool(workload.concurrency)
+        self.has_dependents = workload.after is not None and len(workload.after.parent) > 0
+        self.central_queue = policies.router == known("router")["central"]
+        self.swap = scheduler.preempt == "swap"
+        self.swap_s_per_block = kv.swap_s_per_block
+        self.prefix_caching = limits.enable_prefix_caching
+        self.rank_every_step = policies.rank.every_step
+        self.needs_peak = policies.memory.uses("peak_tokens")
+        self.preempts = policies.takeover != known("takeover")["never"]
+        self.preemption_window = scheduler.window_tokens
+        self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.leave))
+        self.counts_steps = policies.batching.uses(
+            "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
+        )
+        self.timeout_s = limits.timeout_s
+        self.limit_s = limit_s
+        self.max_wait_s = scheduler.max_wait_s
+        self.bins = 0 if scheduler.binning is None else policies.binning.bins
+        self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
+        self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run before it starts.
+
+    Attributes:
+        deployment: Deployment, or its decode side as one.
+        policies: Policies of the run.
+        functions: Their functions, compiled or interpreted.
+        params: Parameters of the side.
+        columns: Columns of the requests.
+        idle_plan: (admissions, tokens, flags) of the batching policy for one request on an idle replica.
+        concurrency: Requests in the system in a closed loop; 0: arrivals are given.
+        dependents: Requests that are sent when others have finished.
+        first: Number of the side's first replica.
+        remote: Decode side under disaggregation: a setup of the same requests.
+        kv_transfer: Transfer of requests to this side.
+    """
+
+    deployment: Deployment
+    policies: Policies
+    functions: Functions
+    params: Params
+    columns: Columns
+    idle_plan: tuple[int, int, int]
+    concurrency: int
+    dependents: Dependents | None
+    first: int = 0
+    remote: Setup | None = None
+    kv_transfer: Handover = Handover()
+
+    @property
+    def sides(self) -> list[Setup]:
+        """Return this side, and the decode side if there is one."""
+        return [self, self.remote] if self.remote else [self]
+
+    @property
+    def all_replicas(self) -> int:
+        """Return the number of replicas of both sides."""
+        return sum(side.params.replicas for side in self.sides)
+
+    @property
+    def tenants(self) -> int:
+        """Return the number of tenants whose service is counted."""
+        return int(self.columns.tenant.max()) + 1 if self.params.tracks_service else 1
+
+    @property
+    def released(self) -> int:
+        """Return the number of requests that may be sent at the start."""
+        n = len(self.columns.prompt)
+        return min(self.concurrency, n) if self.params.closed_loop else n
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that ``tokens`` need."""
+        return -(-tokens // self.params.block_size)
+
+    def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
+        """Return (total, index) tokens predicted for request ``i`` when it had produced ``generated``."""
+        rows = self.columns.prediction_rows
+        if rows.window == 0:
+            predicted = float(self.columns.predicted[i])
+            return predicted, max(1.0, predicted - generated)
+        row = min(int(rows.start[i]) + generated // rows.window, int(rows.start[i + 1]) - 1)
+        return float(rows.total_tokens[row]), float(rows.index_tokens[row])
+
+    def remaining(self, q: Any) -> float:
+        """Return the predicted remaining tokens of a request, at least 1."""
+        return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
+
+    def remaining_integer(self, q: Any, more: int = 0) -> int:
+        """Return the predicted remaining tokens, rounded up, once ``more`` tokens have been produced; at least 1."""
+        generated = int(q.generated) + more
+        return max(1, math.ceil(self.predicted_at(q.index, generated)[0]) - generated)
+
+    def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
+        """Return a rank or leave key.
+
+        Raises:
+            PolicyError: It is NaN.
+        """
+        predicted, index = self.predicted_at(q.index, q.generated)
+        key: float = function(
+            now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), index,
+            q.queued_for_s + (now_s - q.queued_s if q.waiting else 0.0), q.priority, q.admission, q.eviction,
+            service, q.batch,
+        )  # fmt: skip
+        if math.isnan(key):
+            raise error_of(kernel_layout.BAD_RANK, self, q.index)
+        return key
+
+    def memory_blocks(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
+        """Return the blocks that the memory policy gives a request; -1: it must wait."""
+        p = self.params
+        blocks: int = self.functions.memory(
+            context, chunk, predicted, p.max_model_len, p.block_size, free, p.total_blocks, p.watermark_blocks,
+            num_running, peak,
+        )  # fmt: skip
+        return blocks
+
+    def outstanding(self, i: int) -> int:
+        """Return the tokens that a router counts for request ``i``: its prompt and its predicted output."""
+        return int(self.columns.prompt[i]) + math.ceil(float(self.columns.predicted[i]))
+
+    def blank_results(self) -> Array:
+        """Return [n] results of requests that have not run."""
+        results = np.zeros(len(self.columns.prompt), dtype=kernel_layout.result_t)
+        for field in ("scheduled_s", "first_token_s", "finished_s"):
+            results[field] = np.nan
+        results["status"] = Status.UNFINISHED
+        results["replica"] = -1
+        return results
+
+    def blank_replicas(self) -> Array:
+        """Return [replicas of both sides] totals of replicas that have not run."""
+        rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
+        rows["bin_s"] = _FIRST_BIN_S
+        return rows
+
+
+def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool) -> Setup:
+    """Return a checked setup.
+
+    Raises:
+        InputError: The workload and the deployment do not fit together.
+        PolicyError: A policy lacks predictions or admits nothing.
+    """
+    decode = deployment.decode
+    if decode is None:
+        return _side(workload, deployment, seed, limit_s, deployment.parallel.replicas, compiled=compiled)
+    all_replicas = deployment.parallel.replicas + decode.parallel.replicas
+    _check_sides(deployment)
+    remote = _side(
+        workload, deployment.decoding(), (seed, 1), limit_s, all_replicas, compiled=compiled,
+        first=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
+    )  # fmt: skip
+    return _side(workload, deployment, seed, limit_s, all_replicas, compiled=compiled, remote=remote)
+
+
+def _side(
+    workload: Workload,
+    deployment: Deployment,
+    seed: int | tuple[int, int],
+    limit_s: float,
+    all_replicas: int,
+    *,
+    compiled: bool,
+    **transfer: Any,
+) -> Setup:
+    policies = _policies(deployment)
+    _check(workload, deployment, policies)
+    n = len(workload)
+    made = workload.predictions
+    rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+    if made is not None:
+        rows = PredictionRows(made.window_tokens, *map(_column, (made.start, made.total_tokens, made.index_tokens)))
+    arrival_s = np.array(workload.arrival_s)
+    if workload.concurrency:  # In a closed loop a request arrives when another one ends.
+        arrival_s[workload.concurrency :] = np.nan
+    draws = policies.router.uses("draw_a", "draw_b")
+    columns = Columns(
+        arrival_s=arrival_s,
+        prompt=_column(workload.prompt_tokens),
+        output=np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1)),
+        predicted=_column(workload.predicted_tokens, np.zeros(n)),
+        prediction_rows=rows,
+        priority=_column(workload.priority, np.zeros(n, np.int64)),
+        tenant=_column(workload.tenant, np.zeros(n, np.int64)),
+        draws=np.random.default_rng(seed).random((n, 2)) if draws else np.zeros((n, 2)),
+    )
+    return Setup(
+        deployment,
+        policies,
+        Functions(*map(compile_policy if compiled else interpreted, policies)),
+        Params(deployment, policies, workload, limit_s, all_replicas),
+        columns,
+        idle_plan=_idle_plan(policies.batching, deployment),
+        concurrency=workload.concurrency or 0,
+        dependents=_dependents(workload.after),
+        **transfer,
+    )
+
+
+def _policies(deployment: Deployment) -> Policies:
+    scheduler = deployment.scheduler
+    if scheduler.preempt not in PREEMPTIONS:
+        raise UnknownNameError("preemption", scheduler.preempt, PREEMPTIONS)
+    binning = "one" if scheduler.binning is None else scheduler.binning
     axes = ("rank", "leave", "batching", "memory", "router", "takeover")
-    binning = "one" if s.binning is None else s.binning
-    found = {axis: resolve(axis, getattr(s, axis)) for axis in axes}
+    found = {axis: resolve(axis, getattr(scheduler, axis)) for axis in axes}
     return Policies(**found, binning=resolve("binning", binning))
 
 
-def check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
-    """Nothing, if the workload and the deployment can be simulated together.
+def _dependents(after: After | None) -> Dependents | None:
+    """Return the children of each request, by number."""
+    if after is None or len(after.parent) == 0:
+        return None
+    left = np.diff(after.start)
+    child = np.repeat(np.arange(len(after)), left)
+    order = np.argsort(after.parent, kind="stable")
+    start = np.searchsorted(after.parent[order], np.arange(len(after) + 1))
+    return Dependents(start.astype(np.int64), child[order], left)
 
-    Raises:
-        InputError: The cache or a limit is too small.
-        PolicyError: A policy needs predictions that are not there, or refuses everybody.
-    """
-    for policy in policies.each():
+
+def _column(values: Array | None, default: Array | None = None) -> Array:
+    return np.require(default if values is None else values, requirements=["C", "A", "W"])
+
+
+def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
+    for policy in policies:
         if policy.uses(*PREDICTED) and workload.predicted_tokens is None:
             raise PolicyError(
-                f"{policy.axis} policy {policy.name!r} looks at predicted output lengths, and this workload has "
-                'none; give predicted_tokens ([predictor] kind = "oracle" in a scenario predicts the truth)'
+                f"{policy.axis} policy {policy.name!r} needs predicted output lengths, and this workload has none; "
+                'give predicted_tokens ([predictor] kind = "oracle" in a scenario predicts the true lengths)'
             )
-    kv = deployment.kv
+    kv, memory = deployment.kv, policies.memory
     if kv.num_blocks * kv.block_size < deployment.max_model_len:
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    _check_memory(policies.memory, deployment)
-
-
-def check_sides(deployment: Deployment) -> None:
-    """Nothing, if the sides of a deployment that decodes apart can work together.
-
-    Raises:
-        InputError: One queue for all replicas, or blocks of two sizes.
-    """
-    here, there = deployment, deployment.decode
-    if there is None:
-        return
-    for who, router in (("scheduler", here.scheduler.router), ("decode", there.router)):
-        if resolve("router", router) == resolve("router", "central"):
-            raise InputError(
-                f'{who}.router must pick a replica where a decode side is apart; "central" keeps one queue for all. '
-                'Take "round_robin" or "least_outstanding"'
-            )
-    if here.kv.block_size != there.kv.block_size:
-        raise InputError(
-            f"block_size must be the same where prompts are prefilled and where they decode; it is "
-            f"{here.kv.block_size} and {there.kv.block_size}"
+    watermark = int(deployment.limits.watermark * kv.num_blocks)
+    sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
+    try:
+        blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
+    except Exception as error:
+        raise PolicyError(
+            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
+            f"it raised {type(error).__name__}: {error}"
+        ) from error
+    if blocks < 0:
+        raise PolicyError(
+            f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
+            "ever run"
         )
 
 
-def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
-    """What the batching policy says to one request before an idle replica: it must let it in."""
+def _check_sides(deployment: Deployment) -> None:
+    remote = deployment.decode
+    assert remote is not None
+    for section, router in (("scheduler", deployment.scheduler.router), ("decode", remote.router)):
+        if resolve("router", router) == resolve("router", "central"):
+            raise InputError(
+                f'{section}.router must choose a replica under disaggregation; "central" is one queue for all. '
+                'Use "round_robin" or "least_outstanding"'
+            )
+    if deployment.kv.block_size != remote.kv.block_size:
+        raise InputError(
+            f"block_size must be the same on the prefill and the decode side; it is {deployment.kv.block_size} and "
+            f"{remote.kv.block_size}"
+        )
+
+
+def _idle_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
+    """Return the plan of the batching policy for one request on an idle replica, which it must admit."""
     limits, own = deployment.limits, (len(deployment.cost.stage_layers), *batching.all_parameters)
     budget, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     try:
@@ -131,406 +399,48 @@ def empty_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]
     return admit, tokens, flags
 
 
-def _check_memory(memory: Policy, deployment: Deployment) -> None:
-    """The memory policy must let a request of one token onto an idle replica."""
-    kv, watermark = deployment.kv, int(deployment.limits.watermark * deployment.kv.num_blocks)
-    sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
-    try:
-        blocks = interpreted(memory)(1, 1, 1.0, *sizes, 0, 2)
-    except Exception as error:
-        raise PolicyError(
-            f"memory policy {memory.name!r} must return a whole number of blocks; for one token on an idle replica "
-            f"it raised {type(error).__name__}: {error}"
-        ) from error
-    if blocks < 0:
-        raise PolicyError(
-            f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
-            "ever run"
-        )
-
-
-Function = Callable[..., Any]
-_SERIES_BINS = 2048
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One run before it starts. The policy functions take their axis' full argument list.
-
-    ``remote`` is the side that decodes, where one is apart: a setup of its own over the same requests, whose replicas
-    are numbered from ``first`` on and whose requests come by ``kv_transfer``. ``all_replicas`` are those of both sides.
-    """
-
-    deployment: Deployment
-    policies: Policies
-    rank: Function
-    leave: Function
-    batching: Function
-    memory: Function
-    router: Function
-    takeover: Function
-    binning: Function
-    arrival_s: Array
-    prompt: Array
-    output: Array
-    predicted: Array
-    rows: Rows
-    priority: Array
-    tenant: Array
-    draws: Array
-    results: Array
-    replica_rows: Array
-    histogram: Array
-    empty_plan: tuple[int, int, int]
-    limit_s: float
-    concurrency: int
-    followers: Followers | None = None
-    first: int = 0
-    all_replicas: int = 1
-    remote: Setup | None = None
-    kv_transfer: Handover = Handover()
-
-    @property
-    def functions(self) -> tuple[Function, ...]:
-        """The policies in the order in which the kernel takes them."""
-        return tuple(getattr(self, field.name) for field in fields(self.policies))
-
-    @property
-    def replicas(self) -> int:
-        return self.deployment.parallel.replicas
-
-    @property
-    def pp(self) -> int:
-        return len(self.deployment.cost.stage_layers)
-
-    @property
-    def flights(self) -> int:
-        """Steps of a replica that may be in its pipeline at a time."""
-        return self.deployment.limits.max_in_flight or self.pp
-
-    @property
-    def total_blocks(self) -> int:
-        return self.deployment.kv.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self.deployment.kv.block_size
-
-    @property
-    def watermark_blocks(self) -> int:
-        return int(self.deployment.limits.watermark * self.total_blocks)
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self.deployment.limits.max_num_seqs
-
-    @property
-    def max_step_seqs(self) -> int:
-        return self.deployment.limits.max_step_seqs or self.max_num_seqs
-
-    @property
-    def token_budget(self) -> int:
-        return self.deployment.limits.max_num_batched_tokens
-
-    @property
-    def max_model_len(self) -> int:
-        return self.deployment.max_model_len
-
-    @property
-    def timeout_s(self) -> float:
-        return self.deployment.limits.timeout_s
-
-    @property
-    def swap(self) -> bool:
-        return self.deployment.scheduler.preempt == "swap"
-
-    @property
-    def finds_again(self) -> bool:
-        return self.deployment.limits.enable_prefix_caching
-
-    @property
-    def swap_s_per_block(self) -> float:
-        return self.deployment.kv.swap_s_per_block
-
-    @property
-    def closed(self) -> bool:
-        return self.concurrency > 0
-
-    @property
-    def follows(self) -> bool:
-        """Whether requests come after others."""
-        return self.followers is not None
-
-    @property
-    def central(self) -> bool:
-        return self.policies.router == known("router")["central"]
-
-    @property
-    def rekey(self) -> bool:
-        return self.policies.rank.every_step
-
-    @property
-    def takes_over(self) -> bool:
-        return self.policies.takeover != known("takeover")["never"]
-
-    @property
-    def bins(self) -> int:
-        """Bins a queue; 0: arrivals join it at once."""
-        return 0 if self.deployment.scheduler.binning is None else self.policies.binning.bins
-
-    @property
-    def window(self) -> int:
-        """Steps after which a replica looks for takeovers again."""
-        return self.deployment.scheduler.window_tokens
-
-    @property
-    def max_wait_s(self) -> float:
-        return self.deployment.scheduler.max_wait_s
-
-    @property
-    def bin_wait_s(self) -> float:
-        """How long the first of a bin waits there: no bin outlasts a bound on waiting."""
-        return min(self.deployment.scheduler.batch_wait_s, self.max_wait_s, self.timeout_s)
-
-    @property
-    def charges(self) -> bool:
-        """Whether tenants' service is counted."""
-        return self.policies.rank.uses("service_tokens") or self.policies.leave.uses("service_tokens")
-
-    @property
-    def counts_steps(self) -> bool:
-        return self.policies.batching.uses("steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds")
-
-    @property
-    def tenants(self) -> int:
-        return int(self.tenant.max()) + 1 if self.charges else 1
-
-    @property
-    def needs_peak(self) -> bool:
-        return self.policies.memory.uses("peak_tokens")
-
-    @property
-    def series_bins(self) -> int:
-        """Bins of the time series a replica: a power of two, fewer where replicas are many."""
-        return max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(self.all_replicas)) - 3))
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-tokens // self.block_size)
-
-    def request(self, kind: Callable[..., Any], i: int, arrival_s: float) -> Any:
-        """Request ``i`` as an object of the reference."""
-        return kind(
-            i,
-            arrival_s,
-            int(self.prompt[i]),
-            int(self.output[i]),
-            int(self.priority[i]),
-            int(self.tenant[i]) if self.charges else 0,
-        )
-
-    def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
-        """(total, index) tokens predicted of request ``i`` once it had produced so many."""
-        rows = self.rows
-        if rows.window == 0:
-            predicted = float(self.predicted[i])
-            return predicted, max(1.0, predicted - generated)
-        row = min(int(rows.start[i]) + generated // rows.window, int(rows.start[i + 1]) - 1)
-        return float(rows.total[row]), float(rows.index[row])
-
-    def remaining(self, q: Any) -> float:
-        """Predicted tokens still to come, at least 1."""
-        return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
-
-    def whole_remaining(self, q: Any, more: int = 0) -> int:
-        """As ``remaining``, the prediction rounded up to whole tokens; after ``more`` than were produced."""
-        generated = int(q.generated) + more
-        return max(1, math.ceil(self.predicted_at(q.index, generated)[0]) - generated)
-
-    def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
-        """A rank or leave key; raises PolicyError when it is NaN."""
-        predicted, index = self.predicted_at(q.index, q.generated)
-        key: float = function(
-            now_s,
-            q.arrival_s,
-            q.prompt,
-            q.generated,
-            predicted,
-            max(1.0, predicted - q.generated),
-            index,
-            q.queued_for_s + (now_s - q.queued_s if q.waiting else 0.0),
-            q.priority,
-            q.admission,
-            q.eviction,
-            service,
-            q.batch,
-        )
-        if math.isnan(key):
-            raise self.bad_rank(q.index)
-        return key
-
-    def ask_memory(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
-        """What the memory policy says to a request."""
-        blocks: int = self.memory(
-            context,
-            chunk,
-            predicted,
-            self.max_model_len,
-            self.block_size,
-            free,
-            self.total_blocks,
-            self.watermark_blocks,
-            num_running,
-            peak,
-        )
-        return blocks
-
-    def bin_of(self, i: int) -> int:
-        """The bin of request ``i``; raises PolicyError when there is none of this number."""
-        number: int = self.binning(float(self.predicted[i]), int(self.prompt[i]))
-        if not 0 <= number < self.bins:
-            raise self.bad_bin(number)
-        return number
-
-    def outstanding(self, i: int) -> int:
-        """Tokens that a router counts for request ``i``: its prompt and its predicted output."""
-        return int(self.prompt[i]) + math.ceil(float(self.predicted[i]))
-
-    def bad_rank(self, request: int) -> PolicyError:
-        p = self.policies
-        return PolicyError(
-            f"rank policy {p.rank.name!r} or leave policy {p.leave.name!r} returned NaN for request {request}; "
-            "a key must be a number"
-        )
-
-    def bad_memory(self, blocks: int) -> PolicyError:
-        return PolicyError(
-            f"memory policy {self.policies.memory.name!r} let a request in that needs {blocks} blocks when fewer "
-            "are free; return -1 to make it wait"
-        )
-
-    def bad_route(self, replica: int) -> PolicyError:
-        return PolicyError(
-            f"router {self.policies.router.name!r} chose replica {replica}; there are {self.replicas}, from 0"
-        )
-
-    def bad_bin(self, number: int) -> PolicyError:
-        return PolicyError(f"binning {self.policies.binning.name!r} chose bin {number}; there are {self.bins}, from 0")
-
-    def bad_takeover(self, request: int) -> PolicyError:
-        return PolicyError(
-            f"takeover policy {self.policies.takeover.name!r} returned NaN for waiting request {request}; "
-            "it must return a number"
-        )
-
-
-def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool) -> Setup:
-    """Everything resolved and checked; raises InputError or PolicyError before any time passes."""
-    here = _side(workload, deployment, seed=seed, limit_s=limit_s, compiled=compiled)
-    if deployment.decode is None:
-        return here
-    check_sides(deployment)
-    there = _side(workload, deployment.decoding(), seed=(seed, 1), limit_s=limit_s, compiled=compiled)
-    replicas = here.replicas + there.replicas
-    kv_transfer = deployment.decode.kv_transfer
-    there = replace(there, first=here.replicas, all_replicas=replicas, kv_transfer=kv_transfer)
-    return replace(here, all_replicas=replicas, remote=there)
-
-
-def _side(
-    workload: Workload, deployment: Deployment, *, seed: int | tuple[int, int], limit_s: float, compiled: bool
-) -> Setup:
-    from lengthwise import policy as room
-
-    policies = policies_of(deployment)
-    check(workload, deployment, policies)
-    make = room.compiled if compiled else room.interpreted
-    functions: dict[str, Any] = {f.name: make(getattr(policies, f.name)) for f in fields(policies)}
-    n, replicas = len(workload), deployment.parallel.replicas
-    limit = deployment.max_model_len - workload.prompt_tokens
-    draws = np.zeros((n, 2))
-    if policies.router.uses("draw_a") or policies.router.uses("draw_b"):
-        draws = np.random.default_rng(seed).random((n, 2))
-    rows = np.zeros(replicas, dtype=replica_t)
-    rows["bin_s"] = 2.0**-6
-    return Setup(
-        deployment,
-        policies,
-        **functions,
-        arrival_s=_arrivals(workload),
-        prompt=_column(workload.prompt_tokens),
-        output=np.minimum(workload.output_tokens, np.maximum(limit, 1)),
-        predicted=_or_zeros(workload.predicted_tokens, n, np.float64),
-        rows=_rows(workload.predictions),
-        priority=_or_zeros(workload.priority, n, np.int64),
-        tenant=_or_zeros(workload.tenant, n, np.int64),
-        draws=draws,
-        results=_blank_results(n),
-        replica_rows=rows,
-        histogram=np.zeros(GAP_BINS, dtype=np.int64),
-        empty_plan=empty_plan(policies.batching, deployment),
-        limit_s=limit_s,
-        concurrency=workload.concurrency or 0,
-        followers=_followers(workload.after),
-        all_replicas=replicas,
-    )
-
-
-def _rows(made: Predictions | None) -> Rows:
-    if made is None:
-        return Rows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
-    return Rows(made.window_tokens, _column(made.start), _column(made.total_tokens), _column(made.index_tokens))
-
-
-def _followers(after: After | None) -> Followers | None:
-    """The other way round: for each request those that come after it, by number."""
-    if after is None or len(after.parent) == 0:
-        return None
-    left = np.diff(after.start)
-    child = np.repeat(np.arange(len(after)), left)
-    order = np.argsort(after.parent, kind="stable")
-    start = np.searchsorted(after.parent[order], np.arange(len(after) + 1))
-    return Followers(start.astype(np.int64), child[order], left)
-
-
-def _arrivals(workload: Workload) -> Array:
-    """Arrivals; in a closed loop those after the first are set when they are let in."""
-    arrival_s = np.array(workload.arrival_s)
-    if workload.concurrency:
-        arrival_s[workload.concurrency :] = np.nan
-    return arrival_s
-
-
-def _column(values: Array) -> Array:
-    return np.require(values, requirements=["C", "A", "W"])
-
-
-def _or_zeros(values: Array | None, n: int, dtype: type) -> Array:
-    return np.zeros(n, dtype) if values is None else _column(values)
-
-
-def _blank_results(n: int) -> Array:
-    results = np.zeros(n, dtype=result_t)
-    for field in ("scheduled_s", "first_token_s", "finished_s"):
-        results[field] = np.nan
-    results["status"] = Status.UNFINISHED
-    results["replica"] = -1
-    return results
+def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
+    """Return the error of a status code; ``number`` is the request, replica, bin or number of blocks at fault."""
+    policies, params = setup.policies, setup.params
+    match code:
+        case kernel_layout.BAD_RANK:
+            message = (
+                f"rank policy {policies.rank.name!r} or leave policy {policies.leave.name!r} returned NaN for request "
+                f"{number}; a key must be a number"
+            )
+        case kernel_layout.BAD_MEMORY:
+            message = (
+                f"memory policy {policies.memory.name!r} admitted a request that needs {number} blocks when fewer "
+                "are free; return -1 to make it wait"
+            )
+        case kernel_layout.BAD_ROUTE:
+            message = f"router {policies.router.name!r} chose replica {number}; there are {params.replicas}, from 0"
+        case kernel_layout.BAD_BIN:
+            message = f"binning {policies.binning.name!r} chose bin {number}; there are {params.bins}, from 0"
+        case kernel_layout.BAD_TAKEOVER:
+            message = (
+                f"takeover policy {policies.takeover.name!r} returned NaN for waiting request {number}; "
+                "it must return a number"
+            )
+        case kernel_layout.BLOCKED:
+            message = (
+                f"request {number} waits forever: nothing runs, nothing will arrive, and batching policy "
+                f"{policies.batching.name!r} with memory policy {policies.memory.name!r} does not let it continue "
+                f"({int(setup.columns.prompt[number])} prompt tokens, {params.total_blocks} blocks of "
+                f"{params.block_size})"
+            )
+        case kernel_layout.BAD_DECODE_MEMORY if setup.remote:
+            return error_of(kernel_layout.BAD_MEMORY, setup.remote, number)
+        case kernel_layout.BAD_DECODE_ROUTE if setup.remote:
+            return error_of(kernel_layout.BAD_ROUTE, setup.remote, number)
+        case _:
+            return InternalError(f"the kernel returned the unknown status code {code}")
+    return PolicyError(message)
 
 
 def policy_raised(setup: Setup, error: Exception) -> PolicyError:
-    """The error of a run in which a policy raised; users' own are named before ours."""
-    each = setup.policies.each() + (setup.remote.policies.each() if setup.remote else ())
-    own = [p for p in each if not p.builtin] or each
-    names = ", ".join(f"{p.axis} policy {p.name!r}" for p in own)
+    """Return the error of a run in which a policy raised; it names the user's own policies if there are any."""
+    policies = [policy for side in setup.sides for policy in side.policies]
+    own = [policy for policy in policies if not policy.builtin] or policies
+    names = ", ".join(f"{policy.axis} policy {policy.name!r}" for policy in own)
     return PolicyError(f"{names} raised {type(error).__name__}: {error}")
-
-
-def blocked(setup: Setup, request: int) -> str:
-    """What a run says in which somebody waits and nothing will happen any more."""
-    p = setup.policies
-    return (
-        f"request {request} waits for ever: nothing runs, nothing will arrive, and batching policy "
-        f"{p.batching.name!r} with memory policy {p.memory.name!r} does not let it go on "
-        f"({int(setup.prompt[request])} prompt tokens, {setup.total_blocks} blocks of {setup.block_size})"
-    )

@@ -1,9 +1,10 @@
-"""A workload on a deployment becomes records."""
+"""Simulates a workload on a deployment."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -11,10 +12,6 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
-
-if TYPE_CHECKING:
-    from lengthwise.engine.outcome import Outcome
-    from lengthwise.engine.setup import Setup
 
 LOG_ROWS = 200_000
 ENGINES = ("kernel", "reference")
@@ -30,25 +27,25 @@ def simulate(
     keep_steps: int = LOG_ROWS,
     engine: str = "kernel",
 ) -> Records:
-    """What happens when a workload meets a deployment.
+    """Return the records of a workload on a deployment.
 
     Args:
-        workload: The requests; their true output lengths are for the engine alone.
-        deployment: What serves them.
-        seed: Of the routers that draw; equal inputs give equal bytes.
-        time_limit_s: Simulated seconds after which the run stops; what is not finished then is
-            UNFINISHED. A step under way at the limit counts whole in the sums over steps, and the
-            run lasts until its end, but its tokens are not handed out.
+        workload: Requests; only the engine sees their true output lengths, policies do not.
+        deployment: Replicas that serve them.
+        seed: Seed of the routers that draw random numbers; equal inputs give equal bytes.
+        time_limit_s: Simulated seconds after which the run stops; requests that are not finished by then are
+            UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
+            its end, but its tokens are not counted.
         strict: Raise when a request can never fit instead of rejecting it.
-        keep_steps: Keep the step log and every token gap of runs up to so many steps.
-        engine: "kernel" (compiled) or "reference" (plain Python, the same answer, slow).
+        keep_steps: Maximum number of steps of a run whose step log and token gaps are returned.
+        engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
-        InputError: The workload and the deployment cannot be simulated together.
-        PolicyError: A policy misbehaved.
+        InputError: The workload and the deployment do not fit together.
+        PolicyError: A policy raised or returned an invalid value.
     """
     from lengthwise.engine.outcome import to_records
-    from lengthwise.engine.setup import prepare
+    from lengthwise.engine.setup import policy_raised, prepare
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
@@ -62,45 +59,53 @@ def simulate(
 
         outcome = run_kernel(setup, keep_steps)
     else:
-        outcome = _run_reference(setup)
+        from lengthwise.engine.reference import Reference
+
+        try:
+            outcome = Reference(setup).run()
+        except LengthwiseError:
+            raise
+        except Exception as error:
+            raise policy_raised(setup, error) from error
     records = to_records(workload, outcome, seed, deployment.name)
-    if strict:
-        _require_no_rejects(records)
+    rejected = np.flatnonzero(records.requests.status == Status.REJECTED)
+    if strict and len(rejected):
+        first = int(rejected[0])
+        raise InputError(
+            f"{len(rejected)} of {len(workload)} requests can never fit, the first is request {first} with "
+            f"{records.requests.prompt_tokens[first]} prompt tokens; raise max_model_len or the KV memory, or allow "
+            "rejects"
+        )
     return records
 
 
-def _run_reference(setup: Setup) -> Outcome:
-    from lengthwise.engine.reference import simulate_reference
-    from lengthwise.engine.setup import policy_raised
-
-    try:
-        return simulate_reference(setup)
-    except LengthwiseError:
-        raise
-    except Exception as error:
-        raise policy_raised(setup, error) from error
-
-
-def _require_no_rejects(records: Records) -> None:
-    rejected = np.flatnonzero(records.requests.status == Status.REJECTED)
-    if len(rejected):
-        i = int(rejected[0])
-        raise InputError(
-            f"{len(rejected)} of {len(records.requests.status)} requests can never fit, the first is request {i} with "
-            f"{records.requests.prompt_tokens[i]} prompt tokens; raise max_model_len or the KV memory, or allow rejects"
-        )
-
-
 def ready() -> bool:
-    """Whether a run starts at once; else the first one compiles the kernel and caches it."""
+    """Return whether a run starts at once; otherwise the first one compiles the kernel and caches it."""
     from lengthwise.engine.kernel_runner import ready as compiled_ready
 
     return compiled_ready()
 
 
+_listeners: list[Callable[[], None]] = []
+
+
+@contextmanager
+def on_compile(listener: Callable[[], None]) -> Iterator[None]:
+    """Call ``listener`` within this context before ``warm_up`` compiles the kernel, which takes about a minute."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 def warm_up() -> None:
-    """Compiles the kernel into the cache, if it is not there yet."""
+    """Compile the kernel unless it is ready; call it before several threads or processes simulate."""
+    if ready():
+        return
     from lengthwise.engine.deployment_builder import deploy
 
+    for listener in _listeners:
+        listener()
     one = np.ones(1, np.int64)
     simulate(Workload(np.zeros(1), one, one), deploy("opt-125m", "A100-80GB"))

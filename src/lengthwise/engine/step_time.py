@@ -1,4 +1,4 @@
-"""The seconds of one step of a deployment, for whoever lets time pass outside of a simulation."""
+"""Seconds of one step of a deployment, read from its cost tables in plain Python."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
 
+StepTime = Callable[[int, int, Sequence[tuple[int, int]]], float]
+"""Seconds of a step of (decodes, KV tokens that they read, prompts as (chunk, context before it))."""
+
 
 @dataclass(frozen=True)
 class StepCost:
-    """All layers' seconds by part, what comes once a step, and the seconds of each pipeline stage."""
+    """Seconds of a step: sums over the layers by part, costs per step, and the seconds of each pipeline stage."""
 
     layer_s: float
     comm_s: float
@@ -25,8 +28,8 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """What one set of tables says of a step: a layer's seconds by part, and what comes once."""
+class _LayerCost:
+    """Seconds of one layer by part, and costs per step, by one set of tables."""
 
     layer: float
     comm: float
@@ -37,16 +40,12 @@ class _Read:
     first: float
     send: float
 
-    def stage_s(self, layers: float, p: int, last: int, swap_s: float) -> float:
-        """Seconds of stage ``p`` of so many layers."""
-        stage = layers * (self.layer + self.comm + self.prefill + self.decode)
-        if p == 0:
-            stage += self.first + self.host + swap_s
-        return stage + (self.head if p == last else self.send)
-
 
 class CostReader:
-    """Reads cost tables one step at a time; ``by_stage`` sums stage by stage where all are alike, too."""
+    """Reads cost tables one step at a time.
+
+    ``by_stage`` sums stage by stage even where all stages are alike, as the kernel does for the decode side.
+    """
 
     def __init__(self, cost: CostTables, *, by_stage: bool = False) -> None:
         self._cost = cost
@@ -55,60 +54,38 @@ class CostReader:
         self._other = None if cost.other is None else CostReader(cost.other)
 
     def step(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0) -> StepCost:
-        """The cost of ``decodes`` decodes over ``kv_tokens`` and of ``prompts`` (chunk, context before it)."""
-        one = self.read(decodes, kv_tokens, prompts)
+        """Return the cost of ``decodes`` decodes over ``kv_tokens`` and of ``prompts`` (chunk, context before it)."""
+        one = other = self._layer_cost(decodes, kv_tokens, prompts)
         if self._other is not None:
-            return self._of_two(one, self._other.read(decodes, kv_tokens, prompts), swap_s)
-        if self._by_stage:
-            return self._of_two(one, one, swap_s)
-        layers, last = float(self._cost.stage_layers.sum()), len(self._cost.stage_layers) - 1
-        stages = [one.stage_s(float(n), p, last, swap_s) for p, n in enumerate(self._cost.stage_layers)]
-        return StepCost(
-            layers * one.layer,
-            layers * one.comm,
-            layers * one.prefill,
-            layers * one.decode,
-            one.host,
-            one.head,
-            one.first,
-            last * one.send,
-            stages,
-        )
-
-    def _of_two(self, one: _Read, other: _Read, swap_s: float) -> StepCost:
-        """The same where stages are of two degrees; sums are made stage by stage."""
-        last = len(self._cost.stage_layers) - 1
-        layer = comm = prefill = decode = send = 0.0
+            other = self._other._layer_cost(decodes, kv_tokens, prompts)  # noqa: SLF001
+        cost, layers = self._cost, [float(n) for n in self._cost.stage_layers]
+        last, marks = len(layers) - 1, [0] * len(layers)
+        if self._other is not None and cost.stage_other is not None:
+            marks = cost.stage_other.tolist()
+        by_stage = [other if mark else one for mark in marks]
         stages = []
-        marks = [0] * (last + 1) if self._cost.stage_other is None else self._cost.stage_other.tolist()
-        reads = [other if mark else one for mark in marks]
-        for p, (n, read) in enumerate(zip(self._cost.stage_layers, reads, strict=True)):
-            stages.append(read.stage_s(float(n), p, last, swap_s))
-            layer += float(n) * read.layer
-            comm += float(n) * read.comm
-            prefill += float(n) * read.prefill
-            decode += float(n) * read.decode
+        for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
+            stage_s = n * (read.layer + read.comm + read.prefill + read.decode)
+            if p == 0:
+                stage_s += read.first + read.host + swap_s
+            stages.append(stage_s + (read.head if p == last else read.send))
+        if self._other is None and not self._by_stage:
+            n = float(cost.stage_layers.sum())
+            sums = n * one.layer, n * one.comm, n * one.prefill, n * one.decode
+            return StepCost(*sums, one.host, one.head, one.first, last * one.send, stages)
+        # Sums in the kernel's order: stage by stage.
+        layer = comm = prefill = decode = send = 0.0
+        for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
+            layer += n * read.layer
+            comm += n * read.comm
+            prefill += n * read.prefill
+            decode += n * read.decode
             send += read.send if p < last else 0.0
-        host, head, first = reads[0].host, reads[-1].head, reads[0].first
+        host, head, first = by_stage[0].host, by_stage[-1].head, by_stage[0].first
         return StepCost(layer, comm, prefill, decode, host, head, first, send, stages)
 
-    def read(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]]) -> _Read:
-        """What these tables alone say of a step."""
-        cost = self._cost
-        tokens = decodes + sum(chunk for chunk, _ in prompts)
-        seqs = decodes + len(prompts)
-        layer, comm = _row(cost.layer_s, tokens), _row(cost.comm_s, tokens)
-        first, send = _row(cost.first_s, tokens), _row(cost.send_s, tokens)
-        head, host = _row(cost.head_s, seqs), _row(cost.host_s, seqs)
-        lengths = [context + chunk for chunk, context in prompts]
-        keys = kv_tokens + sum(lengths)
-        own = sum(chunk * length for (chunk, _), length in zip(prompts, lengths, strict=True))
-        prefill = self._prefill(prompts) + self._masked(tokens - decodes, keys, own)
-        decode = self._decode(decodes, kv_tokens, len(prompts)) + self._masked(decodes, keys, kv_tokens)
-        return _Read(layer, comm, prefill, decode, host, head, first, send)
-
-    def return_steps(self, tokens: int, swapped_s: float | None, decodes: int, kv_tokens: int) -> float:
-        """A layer's time to compute ``tokens`` again, or all layers' to swap, over that of a decode step."""
+    def recompute_steps(self, tokens: int, swapped_s: float | None, decodes: int, kv_tokens: int) -> float:
+        """Return a layer's time to recompute ``tokens``, or all layers' to swap, over that of a decode step."""
         cost = self._cost
         seqs = max(1, decodes)
         step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs)
@@ -118,11 +95,26 @@ class CostReader:
         prompts = [(tokens, 0)] if tokens > 0 else []
         return (_row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)) / step
 
+    def _layer_cost(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]]) -> _LayerCost:
+        cost = self._cost
+        tokens = decodes + sum(chunk for chunk, _ in prompts)
+        seqs = decodes + len(prompts)
+        keys = kv_tokens + sum(context + chunk for chunk, context in prompts)
+        own = sum(chunk * (context + chunk) for chunk, context in prompts)
+        return _LayerCost(
+            layer=_row(cost.layer_s, tokens),
+            comm=_row(cost.comm_s, tokens),
+            prefill=self._prefill(prompts) + self._masked(tokens - decodes, keys, own),
+            decode=self._decode(decodes, kv_tokens, len(prompts)) + self._masked(decodes, keys, kv_tokens),
+            host=_row(cost.host_s, seqs),
+            head=_row(cost.head_s, seqs),
+            first=_row(cost.first_s, tokens),
+            send=_row(cost.send_s, tokens),
+        )
+
     def _masked(self, queries: int, keys: int, own: int) -> float:
-        """Seconds of the pairs of queries and keys that are not ``own`` pairs of one sequence; 0 without queries."""
-        if queries == 0:
-            return 0.0
-        return self._cost.masked_s * (queries * keys - own)
+        """Return the seconds of the pairs of queries and keys that are not ``own`` pairs of one sequence."""
+        return self._cost.masked_s * (queries * keys - own) if queries else 0.0
 
     def _prefill(self, prompts: list[tuple[int, int]]) -> float:
         rule = self._cost.rule
@@ -130,7 +122,7 @@ class CostReader:
             return 0.0
         if rule.kind != MERGED:
             total = 0.0
-            for chunk, context in prompts:
+            for chunk, context in prompts:  # Not ``sum``, which compensates: the kernel adds one by one.
                 total += self._bilinear(self._cost.prefill_s, chunk, context)
             return total
         steps = sum(-(-context // rule.step_tokens) for _, context in prompts)
@@ -174,12 +166,8 @@ def _step_lookup(table: Floats, i: int, j: int) -> float:
     return float(table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)])
 
 
-StepTime = Callable[[int, int, Sequence[tuple[int, int]]], float]
-"""Seconds of a step of (decodes, KV tokens that they read, prompts as (chunk, context before it))."""
-
-
 def step_time(cost: CostTables) -> StepTime:
-    """What a step takes through all pipeline stages, as the engine reads the tables."""
+    """Return a function of the seconds that a step takes through all pipeline stages."""
     reader = CostReader(cost)
 
     def seconds(decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:

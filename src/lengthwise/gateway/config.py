@@ -1,4 +1,4 @@
-"""What a gateway is told: frozen, composed, with defaults that work."""
+"""Configuration of a gateway: frozen dataclasses with defaults that work."""
 
 from __future__ import annotations
 
@@ -10,22 +10,16 @@ from urllib.parse import urlsplit
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
-def known(kind: str, name: str, names: tuple[str, ...]) -> None:
-    """Raises UnknownNameError unless it is one of the names."""
+def require_known(kind: str, name: str, names: tuple[str, ...]) -> None:
+    """Raise UnknownNameError unless the name is one of the names."""
     if name not in names:
         raise UnknownNameError(kind, name, names)
 
 
-def whole(name: str, value: object, least: int) -> None:
-    """Raises InputError unless it is a whole number, not below the least."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}; it is {value!r}")
-
-
-def from_zero(name: str, value: float) -> None:
-    """Raises InputError unless it is 0 or more."""
-    if not value >= 0:
-        raise InputError(f"{name} must be at least 0; it is {value!r}")
+def require_integer(name: str, value: object, minimum: int) -> None:
+    """Raise InputError unless the value is an integer of at least the minimum."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
 
 
 KINDS = ("auto", "vllm", "sglang", "llama.cpp", "tgi", "transformers", "openai")
@@ -35,7 +29,7 @@ GENERATION_DEFAULTS = ("unknown", "none")
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates: of a server (``cert``, ``key``), of a client to it, and who is believed (``ca``)."""
+    """Certificate and key of a server, or of a client to it, and the trusted authority (``ca``)."""
 
     cert: str | None = None
     key: str | None = None
@@ -48,15 +42,15 @@ class Engine:
 
     Attributes:
         url: Its address, with or without ``/v1``.
-        name: How metrics and the admin page call it; "" takes host and port.
-        kind: One of KINDS; "auto" asks it.
-        api_key: What the gateway shows it (never a client's own key).
-        in_flight: A fixed cap on requests sent to it, in every mode; None lets the gateway find it (none where the
-            engine orders).
+        name: Name in metrics and on the admin page; "" host and port.
+        kind: One of KINDS; "auto" detects it.
+        api_key: Key that the gateway sends (never a client's own key).
+        in_flight: Fixed limit of requests at the engine, in every mode; None adapts it (no limit where the engine
+            orders).
         tls: For https with an own authority or a client certificate.
-        probe: Whether it is sent one tiny prompt to see whether it tells token ids (without them no resuming).
-        generation_defaults: "none": it fills in no penalties and no longest output that a request leaves out (vLLM
-            with ``--generation-config vllm``); "unknown": only requests that leave none open are cut there.
+        probe: Whether one tiny prompt is sent to see whether the engine returns token ids (resuming needs them).
+        generation_defaults: "none": the engine fills in no penalties and no maximum length that a request leaves out
+            (vLLM with ``--generation-config vllm``); "unknown": only requests that state them are preempted.
     """
 
     url: str
@@ -69,28 +63,28 @@ class Engine:
     generation_defaults: str = "unknown"
 
     def __post_init__(self) -> None:
-        known("kind of engine", self.kind, KINDS)
-        known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
+        require_known("kind of engine", self.kind, KINDS)
+        require_known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
         if self.in_flight is not None:
-            whole("in_flight", self.in_flight, 1)
+            require_integer("in_flight", self.in_flight, 1)
 
     @property
-    def shown(self) -> str:
-        """Its address as errors and logs tell it: without a name and password."""
+    def display_url(self) -> str:
+        """Return the address without user name and password, for errors and logs."""
         place = urlsplit(self.url)
         return place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """Where engines come from besides the listed ones.
+    """Where engines are found besides the listed ones.
 
     Attributes:
         dns: ``host:port``: every address of the name (a headless Service) is an engine.
         endpoint_slices: ``namespace/service:port``: ready addresses of a Service's EndpointSlices.
-        every_s: Between two look-ups of DNS.
+        every_s: Interval of DNS lookups.
         api_url: Address of the Kubernetes API; None: as a pod finds it.
-        engine: What holds of every engine that is found (its url is not used).
+        engine: Settings of every engine that is found (its url is not used).
     """
 
     dns: str | None = None
@@ -101,22 +95,22 @@ class Discovery:
 
 
 SPLIT = ("waa", "waa-c", "waa-m")
-"""Schedules that admission alone cannot keep: some engines only encode, the others only decode."""
+"""Disaggregated schedules, which admission alone cannot keep: some engines only prefill, the others only decode."""
 
 
 @dataclass(frozen=True)
 class Phases:
-    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine keeps its own.
+    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine follows its own.
 
     Attributes:
-        encode_batch: New requests of one encoding, B_E.
-        decode_steps: Decode iterations from one encoding to the next, N_D.
-        decode_batch: Requests at an engine after an encoding in the mean, B_D; None: unknown.
-        mean_prompt_tokens: Of a prompt; None: unknown.
-        threshold: Encodings have more or fewer requests, so that their prompts' tokens stay within this share of their
-            mean, and the decode batch within it of its own; None: they are never resized.
-        max_in_flight: Requests at an engine at most; None: with a threshold what that lets the decode batch be and an
-            encoding more (of whose seats some are about to be left), else the engine's own seats.
+        encode_batch: New requests of one prefill, B_E.
+        decode_steps: Decode iterations from one prefill to the next, N_D.
+        decode_batch: Mean number of requests at an engine after a prefill, B_D; None: unknown.
+        mean_prompt_tokens: Mean prompt length; None: unknown.
+        threshold: Prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
+            batch within it of its own mean; None: they are never resized.
+        max_in_flight: Most requests at an engine; None: with a threshold what it lets the decode batch be plus a
+            prefill (whose slots are about to become free), else the engine's own limit.
     """
 
     encode_batch: int
@@ -127,48 +121,42 @@ class Phases:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        whole("encode_batch", self.encode_batch, 1)
-        whole("decode_steps", self.decode_steps, 1)
+        require_integer("encode_batch", self.encode_batch, 1)
+        require_integer("decode_steps", self.decode_steps, 1)
         for name in ("decode_batch", "mean_prompt_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < math.inf:
                 raise InputError(f"{name} must be at least 1; it is {value!r}")
         if self.threshold is not None:
-            self._check_threshold(self.threshold)
+            if not 0 <= self.threshold < 1:
+                raise InputError(f"threshold must be from 0 to below 1; it is {self.threshold!r}")
+            if self.decode_batch is None or self.mean_prompt_tokens is None:
+                raise InputError(
+                    "threshold must have decode_batch and mean_prompt_tokens: batches are kept near these means"
+                )
         if self.max_in_flight is not None:
-            whole("max_in_flight", self.max_in_flight, self.encode_batch)
-
-    def _check_threshold(self, threshold: float) -> None:
-        if not 0 <= threshold < 1:
-            raise InputError(f"threshold must be from 0 to below 1; it is {threshold!r}")
-        if self.decode_batch is None or self.mean_prompt_tokens is None:
-            raise InputError(
-                "threshold must have decode_batch and mean_prompt_tokens beside it: batches are kept near these means"
-            )
+            require_integer("max_in_flight", self.max_in_flight, self.encode_batch)
 
     @property
     def high(self) -> int | None:
-        """The most requests that an engine may have at once by the schedule; None: it sets no bound."""
+        """Return the most requests at an engine by the schedule; None: no bound."""
         if self.max_in_flight is not None or self.threshold is None or self.decode_batch is None:
             return self.max_in_flight
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.encode_batch
 
 
 def refuse_split(mode: str) -> None:
-    """Nothing, unless a mode is one of those that need engines of two kinds.
-
-    Raises:
-        InputError: It is; the message says what does it.
-    """
+    """Raise InputError for a disaggregated mode; the message names what runs it."""
     if mode.lower() in SPLIT:
         raise InputError(
-            f"mode {mode!r} must run on engines that split prefill and decode, which admission before them cannot do: "
-            "`lengthwise schedule SCENARIO --deploy DIR` writes their commands. Mode 'rra' keeps phases on any engine"
+            f"mode {mode!r} needs engines with separate prefill and decode, which a gateway in front of them cannot "
+            "provide: `lengthwise schedule SCENARIO --deploy DIR` writes their commands. Mode 'rra' keeps phases on "
+            "any engine"
         )
 
 
 MODES = ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin")
-"""How requests are ordered; ``observe`` orders nothing and tells what order would have gained."""
+"""How requests are ordered; ``observe`` orders nothing and estimates the gain of ordering."""
 FAIRNESS = ("none", "vtc")
 PREFIXES = ("tenant", "shared", "none")
 STATISTICS = ("mean", "median", "p80", "p90")
@@ -176,19 +164,19 @@ STATISTICS = ("mean", "median", "p80", "p90")
 
 @dataclass(frozen=True)
 class Order:
-    """Who goes first, and who makes room.
+    """The order of requests, and preemption.
 
     Attributes:
         mode: One of MODES.
-        rank: Name of a rank policy; None takes the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs").
-        takeover: Name of a takeover policy: when a waiting request takes a running one's place (isrtf).
-        window_tokens: Predictions are made again, and places looked at, every so many tokens (ELIS: 50).
-        max_wait_s: Who has waited so long in all goes before everybody who has not, in order of arrival.
-        max_preemptions: A request is cut at most so often.
-        cuts_per_s: All requests together are cut at most so often: no storm.
-        fairness: "vtc": within a priority class the tenant that was served least goes first.
+        rank: Name of a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs").
+        takeover: Name of a victim policy: when a waiting request preempts a running one (isrtf).
+        window_tokens: Generated tokens between two predictions and comparisons (ELIS: 50).
+        max_wait_s: A request that has waited so long in total precedes all that have not, in order of arrival.
+        max_preemptions: Most preemptions of a request.
+        cuts_per_s: Most preemptions of all requests a second.
+        fairness: "vtc": within a priority class the tenant with the least service comes first.
         bins: Number of bins (mode bins), of equal mass of predicted lengths.
-        batch_wait_s: How long the first of a bin waits at most for the bin to fill.
+        batch_wait_s: Longest wait of the first request of a bin for the bin to fill.
     """
 
     mode: str = "isrtf"
@@ -204,24 +192,29 @@ class Order:
 
     def __post_init__(self) -> None:
         refuse_split(self.mode)
-        known("mode", self.mode, MODES)
-        known("fairness", self.fairness, FAIRNESS)
-        whole("window_tokens", self.window_tokens, 1)
-        whole("max_preemptions", self.max_preemptions, 0)
-        whole("bins", self.bins, 1)
-        for name in ("max_wait_s", "cuts_per_s", "batch_wait_s"):
-            from_zero(name, getattr(self, name))
+        require_known("mode", self.mode, MODES)
+        require_known("fairness", self.fairness, FAIRNESS)
+        require_integer("window_tokens", self.window_tokens, 1)
+        require_integer("max_preemptions", self.max_preemptions, 0)
+        require_integer("bins", self.bins, 1)
+        _require_nonnegative(self, "max_wait_s", "cuts_per_s", "batch_wait_s")
+
+
+def _require_nonnegative(settings: Order | Admission, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise InputError(f"{name} must be at least 0; it is {getattr(settings, name)!r}")
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What may wait.
+    """Bounds of the queue.
 
     Attributes:
         max_queued: Requests.
-        max_queued_bytes: Their bodies as they came; a third of ``Limits.body_budget_bytes``, or that is met before.
-        max_predicted_wait_s: Beyond it a request is refused with 429 and Retry-After; inf admits all.
-        no_engine_s: How long requests wait while no engine is there; after it 503.
+        max_queued_bytes: Bytes of their bodies; above a third of ``Limits.body_budget_bytes`` that binds first.
+        max_predicted_wait_s: A request with a longer predicted wait gets 429 and Retry-After; inf admits all.
+        no_engine_s: How long requests wait without an engine for their model before 503.
     """
 
     max_queued: int = 20_000
@@ -230,25 +223,24 @@ class Admission:
     no_engine_s: float = 30.0
 
     def __post_init__(self) -> None:
-        whole("max_queued", self.max_queued, 1)
-        whole("max_queued_bytes", self.max_queued_bytes, 1)
-        for name in ("max_predicted_wait_s", "no_engine_s"):
-            from_zero(name, getattr(self, name))
+        require_integer("max_queued", self.max_queued, 1)
+        require_integer("max_queued_bytes", self.max_queued_bytes, 1)
+        _require_nonnegative(self, "max_predicted_wait_s", "no_engine_s")
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How many requests an engine is given, and which engine gets one.
+    """How many requests an engine is given, and which engine gets a request.
 
     Attributes:
-        start: In-flight cap of an engine nobody has measured; with the next two, of an adapting cap.
-        least: The cap never falls below.
-        most: Nor rises above, also where an engine would run more at once.
-        kv_high: Above this share of the KV cache in use the cap shrinks.
-        adapt_every_s: Between two looks at an engine's signals.
-        affinity: Share of a session's prompt, or of a known beginning, that its engine has cached still; 0: never mind.
-        prefixes: Whose prompts are compared by their beginnings (keyed hashes): one "tenant"'s, "shared" all, "none".
-        phases: The schedule that every engine keeps in mode rra.
+        start: Initial limit of requests at an engine.
+        least: Lower bound of an adaptive limit.
+        most: Upper bound, also where an engine would run more at once.
+        kv_high: Share of the KV cache in use above which the limit shrinks.
+        adapt_every_s: Least time between two adaptations.
+        affinity: Share of a session's prompt, or of a known prefix, assumed to be cached at its engine; 0: ignored.
+        prefixes: Whose prompts share prefixes (by keyed hashes): one "tenant"'s, "shared": all, "none".
+        phases: The schedule of every engine in mode rra.
     """
 
     start: int = 8
@@ -261,9 +253,9 @@ class Dispatch:
     phases: Phases | None = None
 
     def __post_init__(self) -> None:
-        known("prefixes", self.prefixes, PREFIXES)
+        require_known("prefixes", self.prefixes, PREFIXES)
         for name in ("start", "least", "most"):
-            whole(name, getattr(self, name), 1)
+            require_integer(name, getattr(self, name), 1)
         if not self.least <= self.start <= self.most:
             raise InputError(
                 f"dispatch: least <= start <= most must hold; they are {self.least}, {self.start}, {self.most}"
@@ -272,14 +264,14 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """Who predicts lengths, and how it is kept from doing harm.
+    """Length prediction and its safeguards.
 
     Attributes:
         predictor: "default" (the shipped one), a file, or "none": all lengths alike.
         statistic: One of STATISTICS of the predicted distribution, which orders.
-        deadline_s: An answer that takes longer is not waited for; the prior stands in.
-        inline_below_s: A predictor faster than this a prompt (shipped: 0.1 ms) runs in the loop, others in a process.
-        learn: Whether it is set right by the lengths that finish here (scale by model, conformal).
+        deadline_s: After this time a request goes on with the prior.
+        inline_below_s: A predictor faster than this per prompt runs in the event loop, others in a process.
+        learn: Whether predictions are corrected by finished lengths (scale by model, conformal).
         learn_every: Finished requests between two corrections.
     """
 
@@ -291,22 +283,22 @@ class Forecasting:
     learn_every: int = 64
 
     def __post_init__(self) -> None:
-        known("statistic", self.statistic, STATISTICS)
-        whole("learn_every", self.learn_every, 1)
+        require_known("statistic", self.statistic, STATISTICS)
+        require_integer("learn_every", self.learn_every, 1)
 
 
 @dataclass(frozen=True)
 class Key:
-    """A client's key: only its hash is kept.
+    """A client's key, stored as its hash.
 
     Attributes:
-        tenant: Who it is, for metrics and fairness.
+        tenant: Name for metrics and fairness.
         sha256: Hex digest of the key.
-        models: What it may ask for; () all.
-        priority: Its class: smaller goes first.
+        models: Models that it may use; () all.
+        priority: Class; smaller is earlier.
         rate_rps: Requests a second in the long run; inf no limit.
         burst: Requests at once.
-        concurrency: Requests that may be in at the same time, waiting and answered ones; None no limit.
+        concurrency: Most requests at the same time, waiting and running; None no limit.
     """
 
     tenant: str
@@ -319,19 +311,18 @@ class Key:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
-            whole("concurrency", self.concurrency, 1)
+            require_integer("concurrency", self.concurrency, 1)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the edge takes in.
+    """Limits of client requests.
 
     Attributes:
-        body_budget_bytes: What all bodies that are being read, and all requests until their answer has ended (a
-            streamed one: begun), hold in memory: 2 to 10 times their bodies as they came. One key, or address where
-            there are none, has a quarter.
-        values: Members of the lists and fields of the objects of a body, such as token ids of its prompt.
-        idle_s: How long an idle connection is kept: longer than clients and proxies do (60 s), so that they close it.
+        body_budget_bytes: Memory of all bodies being read, and of all requests until their response ends (a streamed
+            one: begins): 2 to 10 times the size of the body. One key, or address without keys, gets a quarter.
+        values: List members and object fields of a body, such as token ids of its prompt.
+        idle_s: Keep-alive of an idle connection: longer than that of clients and proxies (60 s), so that they close it.
     """
 
     body_bytes: int = 8 << 20
@@ -349,7 +340,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("body_budget_bytes", "values"):
-            whole(name, getattr(self, name), 1)
+            require_integer(name, getattr(self, name), 1)
         if self.body_budget_bytes < self.body_bytes:
             raise InputError(
                 f"body_budget_bytes must be at least body_bytes; they are {self.body_budget_bytes}, {self.body_bytes}"
@@ -357,21 +348,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Care:
-    """How engines are watched, and what is done when one fails.
+class ResilienceConfig:
+    """Health checks, timeouts and retries of engines.
 
     Attributes:
-        health_every_s: Between two health checks.
-        connect_s: Longest time to be connected.
-        first_byte_s: Longest time until an answer begins.
-        stall_s: Longest silence within an answer.
-        failures: So many in a row open the circuit of an engine.
-        open_s: It is then tried again after this (doubling up to 16 times as long).
-        retry_share: Retries are at most this share of requests (10 at once, 5 of one tenant or address); the first of
-            what an engine that died had under way is free.
-        drain_s: After SIGTERM admitted requests have so long to finish.
-        answer_bytes: Longest answer that is held as a whole, since it is not streamed.
-        leave_s: An engine that was replaced, or is no longer found, has so long to end the answers that it has begun.
+        health_every_s: Interval of health checks.
+        connect_s: Connection timeout.
+        first_byte_s: Timeout of the first byte of a response.
+        stall_s: Longest silence within a response.
+        failures: Failures in a row that open an engine's circuit.
+        open_s: Time until an open circuit is tried again, doubled up to 16 times.
+        retry_share: Most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
+            requests in flight at an engine that died is free.
+        drain_s: Time for admitted requests to finish after SIGTERM.
+        answer_bytes: Longest buffered (not streamed) response.
+        leave_s: Time for a replaced or vanished engine to finish its responses.
     """
 
     health_every_s: float = 2.0
@@ -388,17 +379,17 @@ class Care:
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the gateway listens.
+    """Where the gateway listens, and what it writes.
 
     Attributes:
-        host: Of the clients' port.
+        host: Address of the clients' port.
         port: For clients: /v1/*, /health, /ready.
-        admin_host: Of the admin port; not the world by default.
+        admin_host: Address of the admin port; local by default.
         admin_port: /metrics, the admin page and its data; 0 picks a free one, None none.
-        tls: With ``ca`` clients must show a certificate.
-        proxies: Addresses of proxies before the gateway, with commas, whose X-Forwarded-For is believed; "*": all.
-        journal: File to which every finished request is written (no prompts); None keeps none.
-        trace: OpenTelemetry collector's OTLP/HTTP address; None traces nothing.
+        tls: With ``ca`` clients must present a certificate.
+        proxies: Comma-separated addresses of proxies whose X-Forwarded-For is trusted; "*": all.
+        journal: File of all finished requests (no prompts); None none.
+        trace: OTLP/HTTP address of an OpenTelemetry collector; None none.
     """
 
     host: str = "127.0.0.1"
@@ -413,7 +404,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """All of it. Without keys everybody may ask (and is one tenant, "anonymous")."""
+    """The complete configuration. Without keys every client may send requests, as the tenant "anonymous"."""
 
     engines: tuple[Engine, ...] = ()
     discovery: Discovery = field(default_factory=Discovery)
@@ -423,7 +414,7 @@ class GatewayConfig:
     prediction: Forecasting = Forecasting()
     keys: tuple[Key, ...] = ()
     limits: Limits = Limits()
-    resilience: Care = Care()
+    resilience: ResilienceConfig = ResilienceConfig()
     listen: Listen = Listen()
 
     def __post_init__(self) -> None:
@@ -431,58 +422,44 @@ class GatewayConfig:
             raise InputError("a gateway needs an engine: give --engine URL, [[engines]] or [discovery]")
         if self.order.mode == "rra" and self.dispatch.phases is None:
             raise InputError(
-                "mode rra must have [dispatch.phases], encode_batch and decode_steps, as `lengthwise schedule` tells"
+                "mode rra must have [dispatch.phases] with encode_batch and decode_steps: `lengthwise schedule` "
+                "chooses them"
             )
 
 
-_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - likewise
-_USUAL = {"https": 443}
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+_ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 - likewise
 
 
 def check_ports(config: GatewayConfig) -> None:
-    """Raises InputError where the gateway would ask itself, or would take an engine's port."""
-    for engine in config.engines:
-        address = urlsplit(engine.url)
-        port = address.port or _USUAL.get(address.scheme, 80)
-        for name, host, mine in _doors(config.listen):
-            if port == mine and _same(address.hostname or "", host):
+    """Raise InputError where the gateway would listen at an engine's address."""
+    listen = config.listen
+    engines = [urlsplit(engine.url) for engine in config.engines]
+    ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
+    for engine, address in zip(config.engines, engines, strict=True):
+        for name, host, port in ports:
+            if not port or port != (address.port or (443 if address.scheme == "https" else 80)):
+                continue
+            engine_host = address.hostname or ""
+            is_local = engine_host in _LOCAL_HOSTS and host in _LOCAL_HOSTS
+            if engine_host == host or is_local or (host in _ALL_INTERFACES and engine_host == socket.gethostname()):
+                taken = {one.port for one in engines} | {listen.port, listen.admin_port}
+                free = next(port for port in range(8080, 65_536) if port not in taken)
                 raise InputError(
-                    f"the gateway's {name} must be another than its engines'; {engine.shown} is where it "
-                    f"would listen itself. Give the gateway another one: --{name.replace(' ', '-')} {_other(config)}"
+                    f"the gateway's {name} must differ from its engines' ports; it would listen at "
+                    f"{engine.display_url} itself. Choose another one: --{name.replace(' ', '-')} {free}"
                 )
 
 
-def listening(host: str, port: int, name: str) -> socket.socket:
-    """A socket that has the port; raises InputError where another one has it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family)
+def bind_socket(host: str, port: int, name: str) -> socket.socket:
+    """Return a listening socket; raise InputError where the port is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((host, port))
-        door.listen(2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
     except OSError as error:
-        door.close()
+        listener.close()
         raise InputError(f"the {name} must be free; {host}:{port}: {error.strerror}. Choose another one") from error
-    door.setblocking(False)
-    return door
-
-
-def _doors(listen: Listen) -> list[tuple[str, str, int]]:
-    """Name, host and number of the ports; not those that the system picks."""
-    doors = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
-    return [door for door in doors if door[2]]
-
-
-def _same(engine: str, host: str) -> bool:
-    """Whether an engine's host is the one that the gateway listens at."""
-    if engine == host or (engine in _HERE and host in _HERE):
-        return True
-    return host in _EVERYWHERE and engine == socket.gethostname()
-
-
-def _other(config: GatewayConfig) -> int:
-    """A port that nobody in the configuration has."""
-    taken = {urlsplit(engine.url).port for engine in config.engines}
-    taken |= {config.listen.port, config.listen.admin_port}
-    return next(port for port in range(8080, 65_536) if port not in taken)
+    listener.setblocking(False)
+    return listener

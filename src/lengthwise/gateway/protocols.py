@@ -1,4 +1,5 @@
-"""Who is told what happens to requests: telemetry, the journal, the learner, the admin page."""
+"""Interfaces between the parts of the gateway: listeners of requests, clock, requests, workers, forecaster."""
+# ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
 
@@ -7,43 +8,43 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.request import Leading, LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import LengthPrediction, Outcome, PromptPrefix, Rejection, Request
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
 
 class Listener:
-    """Hears of every request; each method is called on the event loop and must be quick and never raise.
+    """Receives the events of every request; methods run on the event loop, must be quick, and never raise.
 
-    All times are of the gateway's clock. A subclass overrides what it wants to hear.
+    All times are on the gateway's clock. A subclass overrides the methods that it needs.
     """
 
     def on_arrival(self, request: Request) -> None:
-        """Admitted to the queue, its first forecast made."""
+        """A request with its first prediction is admitted to the queue."""
 
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
-        """Not let in."""
+        """A request is not admitted."""
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:
-        """Sent to a worker (each time)."""
+        """A request is dispatched to a worker (each time)."""
 
     def first_token(self, request: Request, now_s: float) -> None:
-        """The first token's bytes came from the worker; not told of an answer that comes at once (``at_once``)."""
+        """The first token's bytes arrive from the worker; not called for a response in a single chunk."""
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
-        """More tokens came; ``request.generated_tokens`` counts them already."""
+        """More tokens arrive; ``request.generated_tokens`` counts them already."""
 
     def returned(self, request: Request, cause: str, now_s: float) -> None:
-        """Back in the queue with its tokens: why = "cut", "window", "failed_over" or "retried"."""
+        """A request is queued again with its tokens: cause "cut", "window", "failed_over" or "retried"."""
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """It is over; exactly once for every one that arrived."""
+        """A request ends: exactly once for each that arrived."""
 
     def phase(self, phase: Phase) -> None:
-        """A phase of a worker is over (mode rra)."""
+        """A phase of a worker is finished (mode rra)."""
 
 
 class Listeners(Listener):
-    """Several as one, told in order."""
+    """Passes events on to several listeners, in order."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._all: list[Listener] = []
@@ -52,60 +53,56 @@ class Listeners(Listener):
             self.add(one)
 
     def add(self, listener: Listener) -> None:
-        """One more."""
+        """Add a listener."""
         self._all.append(listener)
-        if type(listener).tokens is not Listener.tokens:
+        if type(listener).tokens is not Listener.tokens:  # the hot path calls only listeners that override it
             self._of_tokens.append(listener)
 
-    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as above
+    def on_arrival(self, request: Request) -> None:
         for one in self._all:
             one.on_arrival(request)
 
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102
+    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
         for one in self._all:
             one.refused(reason, rejection, tenant, model)
 
-    def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
+    def dispatched(self, request: Request, worker: str, now_s: float) -> None:
         for one in self._all:
             one.dispatched(request, worker, now_s)
 
-    def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
+    def first_token(self, request: Request, now_s: float) -> None:
         for one in self._all:
             one.first_token(request, now_s)
 
-    def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:  # noqa: D102
+    def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         for one in self._of_tokens:
             one.tokens(request, new_tokens, now_s)
 
-    def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
+    def returned(self, request: Request, cause: str, now_s: float) -> None:
         for one in self._all:
             one.returned(request, cause, now_s)
 
-    def finished(  # noqa: D102
-        self, request: Request, outcome: Outcome, now_s: float, detail: str = ""
-    ) -> None:
+    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         for one in self._all:
             one.finished(request, outcome, now_s, detail)
 
-    def phase(self, phase: Phase) -> None:  # noqa: D102
+    def phase(self, phase: Phase) -> None:
         for one in self._all:
             one.phase(phase)
 
 
 class Clock(Protocol):
-    """Seconds that never go back."""
+    """A clock in seconds from an arbitrary start that never goes back."""
 
-    def __call__(self) -> float:
-        """Now, in seconds from an arbitrary start."""
-        ...
+    def __call__(self) -> float: ...
 
 
 monotonic: Clock = time.monotonic
-"""A real one. A jump of the wall clock does not move it."""
+"""The real clock; jumps of the wall clock do not move it."""
 
 
 class ClientRequest(Protocol):
-    """A request as the edge hands it on (``edge.Asked``)."""
+    """A request as the edge passes it on (``edge.ClientRequest``)."""
 
     api: str
     body: bytes
@@ -118,20 +115,15 @@ class ClientRequest(Protocol):
     tenant: int
     priority: int
     session: str
-    leading: Leading
+    prefix: PromptPrefix
     arrival_s: float
     deadline_s: float
     request_id: str
     headers: list[tuple[str, str]]
     address: str
 
-    def release(self, *, text: bool, others_bytes: int) -> None:
-        """Forgets its body."""
-        ...
-
-    def fields(self) -> dict[str, Any]:
-        """The whole body."""
-        ...
+    def release(self, *, text: bool, others_bytes: int) -> None: ...
+    def fields(self) -> dict[str, Any]: ...
 
 
 class Worker(Protocol):
@@ -164,9 +156,9 @@ class Fleet(Protocol):
 
 
 class Forecaster(Protocol):
-    """Who predicts lengths (``forecast.Forecaster``).
+    """Predicts output lengths (``length_prediction.Forecaster``).
 
-    ``retry`` is told the prompt as long as it is kept: throughout only where ``reads_text`` says so.
+    ``retry`` gets the prompt's text as long as it is retained: throughout only where ``reads_text`` is set.
     """
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction: ...

@@ -1,4 +1,4 @@
-"""The one place where the scheduler meets the event loop: requests wait here for their turn."""
+"""Runs the scheduler on the event loop: requests await their workers here."""
 
 from __future__ import annotations
 
@@ -8,349 +8,316 @@ from collections.abc import Callable, Sequence
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import LengthPrediction, Outcome, Rejection, Request
+from lengthwise.gateway.request import DRAINING, LengthPrediction, Outcome, Rejection, Request
 from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, WorkerState
 
 CUT, GONE = "cut", "worker gone"
+"""Causes of interruptions: a preemption, and a lost worker."""
+_MIN_TIMER_S = 0.001
+"""Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
 
-class Refused(Exception):  # noqa: N818 - what happened, not an error of ours
-    """A request is not served.
-
-    Attributes:
-        rejection: Status, reason, what to tell.
-    """
+class RequestRefusedError(Exception):
+    """A request is not served, for the reason in ``rejection``."""
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
         self.rejection = rejection
 
 
-class Over(Exception):  # noqa: N818
-    """The request ended while somebody waited for its turn."""
+class RequestFinishedError(Exception):
+    """A request finished while its task waited for a worker."""
 
 
-class Turn:
-    """A request that is in: it waits, or is at ``worker``, or is over.
+class Ticket:
+    """An admitted request: it waits, or is at ``worker``, or is finished.
 
     Attributes:
-        request: Whose.
-        worker: Where it may run; "" while it waits.
-        cut: Set when the scheduler wants the worker's place back: abort, then ``retry``.
-        on_interrupt: Called with CUT or GONE when the worker's place is to be given back at once.
-        kept: Whether it was said that it cannot be cut where it is.
+        worker: Name of its worker at assignment; "" while it waits.
+        preempted: Set when the scheduler wants the slot back: abort at the worker, then ``retry``.
+        on_interrupt: Called with CUT or GONE when the slot must be given back at once.
+        nonpreemptible: Whether the request was reported as not resumable elsewhere.
     """
 
-    __slots__ = ("_future", "_hub", "_over", "cut", "on_interrupt", "request", "retained", "worker")
+    __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")
 
-    def __init__(self, hub: Hub, request: Request) -> None:
-        self._hub, self.request, self.worker = hub, request, ""
-        self.cut = asyncio.Event()
+    def __init__(self, driver: SchedulerDriver, request: Request) -> None:
+        self._driver, self.request, self.worker = driver, request, ""
+        self.preempted = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
-        self._over = self.retained = False
+        self.finished = self.nonpreemptible = False
 
-    async def placed(self) -> None:
-        """Returns once a worker is assigned; raises Refused or Over."""
+    async def wait(self) -> Ticket:
+        """Return the ticket once a worker is assigned; raise RequestRefusedError or RequestFinishedError."""
         self.worker = ""
-        self.cut.clear()
-        self.retained = False
+        self.preempted.clear()
+        self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
-        self._hub.wake()
+        self._driver.wake()
         try:
             await self._future
         except asyncio.CancelledError:
             self.end(Outcome.CLIENT_GONE, "while it waited")
             raise
         finally:
+            # Retrieve an exception that a cancelled task never sees, or asyncio logs it.
             if self._future.done() and not self._future.cancelled():
-                self._future.exception()  # seen, should the task have been cancelled meanwhile
+                self._future.exception()
             self._future = None
+        return self
 
     def first_token(self) -> None:
-        """The first token's bytes came; nobody knows when of an answer that comes at once."""
-        self._hub.listeners.first_token(self.request, self._hub.clock())
+        """Report the first bytes of the first token; not called for a response in a single chunk."""
+        self._driver.listeners.first_token(self.request, self._driver.clock())
 
     def tokens(self, total_generated: int) -> None:
-        """So many tokens have come in all; fewer than before say nothing (a run that began again)."""
-        if not self._over and total_generated > self.request.generated_tokens:
-            self._hub.progressed(self.request, total_generated)
+        """Report the total of generated tokens; fewer than before are ignored (a run that started again)."""
+        if not self.finished and total_generated > self.request.generated_tokens:
+            self._driver.on_progress(self.request, total_generated)
 
-    def uncuttable(self) -> None:
-        """It cannot be cut where it is now; at another worker it may be."""
-        if self.retained or self._over:
+    def mark_nonpreemptible(self) -> None:
+        """Report that the request cannot be resumed elsewhere from its current worker."""
+        if self.nonpreemptible or self.finished:
             return
-        self.retained = True
+        self.nonpreemptible = True
         if self.request.resumable:
-            self.cut.clear()
-            self._hub.uncuttable(self.request)
+            self.preempted.clear()
+            self._driver.mark_nonpreemptible(self.request)
 
-    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Turn:
-        """This turn at another worker (or the same), once it has come again.
+    async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
+        """Wait for a worker again.
 
         Args:
             cause: "cut", "window", "failed_over" or "retried".
-            avoid: A worker that failed it.
-            generated: Tokens that it keeps; None: all that were told.
+            avoid: A worker that failed the request.
+            generated: Tokens that are retained; None all.
 
         Raises:
-            Refused: It waited in vain.
-            Over: It was ended meanwhile.
+            RequestRefusedError: The request expired.
+            RequestFinishedError: It was ended meanwhile.
         """
-        if self._over:
-            raise Over
-        kept = self.request.generated_tokens if generated is None else generated
-        self._hub.returned(self.request, cause, kept, avoid)
-        await self.placed()
-        return self
+        if self.finished:
+            raise RequestFinishedError
+        retained = self.request.generated_tokens if generated is None else generated
+        self._driver.returned(self.request, cause, retained, avoid)
+        return await self.wait()
 
-    async def full(self, hold_s: float = 0.0) -> Turn:
-        """This turn again, after the engine said that its queue is full, for so long: no failure, nothing was lost."""
-        if self._over:
-            raise Over
-        self._hub.full(self.request, self.place, hold_s)
-        await self.placed()
-        return self
+    async def requeue(self, retry_after_s: float = 0.0) -> Ticket:
+        """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
+        if self.finished:
+            raise RequestFinishedError
+        self._driver.queue_full(self.request, self.current_worker, retry_after_s)
+        return await self.wait()
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """It is over, in whatever state; the first call counts."""
-        if self._over:
+        """End the request in any state; only the first call counts."""
+        if self.finished:
             return
-        self._over = True
-        self._hub.left(self.request, outcome, detail)
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(Over())
+        self.finished = True
+        self._driver.left(self.request, outcome, detail)
+        self._reject(RequestFinishedError())
 
     @property
-    def place(self) -> str:
-        """Where it may run, by the name that the worker has now; "" while it waits."""
+    def current_worker(self) -> str:
+        """Current name of the assigned worker, which may have been renamed; "" while the request waits."""
         return self.worker and (self.request.worker or self.worker)
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self._over
-
-    # What the hub tells:
+    # Called by the driver:
 
     def assigned(self, worker: str) -> None:
-        """It may go there."""
+        """Resume the waiting task with its worker."""
         if self._future is not None and not self._future.done():
             self.worker = worker
             self._future.set_result(worker)
 
-    def expired(self, rejection: Rejection) -> None:
-        """It waited in vain."""
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(rejection))
-        self.end(Outcome.EXPIRED, rejection.reason)
-
-    def stopped(self, rejection: Rejection) -> None:
-        """The gateway ends: who waits is told so."""
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(Refused(rejection))
-        self.end(Outcome.FAILED, "the gateway stopped")
+    def refused(self, rejection: Rejection, outcome: Outcome, detail: str) -> None:
+        """Refuse the waiting task and end the request."""
+        self._reject(RequestRefusedError(rejection))
+        self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
-        """Its place is wanted back, or its worker is gone."""
+        """Ask for the slot back, or report the loss of the worker."""
         if self.worker:
-            self.cut.set()
+            self.preempted.set()
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
 
+    def _reject(self, error: Exception) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(error)
 
-_DRAINING = Rejection(503, "draining", "The gateway is shutting down; send the request again.", 1.0)
-_LEAST_REST_S = 0.001
-"""Between two timed looks: a scheduler that asks for "now" again and again does not spin the loop."""
 
+class SchedulerDriver:
+    """Owns the scheduler: passes events to it and carries out its decisions, all on one event loop.
 
-class Hub:
-    """Owns the scheduler and is the only one to tell it anything; all on one event loop.
-
-    Decisions are asked for once a tick of the loop in which something happened, and when the scheduler
-    itself said so.
-
-    Args:
-        scheduler: Who goes first and where.
-        clock: The gateway's.
-        listeners: Told of what happens.
+    The scheduler decides once per iteration of the loop in which an event happened, and at the times that it names.
     """
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.clock = clock
         self.listeners = Listeners(listeners)
         self._scheduler = scheduler
-        self._turns: dict[int, Turn] = {}
-        self._awake = False
+        self._tickets: dict[int, Ticket] = {}
+        self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline_s = math.inf
-        self._empty: asyncio.Event | None = None
+        self._timer_s = math.inf
+        self._empty = asyncio.Event()
         self._closed = False
 
     @property
-    def reserved(self) -> int:
-        """Requests that are in: waiting or at a worker."""
-        return len(self._turns)
+    def num_requests(self) -> int:
+        """Admitted requests, waiting or at a worker."""
+        return len(self._tickets)
 
-    async def enter(self, request: Request) -> Turn:
-        """The request's turn, once it has come.
+    async def enter(self, request: Request) -> Ticket:
+        """Return the request's ticket once a worker is assigned.
 
         Raises:
-            Refused: Not let in, or it waited in vain.
+            RequestRefusedError: The request is not admitted, or it expired.
         """
-        rejection = _DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
+        rejection = DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
-            raise Refused(rejection)
+            raise RequestRefusedError(rejection)
         self.listeners.on_arrival(request)
-        turn = self._turns[request.id] = Turn(self, request)
-        await turn.placed()
-        return turn
+        ticket = self._tickets[request.id] = Ticket(self, request)
+        return await ticket.wait()
 
     def configure(self, config: GatewayConfig) -> None:
-        """Another order, admission and dispatch; raises InputError where they cannot be taken, and all stays."""
+        """Apply order, admission and dispatch; raise InputError, with nothing changed, where they cannot change."""
         self._scheduler.configure(self.clock(), config.order, config.admission, config.dispatch)
         self.wake()
 
     def fleet_changed(self, states: Sequence[WorkerState]) -> None:
-        """Tells the scheduler of all workers as they are now; who was at one that is gone comes back."""
-        for one in self._scheduler.workers(self.clock(), states):
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.interrupt(GONE)
+        """Replace the set of workers; requests at lost ones are interrupted."""
+        self._interrupt(self._scheduler.workers(self.clock(), states), GONE)
         self.wake()
 
-    def reforecast(self, request: Request, length_prediction: LengthPrediction) -> None:
-        """A new forecast of a request that is in."""
-        if request.id in self._turns:
-            now_s = self.clock()
-            self._scheduler.reforecast(now_s, request.id, length_prediction)
-            self._wake_when_due(now_s)
-
-    def late(self, request_id: int, length_prediction: LengthPrediction) -> None:
-        """A forecast that came after its deadline."""
-        if request_id in self._turns:
+    def reforecast(self, request_id: int, length_prediction: LengthPrediction) -> None:
+        """Take a new prediction of an admitted request; ignore one for a finished request."""
+        if request_id in self._tickets:
             now_s = self.clock()
             self._scheduler.reforecast(now_s, request_id, length_prediction)
             self._wake_when_due(now_s)
 
     def statistics(self) -> Statistics:
-        """The scheduler now."""
+        """Return the scheduler's current numbers."""
         return self._scheduler.statistics(self.clock())
 
     def position(self, request_id: int) -> int | None:
-        """A request's place in the queue."""
+        """Return how many requests precede a request; None where it does not wait."""
         return self._scheduler.position(request_id)
 
     async def emptied(self) -> None:
-        """Returns when no request is in."""
-        while self._turns:
-            if self._empty is None or self._empty.is_set():
-                self._empty = asyncio.Event()
+        """Return when there is no admitted request."""
+        while self._tickets:
+            self._empty.clear()
             await self._empty.wait()
 
     def close(self) -> None:
-        """No more decisions; who still waits is refused (503: the gateway ends), and so is who comes."""
+        """Stop deciding; waiting and later requests are refused with 503."""
         self._closed = True
-        for turn in list(self._turns.values()):
-            turn.stopped(_DRAINING)
+        for ticket in list(self._tickets.values()):
+            ticket.refused(DRAINING, Outcome.FAILED, "the gateway stopped")
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._deadline_s = None, math.inf
+            self._timer, self._timer_s = None, math.inf
 
     def wake(self) -> None:
-        """Decisions are made in the next tick of the loop."""
-        if not self._awake:
-            self._awake = True
-            asyncio.get_running_loop().call_soon(self._decide)
+        """Decide in the next iteration of the loop."""
+        if not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self.schedule)
 
-    def _wake_when_due(self, now_s: float) -> None:
-        if self._awake:
-            return
-        when_s = self._scheduler.next_s(now_s)
-        if when_s <= now_s:
-            self.wake()
-        elif when_s < self._deadline_s:
-            self._sleep_until(when_s, now_s)
-
-    def _decide(self) -> None:
-        self._awake = False
+    def schedule(self) -> None:
+        """Carry out the scheduler's decisions now, and set the timer for the next."""
+        self._is_woken = False
         now_s = self.clock()
-        decisions = self._scheduler.decide(now_s)
+        decisions = self._scheduler.schedule(now_s)
         if decisions:
             self._apply(decisions, now_s)
-        self._sleep_until(self._scheduler.next_s(now_s), now_s)
+        self._set_timer(self._scheduler.next_s(now_s), now_s)
 
     def _apply(self, decisions: Decisions, now_s: float) -> None:
         for phase in decisions.phases:
             self.listeners.phase(phase)
         for one, rejection in decisions.expire:
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.expired(rejection)
-        for one in decisions.cut:
-            turn = self._turns.get(one)
-            if turn is not None:
-                turn.interrupt(CUT)
+            if (ticket := self._tickets.get(one)) is not None:
+                ticket.refused(rejection, Outcome.EXPIRED, rejection.reason)
+        self._interrupt(decisions.preempt, CUT)
         for one, worker in decisions.assign:
-            turn = self._turns.get(one)
-            if turn is None:
+            if (ticket := self._tickets.get(one)) is None:
                 self._scheduler.left(now_s, one)
-                continue
-            self.listeners.dispatched(turn.request, worker, now_s)
-            turn.assigned(worker)
+            else:
+                self.listeners.dispatched(ticket.request, worker, now_s)
+                ticket.assigned(worker)
 
-    def _sleep_until(self, when_s: float, now_s: float) -> None:
-        """A timer that rings before stays: it costs one look more, once, and not two timers a request."""
+    def _interrupt(self, request_ids: Sequence[int], cause: str) -> None:
+        for one in request_ids:
+            if (ticket := self._tickets.get(one)) is not None:
+                ticket.interrupt(cause)
+
+    def _wake_when_due(self, now_s: float) -> None:
+        if self._is_woken:
+            return
+        when_s = self._scheduler.next_s(now_s)
+        if when_s <= now_s:
+            self.wake()
+        elif when_s < self._timer_s:
+            self._set_timer(when_s, now_s)
+
+    def _set_timer(self, when_s: float, now_s: float) -> None:
+        # An earlier timer stays: one more decision then is cheaper than two timers per request.
         if self._timer is not None:
-            if self._deadline_s <= when_s:
+            if self._timer_s <= when_s:
                 return
             self._timer.cancel()
             self._timer = None
-        self._deadline_s = when_s
+        self._timer_s = when_s
         if when_s < math.inf:
-            rest_s = max(when_s - now_s, _LEAST_REST_S)
-            self._timer = asyncio.get_running_loop().call_later(rest_s, self._timed)
+            delay_s = max(when_s - now_s, _MIN_TIMER_S)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
-    def _timed(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._decide()
+        self.schedule()
 
-    # What turns tell:
+    # Called by tickets:
 
-    def progressed(self, request: Request, total: int) -> None:
-        """So many tokens have come in all."""
+    def on_progress(self, request: Request, total: int) -> None:
+        """Pass on the total of generated tokens."""
         before = request.generated_tokens
         now_s = self.clock()
-        self._scheduler.progressed(now_s, request.id, total)
+        self._scheduler.on_progress(now_s, request.id, total)
         self.listeners.tokens(request, total - before, now_s)
         self._wake_when_due(now_s)
 
-    def uncuttable(self, request: Request) -> None:
-        """It cannot be cut where it is; what was to have its place looks for another one."""
+    def mark_nonpreemptible(self, request: Request) -> None:
+        """Pass on that a request cannot be resumed elsewhere."""
         now_s = self.clock()
-        self._scheduler.uncuttable(now_s, request.id)
+        self._scheduler.mark_nonpreemptible(now_s, request.id)
         self._wake_when_due(now_s)
 
     def returned(self, request: Request, cause: str, total: int, avoid: str) -> None:
-        """It is back in the queue with the tokens that it keeps."""
+        """Queue a request again with its retained tokens."""
         now_s = self.clock()
         self._scheduler.returned(now_s, request.id, total, avoid=avoid)
         self.listeners.returned(request, cause, now_s)
 
-    def full(self, request: Request, worker: str, hold_s: float = 0.0) -> None:
-        """Its worker's own queue was full: it is back, and the worker gets fewer, and none for so long."""
+    def queue_full(self, request: Request, worker: str, retry_after_s: float) -> None:
+        """Queue a request again whose worker reported a full queue."""
         now_s = self.clock()
-        self._scheduler.queue_full(now_s, worker, request.id, hold_s)
+        self._scheduler.queue_full(now_s, worker, request.id, retry_after_s)
         self.listeners.returned(request, "retried", now_s)
 
     def left(self, request: Request, outcome: Outcome, detail: str) -> None:
-        """It is over."""
-        if self._turns.pop(request.id, None) is None:
+        """Remove a finished request."""
+        if self._tickets.pop(request.id, None) is None:
             return
         now_s = self.clock()
         self._scheduler.left(now_s, request.id)
         self.listeners.finished(request, outcome, now_s, detail)
-        if not self._turns and self._empty is not None:
+        if not self._tickets:
             self._empty.set()
         self.wake()

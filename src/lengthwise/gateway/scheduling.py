@@ -1,28 +1,27 @@
-"""What the hub asks of a scheduler (``core.Scheduler``)."""
+"""The interface between the scheduler driver and a scheduler (``core.Scheduler``)."""
+# ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.request import LengthPrediction, Rejection, Request
 
-UNHELD = ("observe", "engine-priority", "engine-plugin")
-"""Modes in which requests are sent at once, up to an engine's ``in_flight``: it orders them, or nobody does."""
+PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
+"""Modes in which requests are dispatched at once, up to an engine's ``in_flight``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What an engine tells of itself; None where it does not.
+    """Load that an engine reports; None where it does not.
 
     Attributes:
         running: Requests in its batch.
-        waiting: Requests in its own queue.
         kv_used: Share of the KV cache in use.
-        preemptions: Counted since it started.
-        at_s: When it was asked.
+        preemptions: Since it started.
     """
 
     running: float | None = None
@@ -34,20 +33,15 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker as the scheduler sees it.
+    """A worker as reported to the scheduler.
 
     Attributes:
-        name: Unique.
-        models: Names that it serves.
         up: Whether it may be given requests (healthy, circuit closed, not draining).
-        in_flight: A fixed cap, or None: adapted from signals, and none at all where the engine orders.
-        slots: The most it runs at once, where it tells (llama.cpp's slots, vLLM's max_num_seqs); None unknown.
-        kv_tokens: KV tokens it holds, where it tells.
-        tokens_per_s: Output tokens a second it was last seen to make in all; None unknown.
-        signals: What it told last.
-        epoch: Grows when it came back: whatever was in flight before is not any more.
-        was: How it was called before, with the same epoch: what was in flight there still is; "" never otherwise.
-        place: Where it is: one that leaves (``was``) and one at the same place are one engine; "" unknown.
+        in_flight: A fixed limit, or None: adapted from signals, and unlimited where the engine orders.
+        slots: Most sequences it runs at once (llama.cpp's slots, vLLM's max_num_seqs); None unknown.
+        epoch: Grows with every restart: whatever was in flight before is lost.
+        renamed_from: Former name, with the same epoch: requests in flight stay in flight; "" not renamed.
+        address: Workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown.
     """
 
     name: str
@@ -59,26 +53,23 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0
-    was: str = ""
-    place: str = ""
+    renamed_from: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A phase of mode rra that is over, as it was.
+    """A finished phase of mode rra.
 
     Attributes:
-        worker: Whose.
-        cause: What ended it: "steps" all iterations were there, "idle" nobody was left, "stalled" the slowest were not
-            waited for any longer.
-        started_s: Its encoding began.
-        finished_s: The next one could begin, or nobody was left.
-        encode_batch: Requests of its encoding.
-        prompt_tokens: Of these.
-        decode_batch: Requests at the worker after its encoding.
-        decode_steps: Iterations counted until its end.
+        cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (the slowest streams were not
+            waited for any longer).
+        finished_s: When the next phase could begin, or no request was left.
+        encode_batch: Requests of its prefill.
+        decode_batch: Requests at the worker after its prefill.
+        decode_steps: Iterations until its end.
         left_batch: Requests at the worker at its end.
-        overdue: Requests that were sent in its midst since they had waited too long.
+        overdue: Requests dispatched within it since they had waited ``max_wait_s``.
     """
 
     worker: str
@@ -98,24 +89,24 @@ class Decisions:
     """What is to be done now, in this order.
 
     Attributes:
-        expire: Requests that wait in vain.
-        cut: Requests to be aborted at their worker and brought back with their tokens so far.
-        assign: (request, worker): to be sent. Sent before the cuts have ended only where there is room.
-        phases: Phases that are over since the last decisions.
+        expire: Requests that have waited too long, with the reason.
+        preempt: Requests to abort at their worker and to return with their tokens so far.
+        assign: (request, worker) to dispatch; only where there is room before the preemptions have ended.
+        phases: Phases that finished since the last decisions.
     """
 
     expire: tuple[tuple[int, Rejection], ...] = ()
-    cut: tuple[int, ...] = ()
+    preempt: tuple[int, ...] = ()
     assign: tuple[tuple[int, str], ...] = ()
     phases: tuple[Phase, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.expire or self.cut or self.assign or self.phases)
+        return bool(self.expire or self.preempt or self.assign or self.phases)
 
 
 @dataclass(frozen=True)
 class WorkerNumbers:
-    """A worker now: requests in flight, cap (None: none), predicted backlog."""
+    """Current numbers of a worker: requests in flight, limit (``cap``; None: none), predicted backlog."""
 
     name: str
     up: bool
@@ -128,19 +119,14 @@ class WorkerNumbers:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The scheduler now, for metrics, autoscaling and the admin page.
+    """Current numbers of the scheduler, for metrics, autoscaling and the admin page.
 
     Attributes:
-        waiting: Requests in the queue.
-        waiting_bytes: Their bodies.
-        running: Requests at workers.
-        oldest_wait_s: Of who waits.
+        oldest_wait_s: Longest wait in the queue.
         backlog_tokens: Predicted output tokens still to come, waiting and running.
-        backlog_s: Seconds in which all workers together would make them (token-seconds over throughput).
-        predicted_wait_s: What a request that arrives now would wait.
-        ordering: Whether order matters now: somebody waits.
-        cuts: Preemptions so far.
-        workers: One each.
+        backlog_s: Seconds in which all workers together would make them.
+        predicted_wait_s: Predicted wait of a request that arrives now.
+        ordering: Whether the order matters now: requests wait.
     """
 
     waiting: int
@@ -151,38 +137,23 @@ class Statistics:
     backlog_s: float
     predicted_wait_s: float
     ordering: bool
-    cuts: int
-    workers: tuple[WorkerNumbers, ...] = field(default=())
+    preemptions: int
+    workers: tuple[WorkerNumbers, ...] = ()
 
 
 class Scheduler(Protocol):
-    """What the hub asks of ``gateway.core.Scheduler``."""
+    """The part of ``gateway.core.Scheduler`` that its driver uses."""
 
-    def offer(self, now_s: float, request: Request) -> Rejection | None: ...  # noqa: D102
-    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None: ...  # noqa: A002, D102
-    def progressed(self, now_s: float, id: int, generated_tokens: int) -> None: ...  # noqa: A002, D102
-    def uncuttable(self, now_s: float, id: int) -> None: ...  # noqa: A002, D102
-    def returned(  # noqa: D102
-        self,
-        now_s: float,
-        id: int,  # noqa: A002
-        generated_tokens: int,
-        *,
-        avoid: str = "",
-    ) -> None: ...
-    def queue_full(  # noqa: D102
-        self,
-        now_s: float,
-        worker: str,
-        id: int,  # noqa: A002
-        hold_s: float = 0.0,
-    ) -> None: ...
-    def left(self, now_s: float, id: int) -> None: ...  # noqa: A002, D102
-    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]: ...  # noqa: D102
-    def configure(  # noqa: D102
-        self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch
-    ) -> None: ...
-    def decide(self, now_s: float) -> Decisions: ...  # noqa: D102
-    def next_s(self, now_s: float) -> float: ...  # noqa: D102
-    def statistics(self, now_s: float) -> Statistics: ...  # noqa: D102
-    def position(self, id: int) -> int | None: ...  # noqa: A002, D102
+    def offer(self, now_s: float, request: Request) -> Rejection | None: ...
+    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None: ...  # noqa: A002
+    def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None: ...  # noqa: A002
+    def mark_nonpreemptible(self, now_s: float, id: int) -> None: ...  # noqa: A002
+    def returned(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None: ...  # noqa: A002
+    def queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None: ...  # noqa: A002
+    def left(self, now_s: float, id: int) -> None: ...  # noqa: A002
+    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]: ...
+    def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None: ...
+    def schedule(self, now_s: float) -> Decisions: ...
+    def next_s(self, now_s: float) -> float: ...
+    def statistics(self, now_s: float) -> Statistics: ...
+    def position(self, id: int) -> int | None: ...  # noqa: A002

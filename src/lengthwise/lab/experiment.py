@@ -1,8 +1,8 @@
-"""What the laboratory is asked, and who answers for the parts."""
+"""The laboratory: simulates policies with predictors on the same requests, at several loads and batch sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -15,23 +15,24 @@ from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, LoadUnit
-from lengthwise.schema.records import Records, RequestRecords, Status
+from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A policy under a name.
+    """A named policy.
 
     Attributes:
-        name: For tables.
+        name: Name in tables.
         scheduler: The policy.
         predicts: Whether it reads predictions.
-        longest_wait: Nobody waits longer than so many times the 99th percentile of JCT under FCFS at the
-            same load: sets the scheduler's ``max_wait_s``. None: it stays as it is.
+        longest_wait: Sets the scheduler's ``max_wait_s`` to this multiple of the 99th percentile of JCT under FCFS at
+            the same load; None leaves it unchanged.
     """
 
     name: str
@@ -45,15 +46,15 @@ class Question:
     """A grid of policies, predictors, loads and batch sizes.
 
     Attributes:
-        policies: What is compared; FCFS and the oracle run in any case.
+        policies: Candidates; FCFS and the oracle always run.
         predictors: Names that the bench knows; "oracle" knows the lengths.
         loads: In ``unit``.
-        batch_sizes: Most requests that run at a time on a replica.
-        seeds: How often each cell is run, each time on other requests.
-        unit: Of the loads.
-        base: How steps are formed and memory is given under FCFS and the oracle, which differ in rank alone.
-        name: For tables.
-        metadata: What is fixed, for headings.
+        batch_sizes: Concurrency limits of a replica.
+        seeds: Runs of each cell, each on other requests.
+        unit: Unit of the loads.
+        base: Batching and memory of FCFS and the oracle, which differ only in rank.
+        name: Name in tables.
+        metadata: Fixed properties, for headings.
         level: Confidence level of intervals.
     """
 
@@ -63,15 +64,15 @@ class Question:
     batch_sizes: tuple[int, ...]
     seeds: int = 5
     unit: LoadUnit = LoadUnit.CAPACITY
-    base: Scheduler = Scheduler(rank="fcfs_evicted_first", memory="paged_by_chunk")  # noqa: RUF009 - it is frozen
+    base: Scheduler = Scheduler(rank="fcfs_evicted_first", memory="paged_by_chunk")  # noqa: RUF009 - frozen
     name: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     level: float = 0.95
 
-    def __post_init__(self) -> None:
-        for what in ("policies", "loads", "batch_sizes"):
-            if not getattr(self, what):
-                raise InputError(f"a lab needs at least one of its {what}; there is none")
+    def __post_init__(self) -> None:  # noqa: C901 - one check a line
+        for name in ("policies", "loads", "batch_sizes"):
+            if not getattr(self, name):
+                raise InputError(f"a lab needs at least one of its {name}; there is none")
         if self.seeds < 1:
             raise InputError(f"a lab needs at least 1 seed; it has {self.seeds}")
         if any(not 0 < load < float("inf") for load in self.loads):
@@ -80,9 +81,9 @@ class Question:
             raise InputError(f"batch sizes must be at least 1; they are {list(self.batch_sizes)}")
         if any(p.longest_wait is not None and not p.longest_wait > 0 for p in self.policies):
             raise InputError("the longest wait, as a multiple of FCFS' 99th percentile, must be above 0")
-        names = [policy.name for policy in self.policies]
-        _require_each_once("policies", names)
-        _require_each_once("predictors", list(self.predictors))
+        for kind, names in (("policies", [p.name for p in self.policies]), ("predictors", list(self.predictors))):
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise InputError(f"the {kind} of a lab must have different names; repeated: {', '.join(repeated)}")
         if any(policy.predicts for policy in self.policies) and not self.predictors:
             raise InputError("a policy that reads predictions needs a predictor; name one, such as oracle")
         if bad := {FCFS, ORACLE} & {p.name for p in self.policies if p.predicts}:
@@ -90,97 +91,83 @@ class Question:
 
 
 def ends(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
-    """FCFS and the oracle with their predictors: shortest first with lengths known, nobody interrupted (ELIS)."""
+    """Return FCFS and the oracle with their predictors: nonpreemptive shortest job first with known lengths (ELIS)."""
     fcfs = question.base
     oracle = replace(fcfs, rank="sjf", takeover="never")
     return (Contestant(FCFS, fcfs, predicts=False), ""), (Contestant(ORACLE, oracle), ORACLE)
 
 
-def _require_each_once(what: str, names: Sequence[str]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"the {what} of a lab must have different names; twice: {', '.join(twice)}")
-
-
 class Bench(Protocol):
-    """Who makes the requests and what serves them."""
+    """Interface of the source of requests and deployments."""
 
     def requests(self, seed: int, predictor: str) -> Workload:
-        """The requests of a seed, the same for every predictor, with its predictions ("": none)."""
+        """Return the requests of a seed, the same for every predictor, with its predictions ("": none)."""
         ...
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        """What serves, at most ``batch`` requests at a time on a replica."""
+        """Return the deployment that runs at most ``batch`` requests at a time on a replica."""
         ...
 
 
 class Each(Protocol):
-    """Does work for every task, perhaps several at a time: (place, result) as they come."""
+    """Interface of executors of tasks, possibly in parallel."""
 
     def __call__(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        """The first error is raised here."""
+        """Yield (index, result) of each task as it completes; raise the first error."""
         ...
 
 
 def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
-    """Every task in its order, in this thread."""
-    for at, task in enumerate(tasks):
-        yield at, work(task)
+    """Run every task in order, in this thread."""
+    for i, task in enumerate(tasks):
+        yield i, work(task)
 
 
 Floats = npt.NDArray[np.float64]
-WARM_SHARE = 0.2
-"""Of the requests that a full queue serves, left out of its rate: the batch fills up."""
+WARMUP_SHARE = 0.2
+"""Share of the requests served from a full queue that its rate leaves out, while the batch fills up."""
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
-    """The same requests in the same order, their times stretched to a mean rate.
-
-    Raises:
-        InputError: They have no times that could be stretched.
-    """
+    """Return the same requests with their times scaled to a mean rate; raise InputError if they have no times."""
     workload.require_nobody_after("a lab")
     since_s = workload.arrival_s - workload.arrival_s[0]
     if workload.concurrency is not None or len(workload) < 2 or not since_s[-1] > 0:
         raise InputError(
-            "a lab stretches arrivals to its loads, so requests must arrive one after the other; "
+            "a lab scales arrivals to its loads, so requests must arrive one after the other; "
             "give the workload a request_rate (its value does not matter here) or arrivals of a kind with a rate"
         )
     return replace(workload, arrival_s=since_s * ((len(workload) - 1) / (since_s[-1] * rate_rps)))
 
 
 def isolated_s(workload: Workload, deployment: Deployment, how: str) -> Floats:
-    """[n] seconds that each request takes with nobody else there; NaN for those that are refused."""
+    """Return [n] seconds that each request takes alone; NaN for rejected requests."""
     one = replace(deployment, parallel=replace(deployment.parallel, replicas=1))
     single = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=1)
-    records = engine.simulate(single, one, keep_steps=0, engine=how)
-    r = records.requests
+    r = engine.simulate(single, one, keep_steps=0, engine=how).requests
     return np.asarray(r.finished_s - r.scheduled_s)
 
 
 def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float:
-    """Requests a second while none of the replicas' queues is ever empty: all arrive at once."""
+    """Return requests a second while no replica's queue is empty: all requests arrive at once."""
     burst = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
     r = engine.simulate(burst, deployment, keep_steps=0, engine=how).requests
-    ended = np.sort(r.finished_s[np.isfinite(r.finished_s)])
-    if not len(ended):
+    finished_s = np.sort(r.finished_s[np.isfinite(r.finished_s)])
+    if not len(finished_s):
         raise InputError("no request of the lab's workload can ever be served; look at lengthwise explain")
-    busy = ended[ended <= np.nanmax(r.scheduled_s)]
-    first = int(WARM_SHARE * len(busy))
-    if len(busy) - first < 2:  # all run at once: no queue to speak of
-        return len(ended) / float(ended[-1])
-    return (len(busy) - 1 - first) / float(busy[-1] - busy[first])
+    queued_s = finished_s[finished_s <= np.nanmax(r.scheduled_s)]
+    first = int(WARMUP_SHARE * len(queued_s))
+    if len(queued_s) - first < 2:
+        # All requests run at once, without a queue.
+        return len(finished_s) / float(finished_s[-1])
+    return (len(queued_s) - 1 - first) / float(queued_s[-1] - queued_s[first])
 
 
 def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
-    """The numbers of a run by the names of ``schema.lab.Cell``, the paired ones left out.
+    """Return the unpaired values of a run by the names of ``schema.lab.Cell``.
 
     Args:
-        records: What the run left behind.
-        max_num_seqs: Requests that can run at a time on all replicas.
         isolated: [n] seconds that each request takes alone.
-
-    Raises:
-        InputError: Nothing was served.
     """
     r = records.requests
     done = r.status == Status.FINISHED
@@ -188,6 +175,12 @@ def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str,
         raise InputError("no request of the lab's workload was served; raise timeout_s or look at lengthwise explain")
     jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "queued_for_s"))
     slowdown = jct_s / isolated[done]
+    # Requests in the system when each request arrives.
+    left_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
+    in_system = np.arange(len(left_s)) - np.searchsorted(left_s, r.arrival_s, side="right")
+    # Tokens that are computed once each: all but the last output token.
+    once = (r.prompt_tokens + np.maximum(r.output_tokens, 1) - 1)[done].sum()
+    recomputed = max(0.0, float(records.totals.tokens.sum() - once))
     return {
         "jct.mean": float(jct_s.mean()),
         "jct.p50": float(np.quantile(jct_s, 0.5)),
@@ -196,32 +189,20 @@ def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str,
         "wait.mean": float(wait_s.mean()),
         "wait.max": float(np.nanmax(r.queued_for_s)),
         "waiting_share": float(wait_s.sum() / jct_s.sum()),
-        "found_full": _found_full(r, max_num_seqs),
+        "found_full": float((in_system >= max_num_seqs).mean()),
         "slowdown.mean": float(slowdown.mean()),
         "slowdown.p99": float(np.quantile(slowdown, 0.99)),
         "requests_per_s": float(done.sum() / records.end_s),
         "preemptions_per_request": float(r.preemptions.sum() / len(r.status)),
-        "recomputed_tokens_per_request": _recomputed(records, r, done) / len(r.status),
+        "recomputed_tokens_per_request": recomputed / len(r.status),
         "served": float(done.mean()),
     }
 
 
-def _found_full(r: RequestRecords, max_num_seqs: int) -> float:
-    """Share of requests that, when they arrive, find at least so many others under way."""
-    gone_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
-    there = np.arange(len(gone_s)) - np.searchsorted(gone_s, r.arrival_s, side="right")
-    return float((there >= max_num_seqs).mean())
-
-
-def _recomputed(records: Records, r: RequestRecords, done: npt.NDArray[np.bool_]) -> float:
-    """Tokens computed beyond once each; the last output token is never computed on."""
-    once = (r.prompt_tokens + np.maximum(r.output_tokens, 1) - 1)[done].sum()
-    return max(0.0, float(records.totals.tokens.sum() - once))
-
-
 Progress = Callable[[int, int], None]
 Side = tuple[Contestant, str]
-Place = tuple[int, float]
+Point = tuple[int, float]
+"""Batch size and load."""
 
 
 def lab(
@@ -232,29 +213,28 @@ def lab(
     progress: Progress = lambda *_: None,
     how: str = "kernel",
 ) -> LabTable:
-    """The whole table: a cell a policy, predictor, load and batch size, and what follows from them.
+    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts.
 
-    In every cell of a seed the same requests arrive in the same order with the same predictions; a load only
-    stretches their times (common random numbers), so that differences are of the policies alone. A run
-    lasts until its last request has ended, also where the load is above what can be served.
+    In every cell of a seed the same requests arrive in the same order with the same predictions; the load only scales
+    their times (common random numbers), so that differences come from the policies alone. A run lasts until its last
+    request finishes, also at loads above capacity.
 
     Args:
-        question: What is asked.
-        bench: Who makes requests and deployments.
-        each: Who does the runs, perhaps several at a time.
-        progress: Called with runs done and runs in all.
-        how: The engine, as ``engine.simulate`` names it.
+        question: The grid.
+        bench: Source of requests and deployments.
+        each: Executor of the runs.
+        progress: Called with completed and total runs.
+        how: Engine name for ``engine.simulate``.
 
     Raises:
-        InputError: The requests cannot be stretched to a load, or none is ever served.
+        InputError: The requests cannot be scaled to a load, or none is ever served.
     """
     runner = _Runner(question, bench, each, progress, how)
     runner.prepare()
     cells = tuple(runner.cells())
-    batches = list(dict.fromkeys(question.batch_sizes))
-    places = [(batch, load) for batch in batches for load in question.loads]
-    here = ([c for c in cells if (c.batch, c.load) == place] for place in places)
-    decisions = tuple(decision(one, seeds=question.seeds, level=question.level) for one in here)
+    points = [(batch, load) for batch in dict.fromkeys(question.batch_sizes) for load in question.loads]
+    by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in points)
+    decisions = tuple(decision(group, seeds=question.seeds, level=question.level) for group in by_point)
     return LabTable(
         name=question.name,
         metadata=question.metadata,
@@ -263,14 +243,14 @@ def lab(
         decisions=decisions,
         answer=answer(decisions, question.unit),
         seeds=question.seeds,
-        requests=runner.count,
+        requests=len(next(iter(runner.workloads.values()))),
         level=question.level,
     )
 
 
 @dataclass
 class _Runner:
-    """The runs of one table, in three waves: requests, what they take alone and saturated, cells."""
+    """Runs of one table, in three waves: requests; isolated and saturated runs; cells."""
 
     question: Question
     bench: Bench
@@ -278,62 +258,63 @@ class _Runner:
     progress: Progress
     how: str
     workloads: dict[tuple[int, str], Workload] = field(default_factory=dict)
-    isolated: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
-    rates: dict[Place, float] = field(default_factory=dict)
-    fcfs_p99_s: dict[Place, float] = field(default_factory=dict)
+    isolated: dict[int, Floats] = field(default_factory=dict)
+    rates: dict[Point, float] = field(default_factory=dict)
+    fcfs_p99_s: dict[Point, float] = field(default_factory=dict)
     done: int = 0
-    of: int = 0
+    total: int = 0
 
     def prepare(self) -> None:
-        """Requests with predictions, their times alone, and the rate of every load."""
+        """Create the requests with predictions, their isolated times, and the rate of every load."""
         q = self.question
-        seeds = range(q.seeds)
-        wanted = [(seed, name) for seed in seeds for name in dict.fromkeys(("", ORACLE, *q.predictors))]
-        batches = list(dict.fromkeys(q.batch_sizes))
-        saturated = [(seed, batch) for batch in batches for seed in seeds] if self._by_capacity else []
+        seeds, batches = range(q.seeds), list(dict.fromkeys(q.batch_sizes))
+        sources = [(seed, name) for seed in seeds for name in dict.fromkeys(("", ORACLE, *q.predictors))]
+        saturated = [(seed, batch) for batch in batches for seed in seeds] if q.unit is LoadUnit.CAPACITY else []
         runs = len(self._sides()) * len(batches) * len(q.loads) * q.seeds
-        self.of = len(wanted) + q.seeds + len(saturated) + runs
-        self.progress(0, self.of)
-        self.workloads = dict(zip(wanted, self._all(wanted, lambda at: self.bench.requests(*at)), strict=True))
-        self._check_same()
-        self.isolated = dict(zip(seeds, self._all(list(seeds), self._alone), strict=True))
-        capacity = dict(zip(saturated, self._all(saturated, self._saturated), strict=True))
+        self.total = len(sources) + q.seeds + len(saturated) + runs
+        self.progress(0, self.total)
+        self.workloads = self._run_all(sources, lambda source: self.bench.requests(*source))
+        for (seed, name), workload in self.workloads.items():
+            if not np.array_equal(workload.output_tokens, self.workloads[seed, ""].output_tokens):
+                raise InputError(f"predictor {name!r} changed the requests of seed {seed}; it may only predict")
+        deployments = {batch: self.bench.deployment(q.base, batch) for batch in batches}
+        largest = deployments[max(batches)]
+        self.isolated = self._run_all(seeds, lambda seed: isolated_s(self.workloads[seed, ""], largest, self.how))
+        capacity = self._run_all(
+            saturated, lambda run: saturated_rps(self.workloads[run[0], ""], deployments[run[1]], self.how)
+        )
         for batch in batches:
-            of_batch = [capacity[at] for at in saturated if at[1] == batch]
+            if q.unit is LoadUnit.RPS:
+                unit_rps = 1.0
+            elif q.unit is LoadUnit.CAPACITY:
+                unit_rps = float(np.mean([capacity[seed, batch] for seed in seeds]))
+            else:
+                unit_rps = batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
             for load in q.loads:
-                self.rates[batch, load] = load * self._unit_rps(batch, of_batch)
+                self.rates[batch, load] = load * unit_rps
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell; FCFS and the oracle come first at each load and batch size."""
-        q, sides = self.question, self._sides()
-        fcfs = self._batch_size(sides[:1])
-        for place in self.rates:
-            self.fcfs_p99_s[place] = float(np.mean([run["jct.p99"] for run in fcfs[place, 0]]))
-        runs = fcfs | self._batch_size(sides, first=1)
-        for place, rate_rps in self.rates.items():
-            for at, (policy, predictor) in enumerate(sides):
-                values = estimates(runs[place, at], runs[place, 0], runs[place, 1], q.level)
-                yield Cell(policy.name, predictor, *place, rate_rps, values)
+        """Yield every cell; FCFS and the oracle come first at each load and batch size."""
+        sides = self._sides()
+        fcfs = self._run_sides(sides[:1])
+        for point in self.rates:
+            self.fcfs_p99_s[point] = float(np.mean([run["jct.p99"] for run in fcfs[point, 0]]))
+        runs = fcfs | self._run_sides(sides, first=1)
+        for point, rate_rps in self.rates.items():
+            for i, (policy, predictor) in enumerate(sides):
+                values = estimates(runs[point, i], runs[point, 0], runs[point, 1], self.question.level)
+                yield Cell(policy.name, predictor, *point, rate_rps, values)
 
-    def _batch_size(self, sides: list[Side], first: int = 0) -> dict[tuple[Place, int], list[Run]]:
-        """The runs of some sides at every place, one a seed."""
-        keys = [(place, at) for place in self.rates for at in range(first, len(sides))]
-        tasks = [(*place, sides[at], seed) for place, at in keys for seed in range(self.question.seeds)]
-        found = self._all(tasks, lambda task: self._run(*task))
-        size = self.question.seeds
-        return {key: found[i * size : (i + 1) * size] for i, key in enumerate(keys)}
-
-    @property
-    def count(self) -> int:
-        """Requests of a run."""
-        return len(next(iter(self.workloads.values())))
-
-    @property
-    def _by_capacity(self) -> bool:
-        return self.question.unit is LoadUnit.CAPACITY
+    def _run_sides(self, sides: list[Side], first: int = 0) -> dict[tuple[Point, int], list[Run]]:
+        """Return the runs of the sides from index ``first`` on at every point, one for each seed."""
+        keys = [(point, i) for point in self.rates for i in range(first, len(sides))]
+        seeds = range(self.question.seeds)
+        tasks = [(point, i, seed) for point, i in keys for seed in seeds]
+        runs = self._run_all(tasks, lambda task: self._run(*task[0], sides[task[1]], task[2]))
+        return {key: [runs[*key, seed] for seed in seeds] for key in keys}
 
     def _sides(self) -> list[Side]:
-        """The two ends, then every policy with every predictor that it reads; nothing twice."""
+        """Return FCFS and the oracle, then every policy with every predictor that it reads."""
         sides: list[Side] = list(ends(self.question))
         for policy in self.question.policies:
             if policy.name != FCFS:
@@ -346,41 +327,19 @@ class _Runner:
         scheduler = policy.scheduler
         if policy.longest_wait is not None:
             scheduler = replace(scheduler, max_wait_s=policy.longest_wait * self.fcfs_p99_s[batch, load])
-        served = self.bench.deployment(scheduler, batch)
+        deployment = self.bench.deployment(scheduler, batch)
         try:
-            records = engine.simulate(workload, served, seed=seed, keep_steps=0, engine=self.how)
+            records = engine.simulate(workload, deployment, seed=seed, keep_steps=0, engine=self.how)
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise
-        return measured(records, batch * served.parallel.replicas, self.isolated[seed])
+        return measured(records, batch * deployment.parallel.replicas, self.isolated[seed])
 
-    def _alone(self, seed: int) -> npt.NDArray[np.float64]:
-        most = max(self.question.batch_sizes)
-        return isolated_s(self.workloads[seed, ""], self.bench.deployment(self.question.base, most), self.how)
-
-    def _saturated(self, at: tuple[int, int]) -> float:
-        seed, batch = at
-        served = self.bench.deployment(self.question.base, batch)
-        return saturated_rps(self.workloads[seed, ""], served, self.how)
-
-    def _unit_rps(self, batch: int, saturated: list[float]) -> float:
-        if self.question.unit is LoadUnit.RPS:
-            return 1.0
-        if self._by_capacity:
-            return float(np.mean(saturated))
-        return batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
-
-    def _check_same(self) -> None:
-        """Predictors change predictions alone."""
-        for (seed, name), workload in self.workloads.items():
-            plain = self.workloads[seed, ""]
-            if not np.array_equal(workload.output_tokens, plain.output_tokens):
-                raise InputError(f"predictor {name!r} changed the requests of seed {seed}; it may only predict")
-
-    def _all(self, tasks: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
-        results: dict[int, Any] = {}
-        for at, result in self.each(tasks, work):
-            results[at] = result
+    def _run_all(self, tasks: Sequence[K], work: Callable[[K], R]) -> dict[K, R]:
+        """Return the results by task, and report progress."""
+        results: dict[int, R] = {}
+        for i, result in self.each(tasks, work):
+            results[i] = result
             self.done += 1
-            self.progress(self.done, self.of)
-        return [results[at] for at in range(len(tasks))]
+            self.progress(self.done, self.total)
+        return {task: results[i] for i, task in enumerate(tasks)}

@@ -1,74 +1,87 @@
-"""Records out of what a client, or another program, saw of a run."""
+"""Records of a run from what a client, or another program, observed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TimeSeries, TokenGaps, TokenTimes
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import (
+    Floats,
+    Ints,
+    Records,
+    ReplicaTotals,
+    RequestRecords,
+    Status,
+    TimeSeries,
+    TokenGaps,
+    TokenTimes,
+)
 
 _BINS = 400
 
 
+@dataclass(frozen=True)
+class RequestColumns:
+    """[n] observations of requests, in order of arrival (NaN: never due); unknown times are NaN."""
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    status: npt.ArrayLike
+    first_token_s: Floats
+    finished_s: Floats
+    scheduled_s: Floats | None = None
+
+
 def records_of(
+    columns: RequestColumns,
     *,
-    arrival_s: Floats,
-    prompt_tokens: Ints,
-    output_tokens: Ints,
-    status: npt.ArrayLike,
-    first_token_s: Floats,
-    finished_s: Floats,
     end_s: float,
-    scheduled_s: Floats | None = None,
     tokens: TokenTimes | None = None,
     gap_s: Floats | None = None,
     seed: int = 0,
     name: str = "",
 ) -> Records:
-    """Records of a run that nobody saw the steps of: sums over steps are 0, times not told NaN.
+    """Return records of a run whose steps are unknown: sums over steps are 0.
 
-    Args:
-        arrival_s: [n] when each was due, ascending; NaN for what never came.
-        prompt_tokens: [n].
-        output_tokens: [n] produced.
-        status: [n] of ``Status``.
-        first_token_s: [n].
-        finished_s: [n].
-        end_s: Time of the last event.
-        scheduled_s: [n], where it was told.
-        tokens: When the pieces came; gaps and the series of outputs are made of it.
-        gap_s: Times between tokens, where there is no ``tokens``.
-        seed: Of the workload.
-        name: For tables and reports.
+    Gaps between tokens and the series of outputs come from ``tokens``, the arrival times of chunks; without these, gaps
+    from ``gap_s``. ``end_s`` is the time of the last event.
     """
-    n = len(arrival_s)
-    unknown = np.full(n, np.nan)
-    bucket = np.asarray(status, np.int8)
-    started = np.isfinite(first_token_s) | (bucket == Status.FINISHED)
-    scheduled = unknown if scheduled_s is None else scheduled_s
+    n = len(columns.arrival_s)
+    status = np.asarray(columns.status, np.int8)
+    started = np.isfinite(columns.first_token_s) | (status == Status.FINISHED)
+    scheduled_s = np.full(n, np.nan) if columns.scheduled_s is None else columns.scheduled_s
+    together = 0  # tokens that arrived in a chunk with the one before, so with a gap of 0
+    if tokens is not None:
+        within = np.ones(len(tokens.at_s), bool)
+        within[tokens.start[:-1][np.diff(tokens.start) > 0]] = False
+        gap_s = np.diff(tokens.at_s, prepend=0.0)[within]
+        together = int(np.maximum(tokens.tokens - 1, 0).sum())
+    integers = {"steps", "tokens"}
+    totals: dict[str, Any] = {
+        f.name: np.zeros(1, np.int64 if f.name in integers else np.float64) for f in fields(ReplicaTotals)
+    }
     return Records(
         requests=RequestRecords(
-            arrival_s=np.asarray(arrival_s, np.float64),
-            prompt_tokens=np.asarray(prompt_tokens, np.int64),
-            output_tokens=np.asarray(output_tokens, np.int64),
-            status=bucket,
+            arrival_s=np.asarray(columns.arrival_s, np.float64),
+            prompt_tokens=np.asarray(columns.prompt_tokens, np.int64),
+            output_tokens=np.asarray(columns.output_tokens, np.int64),
+            status=status,
             replica=np.where(started, 0, -1).astype(np.int32),
-            scheduled_s=scheduled,
-            first_token_s=np.asarray(first_token_s, np.float64),
-            finished_s=np.asarray(finished_s, np.float64),
+            scheduled_s=scheduled_s,
+            first_token_s=np.asarray(columns.first_token_s, np.float64),
+            finished_s=np.asarray(columns.finished_s, np.float64),
             preemptions=np.zeros(n, np.int32),
-            queued_for_s=scheduled - arrival_s,
+            queued_for_s=scheduled_s - columns.arrival_s,
             rejection=np.zeros(n, np.int8),
         ),
         steps=None,
-        gaps=_gaps(*_all_gaps(tokens, gap_s)),
-        totals=_no_totals(),
+        gaps=_gaps(np.zeros(0) if gap_s is None else np.asarray(gap_s, np.float64), together),
+        totals=ReplicaTotals(**totals),
         series=_series(end_s, tokens),
         end_s=float(end_s),
         seed=seed,
@@ -76,33 +89,17 @@ def records_of(
     )
 
 
-def _all_gaps(tokens: TokenTimes | None, gap_s: Floats | None) -> tuple[Floats, int]:
-    """Gaps, and how many tokens came together with the one before: at once, so with a gap of 0."""
-    if tokens is None:
-        return (np.zeros(0) if gap_s is None else np.asarray(gap_s, np.float64)), 0
-    inside = np.ones(len(tokens.at_s), bool)
-    inside[tokens.start[:-1][np.diff(tokens.start) > 0]] = False
-    gaps = np.diff(tokens.at_s, prepend=0.0)[inside]
-    return gaps, int(np.maximum(tokens.tokens - 1, 0).sum())
-
-
-def _gaps(gap_s: Floats, at_once: int) -> TokenGaps:
+def _gaps(gap_s: Floats, together: int) -> TokenGaps:
     edges = gap_edges()
-    values, count = np.unique(np.concatenate([np.zeros(min(at_once, 1)), gap_s]), return_counts=True)
-    if at_once:
-        count[0] += at_once - 1
+    values, count = np.unique(np.concatenate([np.zeros(min(together, 1)), gap_s]), return_counts=True)
+    if together:
+        count[0] += together - 1
     bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     histogram = np.bincount(bins, weights=count, minlength=len(edges) - 1).astype(np.int64)
-    total, longest = int(count.sum()), float(values[-1]) if len(values) else 0.0
-    return TokenGaps(histogram, edges, total, float(values @ count), longest, values, count.astype(np.int64))
-
-
-def _no_totals() -> ReplicaTotals:
-    zero, none = np.zeros(1), np.zeros(1, np.int64)
-    floats: dict[str, Any] = {
-        name: zero.copy() for name in ReplicaTotals.__dataclass_fields__ if name not in {"steps", "tokens"}
-    }
-    return ReplicaTotals(steps=none.copy(), tokens=none.copy(), **floats)
+    longest_s = float(values[-1]) if len(values) else 0.0
+    return TokenGaps(
+        histogram, edges, int(count.sum()), float(values @ count), longest_s, values, count.astype(np.int64)
+    )
 
 
 def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:

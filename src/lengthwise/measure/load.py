@@ -1,4 +1,4 @@
-"""The load generator: requests to a real server when they are due, and what came of them."""
+"""Load generator: sends requests to a real server when they are due and records the outcome."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import os
+import platform
 import re
 import secrets
 import signal
@@ -16,30 +18,29 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import catalog
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
-from lengthwise.measure.client_records import records_of
-from lengthwise.measure.load_client import Monitor, Row, Run, machine, prompts_of
-from lengthwise.measure.prefix_cache import found_doubt, prefix_facts
+from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
+from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Measured, Records, Status, TokenTimes, shape_facts
+from lengthwise.schema.records import BENCH, Measured, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
-LONGEST = 200
-MOST = 8
-_OWN = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")
-"""What makes a message of one request its own: ids and numbers."""
+MAX_MESSAGE_CHARS = 200
+MAX_MESSAGES = 8
+_REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")
+"""Ids and numbers, which make a failure's message unique to one request."""
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Reason, message (its first characters) and count of what failed, the most frequent first.
+    """Return reason, message (its first characters) and count of failures, the most frequent first.
 
-    Messages that differ in numbers and ids alone are one, told as it came first; beyond ``MOST`` of one reason
-    the rest is counted without a message.
+    Messages that differ only in numbers and ids count as one, shown as the first of them; beyond MAX_MESSAGES of one
+    reason, the rest is counted without a message.
     """
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
@@ -47,174 +48,146 @@ def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for row in rows:
         if not row.reason:
             continue
-        said = "" if row.failure is None else " ".join(row.failure.detail.split())[:LONGEST]
-        key = row.reason, _OWN.sub("#", said)
+        message = "" if row.failure is None else " ".join(row.failure.detail.split())[:MAX_MESSAGE_CHARS]
+        key = row.reason, _REQUEST_SPECIFIC.sub("#", message)
         if key not in shown:
             kinds[row.reason] += 1
-            key = key if kinds[row.reason] <= MOST else (row.reason, "")
-        shown.setdefault(key, said if key[1] else "")
+            key = key if kinds[row.reason] <= MAX_MESSAGES else (row.reason, "")
+        shown.setdefault(key, message if key[1] else "")
         count[key] += 1
     return [{"reason": key[0], "message": shown[key], "count": n} for key, n in count.most_common()]
 
 
-Floats = npt.NDArray[np.float64]
 _EXACT_SHARE = 0.01
 
 
 def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> Measured:
-    """What happened in a run; ``end_s`` is on the clock of ``time.perf_counter``."""
-    rows, tokens = run.rows, _pieces(run.rows, run.start_s)
-    records = _records(run, end_s - run.start_s, tokens, seed)
-    told = [row for row in rows if row is not None]
+    """Return the records of a run with its metadata and warnings; ``end_s`` is a time of ``time.perf_counter``."""
+    rows, workload = run.rows, run.workload
+    start = np.concatenate([[0], np.cumsum([0 if row is None else len(row.at_s) for row in rows])]).astype(np.int64)
+    at_s = np.array([at for row in rows if row is not None for at in row.at_s], np.float64) - run.start_s
+    counts = np.array([count for row in rows if row is not None for count in row.counts], np.int64)
+    tokens = TokenTimes(start, at_s, counts)
+    if workload.concurrency is None:
+        arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
+    else:
+        arrival_s = np.array([np.nan if row is None else row.deadline_s - run.start_s for row in rows])
+    prompt_tokens = [
+        row.usage.prompt_tokens or requested
+        if row is not None and row.usage is not None and not row.invalid_prompt_usage
+        else requested
+        for row, requested in zip(rows, workload.prompt_tokens.tolist(), strict=True)
+    ]
+    columns = RequestColumns(
+        arrival_s=arrival_s,
+        prompt_tokens=np.array(prompt_tokens),
+        output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
+        status=[row.status if row else Status.UNFINISHED for row in rows],
+        first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
+        finished_s=np.array(
+            [row.at_s[-1] - run.start_s if row and row.status == Status.FINISHED else np.nan for row in rows]
+        ),
+    )
+    records = records_of(columns, end_s=end_s - run.start_s, tokens=tokens, seed=seed, name=workload.name)
+    sent = [row for row in rows if row is not None]
     client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
-    errors = Counter(row.reason for row in told if row.reason)
-    finished = [row for row in told if row.status == Status.FINISHED]
-    ends = Counter(row.finish_reason or "not told" for row in finished)
+    errors = Counter(row.reason for row in sent if row.reason)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
     ttft_s = ttft_s[np.isfinite(ttft_s)]
     monitor.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
-    own = {"client": monitor.metadata, "finish_reasons": dict(ends), "failures": failures_of(told)}
-    every = {**metadata, **own, "prompts": run.prompts.how}
-    found = found_doubt(every)
+    finish_reasons = Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED)
+    complete = {
+        **metadata,
+        "client": monitor.metadata,
+        "finish_reasons": dict(finish_reasons),
+        "failures": failures_of(sent),
+        "prompts": run.prompts.how,
+    }
+    cached = cache_warning(complete)
     return Measured(
         records,
-        replace(run.workload, name=run.workload.name or "workload"),
+        replace(workload, name=workload.name or "workload"),
         BENCH,
-        every,
-        (*_run_warnings(run, told, errors), *([found] if found else []), *monitor.warnings()),
+        complete,
+        (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings()),
         dict(errors),
         tokens,
         client_s,
     )
 
 
-def _records(run: Run, end_s: float, tokens: TokenTimes, seed: int) -> Records:
-    rows, workload = run.rows, run.workload
-    closed = workload.concurrency is not None
-    deadline_s = np.array([np.nan if row is None else row.deadline_s - run.start_s for row in rows])
-    if not closed:
-        deadline_s = workload.arrival_s.copy()  # also of those that the run's end came before
-    done = [row is not None and row.status == Status.FINISHED for row in rows]
-    last_s = [row.at_s[-1] - run.start_s if ok and row else np.nan for ok, row in zip(done, rows, strict=True)]
-    return records_of(
-        arrival_s=deadline_s,
-        prompt_tokens=np.array([_prompt(row, int(n)) for row, n in zip(rows, workload.prompt_tokens, strict=True)]),
-        output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
-        status=[row.status if row else Status.UNFINISHED for row in rows],
-        first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
-        finished_s=np.array(last_s),
-        end_s=end_s,
-        tokens=tokens,
-        seed=seed,
-        name=workload.name,
-    )
-
-
-def _prompt(row: Row | None, desired: int) -> int:
-    told = row.usage.prompt_tokens if row is not None and row.usage is not None else 0
-    return desired if row is None or row.lied_of_prompt else told or desired
-
-
-def _pieces(rows: Sequence[Row | None], start_s: float) -> TokenTimes:
-    lengths = [0 if row is None else len(row.at_s) for row in rows]
-    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    at_s = [at for row in rows if row is not None for at in row.at_s]
-    tokens = [count for row in rows if row is not None for count in row.counts]
-    return TokenTimes(start, np.array(at_s, np.float64) - start_s, np.array(tokens, np.int64))
-
-
-def _run_warnings(run: Run, report: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
-    made = list(run.prompts.warnings)
-    finished = [row for row in report if row.status == Status.FINISHED]
-    ended = sum(row.finished for row in report)
-    if run.why_ended:
-        made.append(
-            f"a partial run, ended by {run.why_ended}: {ended:,} of {len(run.rows):,} requests had ended by then"
+def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
+    """Return warnings on an early stop, failures, lengths other than requested, and unknown token counts."""
+    found = list(run.prompts.warnings)
+    finished = [row for row in sent if row.status == Status.FINISHED]
+    if run.stop_reason:
+        found.append(
+            f"a partial run, ended by {run.stop_reason}: {sum(row.finished for row in sent):,} of {len(run.rows):,} "
+            "requests had finished by then"
         )
     if failed := sum(errors.values()):
         entries = ", ".join(f"{name}: {count:,}" for name, count in sorted(errors.items()))
-        made.append(f"{failed:,} of {len(report):,} requests failed ({entries}); latencies are of the others")
-    return made + _lengths(run, finished) + _tokens(run.client.capabilities, finished)
-
-
-def _lengths(run: Run, finished: Sequence[Row]) -> list[str]:
-    """Where prompts or outputs are not as long as was asked for."""
-    made = []
-    workload = run.workload
-    rows = [(i, row) for i, row in enumerate(run.rows) if row is not None and row.status == Status.FINISHED]
-    told = [(int(workload.prompt_tokens[i]), row.usage.prompt_tokens) for i, row in rows if row.usage is not None]
-    wrong = [(want, got) for want, got in told if got and want != got]
+        found.append(f"{failed:,} of {len(sent):,} requests failed ({entries}); latencies are of the others")
+    wrong = [
+        row.usage.prompt_tokens / requested
+        for row, requested in zip(run.rows, run.workload.prompt_tokens.tolist(), strict=True)
+        if row is not None
+        and row.status == Status.FINISHED
+        and row.usage is not None
+        and row.usage.prompt_tokens not in {0, requested}
+    ]
     if len(wrong) > _EXACT_SHARE * len(finished):
-        off = float(np.mean([got / want - 1 for want, got in wrong]))
-        made.append(
-            f"{len(wrong):,} of {len(finished):,} prompts were not as long as wanted by the server's count "
-            f"({100 * off:+.1f} % on average); records hold its count"
+        found.append(
+            f"{len(wrong):,} of {len(finished):,} prompts were not as long as requested by the server's count "
+            f"({100 * (float(np.mean(wrong)) - 1):+.1f} % on average); records hold its count"
         )
-    short = [row for row in finished if row.output_tokens != row.wanted_tokens]
+    short = [row for row in finished if row.output_tokens != row.requested_tokens]
     if len(short) > _EXACT_SHARE * len(finished):
-        share = sum(r.output_tokens for r in short) / max(1, sum(r.wanted_tokens for r in short))
-        made.append(
-            f"{len(short):,} of {len(finished):,} outputs were not as long as wanted ({100 * share:.0f} % of it): "
-            "the server does not ignore the end of text; compare only with a simulation of the lengths that came"
+        share = sum(r.output_tokens for r in short) / max(1, sum(r.requested_tokens for r in short))
+        found.append(
+            f"{len(short):,} of {len(finished):,} outputs were not as long as requested ({100 * share:.0f} % of it): "
+            "the server does not ignore the end of text; compare only with a simulation of the measured lengths"
         )
-    return made
-
-
-def _tokens(capabilities: Abilities, finished: Sequence[Row]) -> list[str]:
-    """Where numbers or times of tokens are not known."""
     if finished and not any(row.usage is not None or any(row.tokens) for row in finished):
-        return ["the server does not tell how many tokens it made: each piece was taken for one"]
-    vague = sum(not any(row.counts) for row in finished)
-    if vague and not (capabilities.usage_each or capabilities.ids_each):
-        doubt = (
-            f"in {vague:,} of {len(finished):,} answers a piece held several tokens and nobody told how many: "
-            "times between tokens (TBT) are times between pieces there"
+        found.append("the server does not report how many tokens it made: each chunk was taken for one")
+        return found
+    unknown = sum(not any(row.counts) for row in finished)
+    capabilities = run.client.capabilities
+    if unknown and not (capabilities.usage_each or capabilities.ids_each):
+        found.append(
+            f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, their number unknown: "
+            "times between tokens (TBT) are times between chunks there"
         )
-        return [doubt]
-    return []
+    return found
 
 
 def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measured:
-    """The run with what is behind the server, doubted where the server itself says otherwise."""
-    found = tuple(_deployment_warnings(measured.metadata, deployment))
-    metadata = {**measured.metadata, "deployment": dict(deployment)}
-    return replace(measured, metadata=metadata, warnings=(*found, *measured.warnings))
-
-
-def _deployment_warnings(metadata: Mapping[str, Any], deployment: Mapping[str, Any]) -> Iterator[str]:
-    served = catalog.served_model(str(metadata["model"]))
-    shape = deployment.get("model_shape")
+    """Return the run with the deployment behind the server; warn where the server reports otherwise."""
+    metadata, found = measured.metadata, []
+    served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
-        yield (
-            f"the server says that it serves {metadata['model']}, which is of another shape than the deployment's "
+        found.append(
+            f"the server reports that it serves {metadata['model']}, which is of another shape than the deployment's "
             f"{deployment.get('model')}"
         )
-    longest, own = metadata["capabilities"]["max_model_len"], deployment.get("max_model_len")
-    if longest is not None and own is not None and longest != own:
-        yield (
-            f"the server takes {longest:,} tokens a request (max_model_len), and the deployment is said to take {own:,}"
-        )
+    reported, own = metadata["capabilities"]["max_model_len"], deployment.get("max_model_len")
+    if reported is not None and own is not None and reported != own:
+        found.append(f"the server takes {reported:,} tokens a request (max_model_len), and the deployment {own:,}")
+    return replace(
+        measured, metadata={**metadata, "deployment": dict(deployment)}, warnings=(*found, *measured.warnings)
+    )
 
 
 EVERY_S = 1.0
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _SKIPPED = re.compile(r"_created$|^python_|^process_|^http_")
-_KEPT_BUCKETS = "iteration_tokens_total_bucket"
-"""How many tokens steps had, which a calibration reads; other histograms are told by their sum and count."""
+_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"
+"""Histogram of tokens per step, which a calibration reads; of other histograms only sum and count are recorded."""
 _BOUND = re.compile(r'(?:^|,)le="([0-9.eE+]+)"')
 
 
-async def look(client: Client, within_s: float) -> dict[str, float] | None:
-    """What a server's ``/metrics`` says now, as ``samples``; None where it does not in time."""
-    try:
-        async with asyncio.timeout(within_s):
-            text = await _page(client)
-    except TimeoutError:
-        return None
-    return None if text is None else samples(text)
-
-
 async def _page(client: Client) -> str | None:
+    """Return the server's ``/metrics``; None if it does not answer."""
     try:
         status, text = await client.fetch("GET", f"{client.server.root}/metrics")
     except RequestError:
@@ -222,66 +195,39 @@ async def _page(client: Client) -> str | None:
     return text if status == 200 and isinstance(text, str) else None
 
 
-class Scrape:
-    """Columns of what ``/metrics`` told: a row a second, summed over labels, and a histogram's buckets by bound."""
-
-    def __init__(self, client: Client, start_s: float) -> None:
-        self._client, self._start_s = client, start_s
-        self.at_s: list[float] = []
-        self.duration_s: list[float] = []
-        self.rows: list[dict[str, float]] = []
-
-    async def run(self) -> None:
-        """Asks until it is cancelled; a second in which the server does not answer is left out."""
-        while True:
-            started_s = time.perf_counter()
-            text = await _page(self._client)
-            if text is not None:
-                self.at_s.append(started_s - self._start_s)
-                self.duration_s.append(time.perf_counter() - started_s)
-                self.rows.append(samples(text))
-            await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
-
-    def columns(self) -> dict[str, list[float | None]]:
-        """[seconds] a column a metric; "at_s", when it was asked, and "took_s" until the answer was there.
-
-        None where a metric was not told.
-        """
-        names = sorted({name for row in self.rows for name in row})
-        columns: dict[str, list[float | None]] = {"at_s": [*self.at_s], "duration_s": [*self.duration_s]}
-        return columns | {n: [row.get(n) for row in self.rows] for n in names}
+async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) -> None:
+    """Append ``samples`` every second until cancelled; a second without a response is left out."""
+    while True:
+        started_s = time.perf_counter()
+        text = await _page(client)
+        if text is not None:
+            times = {"at_s": started_s - start_s, "took_s": time.perf_counter() - started_s}
+            rows.append(times | samples(text))
+        await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
 
 
 def samples(text: str) -> dict[str, float]:
-    """Metrics in Prometheus' text format, by name, summed over labels; tokens of steps also by bucket."""
-    found: dict[str, Any] = {}
+    """Parse Prometheus' text: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
+    found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
-        name = None if match is None else _column(match[1], match[2] or "")
-        if match is None or name is None:
+        if match is None or _SKIPPED.search(match[1]):
             continue
-        try:
-            value = float(match[3])
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            found[name] = found.get(name, 0.0) + value
+        name = match[1]
+        if name.endswith("_bucket"):
+            bound = _BOUND.search(match[2] or "") if name.endswith(_STEP_TOKENS_BUCKET) else None
+            if bound is None:
+                continue
+            name = f'{name}{{le="{float(bound[1]):g}"}}'
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(match[3])):
+                found[name] = found.get(name, 0.0) + value
     return found
 
 
-def _column(name: str, labels: str) -> str | None:
-    """What a sample is kept as; of buckets those that are kept, by their bound: ``NAME{le="8"}``."""
-    if _SKIPPED.search(name):
-        return None
-    if not name.endswith("_bucket"):
-        return name
-    bound = _BOUND.search(labels) if name.endswith(_KEPT_BUCKETS) else None
-    return None if bound is None else f'{name}{{le="{float(bound[1]):g}"}}'
-
-
 INTERRUPTED = "an interruption"
-_POLL_INTERVAL_S = 2.0
-"""How long a server may take to tell its counters before a run and after it."""
+_METRICS_TIMEOUT_S = 2.0
+"""Limit for reading the server's counters before and after a run."""
 
 
 def bench(
@@ -303,36 +249,35 @@ def bench(
     deployment: Mapping[str, Any] | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> Measured:
-    """What a server does with a workload, in the records of a simulation.
+    """Measure a workload on a server; the result has the form of a simulation's records.
 
-    Open loop: each request is sent when it is due, whatever became of those before, and latencies count from
-    then. Closed loop: the next is due when one ends. Ctrl-C ends the run and keeps what there is, and so do
-    the time limit and a server that is gone.
+    Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
+    Closed loop: the next request is due when one finishes. Ctrl-C, the time limit and a lost server stop the run and
+    keep its results so far.
 
     Args:
-        server: Its address, or all of how it is asked.
-        workload: Arrivals, or a concurrency, and lengths; texts where ``extra`` has "prompt".
+        server: Its address, or all of its settings.
+        workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
         rate_rps: Poisson arrivals of this rate instead of the workload's own.
         concurrency: A closed loop of so many requests instead.
-        seed: Of the arrivals and of the prompts.
-        salt: Of the prompts as well: with another one they share nothing, so that no prefix cache knows them. None:
-            a new one, kept in ``facts["arguments"]``; the same again sends the same bytes.
-        warmup_requests: So many requests before, which nobody counts.
-        time_limit_s: Ends the run; what is under way then is UNFINISHED.
-        exact: Ask for outputs of exactly the workload's lengths; otherwise these are the most there may be.
-        shared_prefix: Share of each prompt's tokens, from its beginning, that all prompts have in common.
-        priorities: Send the workload's priorities, to servers that know them.
-        scrape: Ask the server's ``/metrics`` every second, into ``facts["metrics"]``.
-        give_up_after: So many lost requests in a row end the run.
-        capabilities: What the server can do, where that was probed before.
-        deployment: What is known to be behind the address, for ``facts["deployment"]`` (see ``Measured``).
-        report: Called with the requests that ended and those there are.
+        seed: Seeds the arrivals and the prompts.
+        salt: Seeds the prompts as well: prompts of another salt share nothing, so that no prefix cache has them. None:
+            a new one, recorded in ``metadata["arguments"]``; the same salt again sends the same bytes.
+        warmup_requests: Uncounted requests before the run.
+        time_limit_s: Stops the run; running requests become UNFINISHED.
+        exact: Request outputs of exactly the workload's lengths; otherwise these are maxima.
+        shared_prefix: Share of each prompt's tokens, from its start, that all prompts have in common.
+        priorities: Send the workload's priorities, to servers that support them.
+        scrape: Read the server's ``/metrics`` every second, into ``metadata["metrics"]``.
+        give_up_after: Consecutive lost requests that stop the run.
+        capabilities: The server's capabilities, if probed before.
+        deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
+        report: Called with the numbers of finished requests and of all.
 
     Raises:
-        InputError: Rate and concurrency are given both, a number is out of range, or no server answers.
+        InputError: Both rate and concurrency are given, a number is out of range, or no server answers.
         MissingExtraError: aiohttp is not installed.
     """
-    asked = server if isinstance(server, Server) else Server(server)
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
     if warmup_requests < 0 or give_up_after < 1 or not time_limit_s > 0:
@@ -353,21 +298,21 @@ def bench(
         "rate_rps": rate_rps,
         "concurrency": loaded.concurrency,
     }
-    measured = asyncio.run(_bench(asked, loaded, options, capabilities, report, scrape=scrape))
+    server = server if isinstance(server, Server) else Server(server)
+    measured = asyncio.run(_bench(server, loaded, options, capabilities, report, scrape=scrape))
     return measured if deployment is None else deployment_facts(measured, deployment)
 
 
 def under_load(workload: Workload, rate_rps: float | None, concurrency: int | None, seed: int) -> Workload:
-    """The workload with other arrivals, where these are given; raises InputError."""
+    """Return the workload with other arrivals, where these are given; raises InputError."""
     workload.require_nobody_after("a load on a real server")
     if rate_rps is not None and concurrency is not None:
         raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
     if concurrency is not None:
-        zeros = np.zeros(len(workload))
-        return dataclasses.replace(workload, arrival_s=zeros, concurrency=concurrency)
+        return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=concurrency)
     if rate_rps is not None:
         arrival_s = Poisson(rate_rps).sample(len(workload), np.random.default_rng([seed, 3]))
-        return dataclasses.replace(workload, arrival_s=arrival_s, concurrency=None)
+        return replace(workload, arrival_s=arrival_s, concurrency=None)
     return workload
 
 
@@ -382,6 +327,14 @@ async def _bench(
 ) -> Measured:
     seed = options["seed"]
     async with Client(server, capabilities) as client:
+
+        async def counters() -> dict[str, float] | None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                    text = await _page(client)
+                    return None if text is None else samples(text)
+            return None
+
         if capabilities is None:
             await client.probe()
         prompts = await prompts_of(client, workload, seed=seed, salt=options["salt"], shared=options["shared_prefix"])
@@ -392,30 +345,46 @@ async def _bench(
         run.prepare()
         with _interruptible(run):
             await run.warm_up(options["warmup_requests"])
-            before = await look(client, _POLL_INTERVAL_S)
-            watch = Monitor()
-            seen = Scrape(client, watch.start_s) if scrape else None
-            await _monitor_task(run, watch, seen, options["time_limit_s"])
+            before = await counters()
+            monitor = Monitor()
+            scraped: list[dict[str, float]] = []
+            background = [asyncio.ensure_future(monitor.run())]
+            background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if scrape else []
+            try:
+                await run.go(options["time_limit_s"])
+            finally:
+                for task in background:
+                    task.cancel()
+                await asyncio.gather(*background, return_exceptions=True)
             end_s = time.perf_counter()
-            after = await look(client, _POLL_INTERVAL_S)
-        metadata = _metadata(client, watch, options, seen) | prefix_facts(before, after)
-        return measured_of(run, watch, end_s, metadata, seed)
-
-
-async def _monitor_task(run: Run, monitor: Monitor, seen: Scrape | None, limit_s: float | None) -> None:
-    beside = [asyncio.ensure_future(monitor.run())]
-    beside += [asyncio.ensure_future(seen.run())] if seen is not None else []
-    try:
-        await run.go(limit_s)
-    finally:
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+            after = await counters()
+        found = client.capabilities
+        metadata: dict[str, Any] = {
+            "url": client.server.shown,
+            "engine": found.engine,
+            "version": found.version,
+            "model": found.model,
+            "capabilities": dataclasses.asdict(found) | {"models": list(found.models)},
+            "arguments": options,
+            "start": monitor.start.isoformat(),
+            "clock": "time.perf_counter (monotonic)",
+            "machine": {
+                "system": platform.platform(),
+                "python": platform.python_version(),
+                "cpus": os.cpu_count(),
+                "processor": platform.processor() or platform.machine(),
+            },
+            **prefix_facts(before, after),
+        }
+        if scrape:
+            names = dict.fromkeys(["at_s", "took_s", *sorted({name for row in scraped for name in row})])
+            metadata["metrics"] = {name: [row.get(name) for row in scraped] for name in names}
+        return measured_of(run, monitor, end_s, metadata, seed)
 
 
 @contextlib.contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C stops the run, where this thread may listen for it; a second one ends the program."""
+    """Let Ctrl-C stop the run, where this thread may handle signals; a second one ends the program."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -431,19 +400,3 @@ def _interruptible(run: Run) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-
-
-def _metadata(client: Client, monitor: Monitor, options: dict[str, Any], seen: Scrape | None) -> dict[str, Any]:
-    able = client.capabilities
-    metadata = {
-        "url": client.server.shown,
-        "engine": able.engine,
-        "version": able.version,
-        "model": able.model,
-        "capabilities": dataclasses.asdict(able) | {"models": list(able.models)},
-        "arguments": options,
-        "start": monitor.start.isoformat(),
-        "clock": "time.perf_counter (monotonic)",
-        "machine": machine(),
-    }
-    return metadata if seen is None else metadata | {"metrics": seen.columns()}

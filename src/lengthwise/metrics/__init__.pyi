@@ -1,9 +1,43 @@
 from .columns import frame, request_column, request_columns
 from .comparison import LATENCIES, STATS, Comparison, MetricDistance, MetricError, Side, compare
+from .distribution import QUANTILES, STATISTICS, Distribution, weighted_quantiles
 from .extrapolation import Beyond, beyond_reach, worst_of
 from .hardware import SHARES, Cost, Hardware, gpu_power_w, hardware_of, model_flops, moved_bytes
 from .pooling import combine, difference, with_model_error
-from .statistics import QUANTILES, STATISTICS, Distribution, over_seeds, t_quantile, weighted_quantiles
 from .summary import Counts, Goodput, Rates, Slo, Summary, summarize
 
-__all__ = ["LATENCIES", "QUANTILES", "SHARES", "STATISTICS", "STATS", "Beyond", "Comparison", "Cost", "Counts", "Distribution", "Goodput", "Hardware", "MetricDistance", "MetricError", "Rates", "Side", "Slo", "Summary", "beyond_reach", "combine", "compare", "difference", "frame", "gpu_power_w", "hardware_of", "model_flops", "moved_bytes", "over_seeds", "request_column", "request_columns", "summarize", "t_quantile", "weighted_quantiles", "with_model_error", "worst_of"]
+__all__ = [
+    "LATENCIES",
+    "QUANTILES",
+    "SHARES",
+    "STATISTICS",
+    "STATS",
+    "Beyond",
+    "Comparison",
+    "Cost",
+    "Counts",
+    "Distribution",
+    "Goodput",
+    "Hardware",
+    "MetricDistance",
+    "MetricError",
+    "Rates",
+    "Side",
+    "Slo",
+    "Summary",
+    "beyond_reach",
+    "combine",
+    "compare",
+    "difference",
+    "frame",
+    "gpu_power_w",
+    "hardware_of",
+    "model_flops",
+    "moved_bytes",
+    "request_column",
+    "request_columns",
+    "summarize",
+    "weighted_quantiles",
+    "with_model_error",
+    "worst_of",
+]

@@ -1,4 +1,4 @@
-"""A request's times as columns, and columns as data frames."""
+"""Latencies of requests as columns, and columns as data frames."""
 
 from __future__ import annotations
 
@@ -19,74 +19,58 @@ Kind = Literal["polars", "pandas", "arrow"]
 Table = Literal["requests", "steps"]
 
 
-def _tpot_s(r: RequestRecords) -> Floats:
-    out = np.full(len(r.output_tokens), np.nan)
-    np.divide(r.finished_s - r.first_token_s, r.output_tokens - 1, out=out, where=r.output_tokens > 1)
-    return out
-
-
-def _normalized_latency_s(r: RequestRecords) -> Floats:
-    out = np.full(len(r.output_tokens), np.nan)
-    np.divide(r.finished_s - r.arrival_s, r.output_tokens, out=out, where=r.output_tokens > 0)
-    return out
+def _divide(seconds: Floats, tokens: Array) -> Floats:
+    """Return seconds a token; NaN where there are no tokens."""
+    return np.asarray(np.divide(seconds, tokens, out=np.full(len(tokens), np.nan), where=tokens > 0))
 
 
 _DERIVED: dict[str, Callable[[RequestRecords], Floats]] = {
     "queueing_delay_s": lambda r: r.scheduled_s - r.arrival_s,
     "ttft_s": lambda r: r.first_token_s - r.arrival_s,
-    "tpot_s": _tpot_s,
+    "tpot_s": lambda r: _divide(r.finished_s - r.first_token_s, r.output_tokens - 1),
     "jct_s": lambda r: r.finished_s - r.arrival_s,
-    "normalized_latency_s": _normalized_latency_s,
+    "normalized_latency_s": lambda r: _divide(r.finished_s - r.arrival_s, r.output_tokens),
 }
 _COLUMNS = (
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "status",
-    "replica",
-    *_DERIVED,
-    "preemptions",
-    "queued_for_s",
-)
+    "arrival_s", "prompt_tokens", "output_tokens", "status", "replica", *_DERIVED, "preemptions", "queued_for_s"
+)  # fmt: skip
 
 
 def request_column(requests: RequestRecords, name: str) -> Array:
-    """[n] one column of :func:`request_columns`; raises UnknownNameError."""
+    """Return one column [n] of :func:`request_columns`; raise UnknownNameError."""
     if name in _DERIVED:
         return _DERIVED[name](requests)
     if name not in _COLUMNS:
         raise UnknownNameError("request column", name, _COLUMNS)
-    column: Array = getattr(requests, name)
-    return column
+    return np.asarray(getattr(requests, name))
 
 
 def request_columns(records: Records) -> dict[str, Array]:
-    """What happened to every request, as [n] columns in the order of the workload.
+    """Return the times of every request as [n] columns in the order of the workload.
 
-    Recorded columns are the records' own arrays; derived ones are new. NaN stands where
-    something never came.
+    Recorded columns are the arrays of the records; derived ones are new. NaN marks events that never happened.
 
     * ``queueing_delay_s``: arrival until first put into a step.
     * ``ttft_s``: arrival until the first token.
     * ``tpot_s``: (finished - first token) / (output tokens - 1); NaN for one token.
     * ``jct_s``: arrival until the last token (end-to-end latency).
-    * ``normalized_latency_s``: ``jct_s`` a token of output, as in Orca and vLLM.
+    * ``normalized_latency_s``: ``jct_s`` per output token, as in Orca and vLLM.
     """
     return {name: request_column(records.requests, name) for name in _COLUMNS}
 
 
 def frame(records: Records, kind: Kind = "polars", table: Table = "requests") -> Any:
-    """A data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
+    """Return a data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
 
-    The frame looks at the records' own memory: nothing is copied, so do not write into it.
+    The frame shares the memory of the records: do not write into it.
 
     Args:
-        records: What a run left behind.
+        records: Records of a run.
         kind: "polars" (DataFrame), "pandas" (DataFrame) or "arrow" (pyarrow.Table).
         table: "requests" or "steps".
 
     Raises:
-        InputError: Steps are asked for and the run did not keep them.
+        InputError: Steps are requested and the run did not record them.
         MissingExtraError: pandas or pyarrow is not installed.
         UnknownNameError: There is no such kind or table.
     """
@@ -97,19 +81,11 @@ def frame(records: Records, kind: Kind = "polars", table: Table = "requests") ->
     if table != "steps":
         raise UnknownNameError("table", table, ["requests", "steps"])
     if records.steps is None:
-        raise InputError("a frame of steps needs records that keep them; this run did not: simulate fewer requests")
+        raise InputError("a frame of steps needs recorded steps; this run has none: simulate fewer requests")
     return _FRAMES[kind]({f.name: getattr(records.steps, f.name) for f in dataclasses.fields(records.steps)})
 
 
-def _polars(columns: dict[str, Array]) -> Any:
-    return import_module("polars").DataFrame(columns)
-
-
-def _pandas(columns: dict[str, Array]) -> Any:
-    return _extra("pandas", "pandas").DataFrame(columns, copy=False)
-
-
-def _arrow(columns: dict[str, Array]) -> Any:
+def _arrow_table(columns: dict[str, Array]) -> Any:
     pa = _extra("pyarrow", "arrow")
     return pa.table({name: pa.array(column) for name, column in columns.items()})
 
@@ -121,14 +97,18 @@ def _extra(module: str, extra: str) -> Any:
         raise MissingExtraError(f"a frame of {module}", extra) from error
 
 
-_FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {"polars": _polars, "pandas": _pandas, "arrow": _arrow}
+_FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
+    "polars": lambda columns: import_module("polars").DataFrame(columns),
+    "pandas": lambda columns: _extra("pandas", "pandas").DataFrame(columns, copy=False),
+    "arrow": _arrow_table,
+}
 
 
 END_SLACK_S = 1.0
 
 
-def clock_doubt(r: RequestRecords, end_s: float) -> str:
-    """Words on times that cannot be, of a clock that was set or of two that disagree; "" where all can."""
+def clock_warning(r: RequestRecords, end_s: float) -> str:
+    """Return a warning about impossible times (a clock was set, or two clocks disagree); "" without any."""
     with np.errstate(invalid="ignore"):
         wrong = (
             (r.first_token_s < r.arrival_s) | (r.finished_s < r.first_token_s) | (r.finished_s > end_s + END_SLACK_S)

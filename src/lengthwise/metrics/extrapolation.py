@@ -1,4 +1,4 @@
-"""How far a run went beyond the measurements behind its cost tables."""
+"""Bounds of the measurements behind the cost tables that a run exceeded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Beyond:
-    """One bound of the tables' reach that a run passed.
+    """A bound of the measured range that a run exceeded.
 
     Attributes:
         bound: "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach.
-        measured: The largest that was measured.
-        largest: The largest that the run had.
-        out_of_range: How many steps (for "context" and "prefix": requests) were beyond; of large runs, which keep no steps,
-            how many spans of time.
-        of: How many there were.
+        measured: Largest measured value.
+        largest: Largest value in the run.
+        out_of_range: Number of steps (for "context" and "prefix": requests) beyond the bound; for large runs, which
+            record no steps, of spans of time.
+        of: Total number of steps, requests or spans.
         unit: "steps", "requests" or "time".
     """
 
@@ -38,21 +38,21 @@ class Beyond:
 
     @property
     def share(self) -> float:
-        """How much of the run was beyond."""
+        """Return the share of the run beyond the bound."""
         return self.out_of_range / self.of
 
     @property
     def words(self) -> str:
-        """What the bound counts, as people say it."""
+        """Return the bounded quantity in words."""
         return _WORDS[self.bound]
 
     @property
     def description(self) -> str:
-        """What a reader must know."""
+        """Return a sentence for reports."""
         share = f"{100 * self.share:.{0 if self.share >= 0.1 else 1 if self.share >= 0.001 else 3}f} %"
-        whose = {"steps": "steps", "requests": "requests", "time": "the time in steps"}[self.unit]
+        unit = "the time in steps" if self.unit == "time" else self.unit
         return (
-            f"{share} of {whose} had more {self.words} (up to {self.largest:,}) than the measurements "
+            f"{share} of {unit} had more {self.words} (up to {self.largest:,}) than the measurements "
             f"behind the cost tables reached ({self.measured:,}): their times are extrapolated"
         )
 
@@ -68,67 +68,67 @@ _WORDS = {
 
 
 def beyond_reach(records: Records, deployment: Deployment) -> tuple[Beyond, ...]:
-    """Which bounds of the cost tables' reach a run passed, how often and by how much; empty where none.
+    """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
 
-    Where records do not tell a step's number exactly the largest it can have been is taken: of the tokens
-    of several prompts in a step all but one each are the longest one's, and KV tokens are those of the
-    blocks held. Runs without steps are told from means over bins of time, which hide short peaks; what
-    these cannot tell (tokens, chunk) counts as passed in all of them where the engine's limits allow it. That
-    prompts were cut into chunks, of which all but the first have tokens before them, is told by their count; the
-    longest ones are taken to be those that were.
+    Where records do not give a number exactly its upper limit counts: of the prompt tokens in a step all but one for
+    each other prompt belong to the longest chunk, and KV tokens fill the blocks in use. Runs without steps use means
+    over bins of time, which hide short peaks; tokens and chunks, which these means lack, count as the engine's limits
+    in every bin. The number of chunks shows how many prompts were split; the longest prompts are taken to be those.
     """
     reach, r = deployment.cost.reach, records.requests
     served = np.isfinite(r.scheduled_s)
-    whole = (r.prompt_tokens + r.output_tokens)[served]
-    found = {"context": (whole, "requests"), "prefix": (_before_chunks(records, deployment), "requests")}
+    context = (r.prompt_tokens + r.output_tokens)[served]
+    longest = int(context.max(initial=0))
+    found = {"context": (context, "requests"), "prefix": (_cached_before_chunks(records, deployment), "requests")}
     if records.steps is not None:
-        found |= {name: (values, "steps") for name, values in _of_steps(records.steps, whole, deployment).items()}
+        found |= {name: (values, "steps") for name, values in _of_steps(records.steps, longest, deployment).items()}
     else:
-        found |= {name: (values, "time") for name, values in _of_series(records, whole, deployment).items()}
-    bounds = {name: getattr(reach, name) for name in _WORDS}
-    return tuple(
-        _out_of_range(name, bound, *found[name])
-        for name, bound in bounds.items()
-        if bound is not None and len(found[name][0]) and int(np.ceil(found[name][0].max())) > bound
-    )
+        found |= {name: (values, "time") for name, values in _of_series(records, longest, deployment).items()}
+    exceeded = []
+    for name in _WORDS:
+        bound, (values, unit) = getattr(reach, name), found[name]
+        if bound is not None and len(values) and (largest := int(np.ceil(values.max()))) > bound:
+            exceeded.append(Beyond(name, bound, largest, int((values > bound).sum()), len(values), unit))
+    return tuple(exceeded)
 
 
 def worst_of(runs: Sequence[tuple[Beyond, ...]]) -> tuple[Beyond, ...]:
-    """Several runs of one variant as one: counts added up, the largest of all."""
+    """Merge the runs of one variant: sums of the counts, and the largest values."""
     merged: dict[str, Beyond] = {}
-    for one in (each for run in runs for each in run):
-        seen = merged.get(one.bound)
-        merged[one.bound] = one if seen is None else _both(seen, one)
+    for one in (exceeded for run in runs for exceeded in run):
+        other = merged.get(one.bound)
+        merged[one.bound] = (
+            one
+            if other is None
+            else replace(
+                one,
+                largest=max(one.largest, other.largest),
+                out_of_range=one.out_of_range + other.out_of_range,
+                of=one.of + other.of,
+            )
+        )
     return tuple(merged[name] for name in _WORDS if name in merged)
 
 
-def _both(a: Beyond, b: Beyond) -> Beyond:
-    return replace(a, largest=max(a.largest, b.largest), out_of_range=a.out_of_range + b.out_of_range, of=a.of + b.of)
+def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
+    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts.
 
-
-def _out_of_range(name: str, bound: int, values: Array, unit: str) -> Beyond:
-    return Beyond(name, bound, int(np.ceil(values.max())), int((values > bound).sum()), len(values), unit)
-
-
-def _before_chunks(records: Records, deployment: Deployment) -> Array:
-    """[served] The most tokens that can have been cached before a chunk of a prompt; 0 where it was computed whole.
-
-    Without steps only prompts that no step can take whole are known to be cut.
+    Without steps only prompts above the token budget of a step are known to be split.
     """
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
     prompts = -np.sort(-r.prompt_tokens[served])
-    later = np.maximum(-(-prompts // budget) - 1, 1)  # chunks after its first that a prompt has at least, if cut
+    further = np.maximum(-(-prompts // budget) - 1, 1)  # chunks of a split prompt after its first, at least
     if records.steps is None:
-        chunks = int(later[prompts > budget].sum())
-    else:  # whoever is preempted starts anew
+        chunks = int(further[prompts > budget].sum())
+    else:
+        # A preempted request computes its prompt again.
         first = len(prompts) + int(r.preemptions[served].sum())
         chunks = int(records.steps.prefill_seqs.sum()) - first
-    return np.where(np.cumsum(later) - later < chunks, prompts - 1, 0)
+    return np.where(np.cumsum(further) - further < chunks, prompts - 1, 0)
 
 
-def _of_steps(steps: StepRecords, total: Array, deployment: Deployment) -> dict[str, Array]:
-    longest = int(total.max(initial=0))
+def _of_steps(steps: StepRecords, longest: int, deployment: Deployment) -> dict[str, Array]:
     return {
         "tokens": steps.decode_seqs + steps.prefill_tokens,
         "seqs": steps.decode_seqs + steps.prefill_seqs,
@@ -137,7 +137,7 @@ def _of_steps(steps: StepRecords, total: Array, deployment: Deployment) -> dict[
     }
 
 
-def _of_series(records: Records, total: Array, deployment: Deployment) -> dict[str, Array]:
+def _of_series(records: Records, longest: int, deployment: Deployment) -> dict[str, Array]:
     series, limits = records.series, deployment.limits
     busy = series.step_s > 0
     step_s = series.step_s[busy]
@@ -145,6 +145,6 @@ def _of_series(records: Records, total: Array, deployment: Deployment) -> dict[s
     return {
         "tokens": tokens,
         "seqs": series.seqs_s[busy] / step_s,
-        "chunk": np.minimum(tokens, int(total.max(initial=0))),
+        "chunk": np.minimum(tokens, longest),
         "kv_tokens": series.kv_blocks_s[busy] / step_s * deployment.kv.block_size,
     }

@@ -1,4 +1,4 @@
-"""Several seeds into one summary, and two variants into their difference."""
+"""Combines the summaries of several seeds, and differences of two variants."""
 
 from __future__ import annotations
 
@@ -9,153 +9,132 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.metrics.statistics import over_seeds
 from lengthwise.metrics.summary import Slo, Summary
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
+from lengthwise.statistics import mean_estimate
 
 Estimates = Callable[[list[Estimate]], Estimate]
 
+SHARES = frozenset({"share", "met", "busy_share", "mfu", "mbu", "kv_utilization", "time_shares"})
+"""Fields of a summary whose values are at most 1."""
+
 
 def combine(summaries: Sequence[Summary]) -> Summary:
-    """Means over independent seeds, with Student t intervals over the seeds.
+    """Return means over independent seeds, with Student t intervals over the seeds.
 
-    Counts are summed. A number that one seed cannot tell (NaN) is NaN. Ends of model intervals are
-    means, too: the cost model is wrong in the same way at every seed. The only summary of a
-    single seed comes back as it is, batch-means intervals and all.
+    Counts are summed. A value that is NaN for one seed is NaN. Ends of model intervals are means, too, as the cost
+    model has the same error at every seed. A single summary is returned unchanged, with its batch-means intervals.
 
     Raises:
-        InputError: Nothing is given, a seed stands there twice, or SLOs or levels differ.
+        InputError: There is no summary, a seed occurs twice, or SLOs or levels differ.
     """
-    _check(summaries)
+    _check_seeds(summaries)
     if len(summaries) == 1:
         return summaries[0]
     level = summaries[0].level
-    merged: Summary = _merge(summaries, lambda parts: _over_seeds(parts, level))
+
+    def over_seeds(parts: list[Estimate]) -> Estimate:
+        mean = mean_estimate([part.value for part in parts], level)
+        low, high = (float(np.mean([getattr(part, end) for part in parts])) for end in ("model_low", "model_high"))
+        if math.isnan(low) or math.isnan(high):
+            return mean
+        return dataclasses.replace(mean, model_low=low, model_high=high)
+
     seeds = tuple(s.seeds[0] for s in summaries)
+    merged: Summary = _merge(summaries, over_seeds)
     return dataclasses.replace(merged, seeds=seeds, intervals="seeds")
 
 
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:
-    """What ``a`` has more than ``b``: paired t intervals of a - b over common seeds.
+    """Return paired t intervals of a - b over common seeds.
 
-    With the same seeds (the same requests at the same times) most of the noise is common to
-    both and falls out, so that two variants can be told apart even where their own intervals
-    overlap. An interval without 0 in it is a difference. Counts are differences of sums.
+    The same seeds (the same requests at the same times) share most of the noise, which cancels: differences can be
+    significant even where the variants' own intervals overlap. Counts are differences of sums.
 
     Args:
-        a: One summary a seed.
-        b: One summary a seed, of the same seeds in any order.
-        relative: Differences as shares of b, (a - b) / b, seed by seed.
+        a: One summary for each seed.
+        b: One summary for each seed, of the same seeds in any order.
+        relative: Whether to return (a - b) / b, seed by seed.
 
     Raises:
-        InputError: The seeds of both are not the same, or a seed stands there twice.
+        InputError: The seeds of both sides differ, or a seed occurs twice.
     """
-    _check(a)
-    _check(b)
+    _check_seeds(a)
+    _check_seeds(b)
     by_seed = {s.seeds: s for s in b}
     if {s.seeds for s in a} != set(by_seed):
         raise InputError(
             f"a paired difference needs the same seeds on both sides; {sorted(s.seeds[0] for s in a)} "
             f"came with {sorted(s.seeds[0] for s in b)}"
         )
+
+    def subtract(pair: list[Estimate]) -> Estimate:
+        change, reference = pair[0].value - pair[1].value, pair[1].value
+        if not relative:
+            return Estimate(change)
+        return Estimate(change / reference if reference else math.nan)
+
     level = a[0].level
-    pairs = [_merge((x, by_seed[x.seeds]), lambda p: _minus(p[0], p[1], relative=relative), sign=-1) for x in a]
-    merged: Summary = _merge(pairs, lambda parts: _t_interval([p.value for p in parts], level))
+    pairs = [_merge((x, by_seed[x.seeds]), subtract, sign=-1) for x in a]
+    merged: Summary = _merge(pairs, lambda parts: mean_estimate([part.value for part in parts], level))
     return dataclasses.replace(merged, seeds=tuple(s.seeds[0] for s in a), intervals="difference")
 
 
-def _check(summaries: Sequence[Summary]) -> None:
+def _check_seeds(summaries: Sequence[Summary]) -> None:
     if not summaries:
         raise InputError("at least one summary is needed; the list is empty")
     seeds = [s.seeds for s in summaries]
     if any(len(s) != 1 for s in seeds):
         raise InputError("summaries of single seeds are needed; one of these combines several already")
     if len(set(seeds)) < len(seeds):
-        twice = sorted({s[0] for s in seeds if seeds.count(s) > 1})
-        raise InputError(f"every seed must stand there once, or intervals come out too narrow; twice: {twice}")
+        repeated = sorted({s[0] for s in seeds if seeds.count(s) > 1})
+        raise InputError(f"every seed must occur once, or intervals would be too narrow; repeated: {repeated}")
 
 
-def _t_interval(values: list[float], level: float) -> Estimate:
-    mean, half = over_seeds(np.array(values), level)
-    return Estimate(float(mean), float(half))
-
-
-def _over_seeds(parts: list[Estimate], level: float) -> Estimate:
-    mean = _t_interval([p.value for p in parts], level)
-    low, high = (float(np.mean([getattr(p, end) for p in parts])) for end in ("model_low", "model_high"))
-    return mean if math.isnan(low) or math.isnan(high) else Estimate(mean.value, mean.half_width, low, high)
-
-
-def _minus(a: Estimate, b: Estimate, *, relative: bool) -> Estimate:
-    off = a.value - b.value
-    if not relative:
-        return Estimate(off)
-    return Estimate(off / b.value if b.value else float("nan"))
-
-
-def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:
-    """One tree out of trees of the same shape, leaf by leaf."""
+def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  # noqa: C901, PLR0911 - one case for each kind of node
+    """Merge trees of the same shape into one, leaf by leaf."""
     match parts[0]:
         case Estimate():
-            merged: Any = estimates(list(parts))
+            return estimates(list(parts))
         case dict() as first:
-            merged = {key: _merge([p[key] for p in parts], estimates, sign) for key in first}
-        case tuple():
-            merged = _merge_tuple(parts, estimates, sign)
+            return {key: _merge([p[key] for p in parts], estimates, sign) for key in first}
+        case tuple() as first:
+            if all(isinstance(x, int) for x in first):
+                return first
+            # Variants with different numbers of replicas have no estimates by replica in common.
+            if len({len(p) for p in parts}) > 1:
+                return ()
+            return tuple(_merge(column, estimates, sign) for column in zip(*parts, strict=True))
         case int() as first:
-            merged = first + sign * sum(parts[1:])
+            return first + sign * sum(parts[1:])
         case float():
-            merged = max(parts)
+            return max(parts)
         case str() as first:
-            merged = first
-        case Slo() | None:
-            merged = _same(parts)
+            return first
+        case first if not isinstance(first, Slo | None) and all(isinstance(p, type(first)) for p in parts):
+            names = [f.name for f in dataclasses.fields(first)]
+            return type(first)(**{name: _merge([getattr(p, name) for p in parts], estimates, sign) for name in names})
         case first:
-            merged = _record(parts, type(first), estimates, sign)
-    return merged
-
-
-def _record(parts: Sequence[Any], kind: Any, estimates: Estimates, sign: int) -> Any:
-    if any(not isinstance(p, kind) for p in parts):
-        return _same(parts)
-    fields = [f.name for f in dataclasses.fields(kind)]
-    return kind(**{f: _merge([getattr(p, f) for p in parts], estimates, sign) for f in fields})
-
-
-def _merge_tuple(parts: Sequence[tuple[Any, ...]], estimates: Estimates, sign: int) -> tuple[Any, ...]:
-    """Estimates by replica; variants with other numbers of replicas have none in common."""
-    if all(isinstance(x, int) for x in parts[0]):
-        return parts[0]
-    if len({len(p) for p in parts}) > 1:
-        return ()
-    return tuple(_merge(column, estimates, sign) for column in zip(*parts, strict=True))
-
-
-def _same(parts: Sequence[Any]) -> Any:
-    if any(p != parts[0] for p in parts):
-        raise InputError(
-            f"summaries must agree on SLO and deployment given or not; they differ: {parts[0]}, {parts[1]}"
-        )
-    return parts[0]
-
-
-SHARES = frozenset({"share", "met", "busy_share", "mfu", "mbu", "kv_utilization", "time_shares"})
-"""Fields of a summary whose numbers cannot be above 1."""
+            if any(p != first for p in parts):
+                raise InputError(
+                    f"summaries must agree on SLO and deployment given or not; they differ: {first}, {parts[1]}"
+                )
+            return first
 
 
 def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary], level: float = 0.9) -> Summary:
-    """The summary with a model interval on every number that all runs can tell.
+    """Return the summary with a model interval on every number that all runs have.
 
-    The interval runs between quantiles of the same number over the perturbed runs and holds the number
-    itself. Where ``summary`` is over several seeds and ``run`` is one of them, the interval moves with it in
-    proportion (for a number that is 0 in ``run``: by the difference).
+    The interval spans quantiles of the number over the perturbed runs and includes the number itself. Where ``summary``
+    covers several seeds and ``run`` is one of them, the interval moves in proportion (for a number that is 0 in
+    ``run``: by the difference).
 
     Args:
-        summary: What is to be shown.
-        run: One run of it, under the tables as they are.
-        perturbed: The same requests, at the same seed, under tables that are a little off.
-        level: Share of the perturbed runs that lie within.
+        summary: The summary to extend.
+        run: One run of it, under the cost tables as they are.
+        perturbed: The same requests, at the same seed, under perturbed cost tables.
+        level: Share of the perturbed runs inside the interval.
 
     Raises:
         InputError: There is no perturbed run, or ``level`` is not between 0 and 1.
@@ -164,44 +143,43 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
         raise InputError(
             f"a model interval needs runs and a level between 0 and 1; there are {len(perturbed)} at level {level}"
         )
-    told: Summary = _report(summary, run, list(perturbed), level, "")
-    return dataclasses.replace(told, model_level=level)
+    extended: Summary = _with_intervals(summary, run, list(perturbed), level, "")
+    return dataclasses.replace(extended, model_level=level)
 
 
-def _report(of: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:
-    """The tree with an interval on each leaf; what the runs do not all have stays as it is."""
-    if any(type(one) is not type(of) for one in (run, *runs)):
-        return of
-    if isinstance(of, Estimate):
-        return _interval(of, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf)
-    if isinstance(of, dict):
-        return {key: _report(part, run[key], [one[key] for one in runs], level, name) for key, part in of.items()}
-    if isinstance(of, tuple):
-        return _tuple_with_error(of, run, runs, level, name)
-    if dataclasses.is_dataclass(of) and not isinstance(of, type):
-        fields = [field.name for field in dataclasses.fields(of)]
-        parts = {
-            f: _report(getattr(of, f), getattr(run, f), [getattr(one, f) for one in runs], level, f) for f in fields
+def _with_intervals(node: Any, run: Any, runs: list[Any], level: float, name: str) -> Any:  # noqa: PLR0911
+    """Return the tree with a model interval on each leaf; parts that some run lacks stay unchanged."""
+    if any(type(one) is not type(node) for one in (run, *runs)):
+        return node
+    if isinstance(node, Estimate):
+        return _model_interval(node, run.value, [one.value for one in runs], level, 1.0 if name in SHARES else math.inf)
+    if isinstance(node, dict):
+        return {
+            key: _with_intervals(part, run[key], [one[key] for one in runs], level, name) for key, part in node.items()
         }
-        return dataclasses.replace(of, **parts)
-    return of
+    if isinstance(node, tuple):
+        if len({len(node), len(run), *(len(one) for one in runs)}) > 1:
+            return node
+        columns = zip(node, run, *runs, strict=True)
+        return tuple(_with_intervals(part, base, rest, level, name) for part, base, *rest in columns)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        parts = {}
+        for field in dataclasses.fields(node):
+            part, base, *rest = (getattr(one, field.name) for one in (node, run, *runs))
+            parts[field.name] = _with_intervals(part, base, rest, level, field.name)
+        return dataclasses.replace(node, **parts)
+    return node
 
 
-def _tuple_with_error(of: tuple[Any, ...], run: Any, runs: list[Any], level: float, name: str) -> tuple[Any, ...]:
-    if len({len(of), len(run), *(len(one) for one in runs)}) > 1:
-        return of
-    return tuple(_report(part, run[i], [one[i] for one in runs], level, name) for i, part in enumerate(of))
-
-
-def _interval(of: Estimate, base: float, values: list[float], level: float, top: float) -> Estimate:
-    """With both ends; as it is where any run cannot tell the number."""
-    if not all(map(math.isfinite, (of.value, base, *values))):
-        return of
-    tails = [0.5 - level / 2, 0.5 + level / 2]
-    low, high = np.quantile(values, tails, method="hazen")
+def _model_interval(estimate: Estimate, base: float, values: list[float], level: float, upper_limit: float) -> Estimate:
+    """Return the estimate with both ends; unchanged where some run lacks the number."""
+    value = estimate.value
+    if not all(map(math.isfinite, (value, base, *values))):
+        return estimate
+    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], method="hazen")
     low, high = min(float(low), base), max(float(high), base)
     if base > 0:
-        low, high = of.value * (low / base), of.value * (high / base)
+        low, high = value * (low / base), value * (high / base)
     else:
-        low, high = of.value + low - base, of.value + high - base
-    return dataclasses.replace(of, model_low=low, model_high=min(high, max(top, of.value)))
+        low, high = value + low - base, value + high - base
+    return dataclasses.replace(estimate, model_low=low, model_high=min(high, max(upper_limit, value)))

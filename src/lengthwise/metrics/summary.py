@@ -1,4 +1,4 @@
-"""What a run means: counts, rates, latencies, goodput, hardware."""
+"""Summaries of a run: counts, rates, latencies, goodput, hardware."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.metrics import statistics
 from lengthwise.metrics.columns import request_column
+from lengthwise.metrics.distribution import BATCHES, MIN_VALUES, Distribution, column_distribution, gap_distribution
 from lengthwise.metrics.hardware import Hardware, hardware_of
-from lengthwise.metrics.statistics import BATCHES, MIN_VALUES, Distribution, over_batches
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Rejection, RequestRecords, Status
+from lengthwise.statistics import batch_half_width
 
 Bools = npt.NDArray[np.bool_]
 
@@ -26,11 +26,10 @@ _LIMITS = ("ttft_s", "tpot_s", "jct_s")
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits that one request must meet to count as good; None sets no limit.
+    """Limits that a request must meet to count as good; None sets no limit.
 
-    A request without a second token has no TPOT and meets that limit. Times between single
-    tokens (TBT) are pooled over requests, so that a limit on them cannot judge one request:
-    compare ``Summary.tbt_s`` with it instead.
+    A request without a second token has no TPOT and meets that limit. Times between single tokens (TBT) are pooled over
+    requests, so that a limit on them does not apply to one request: compare ``Summary.tbt_s`` with it instead.
     """
 
     ttft_s: float | None = None
@@ -44,31 +43,30 @@ class Slo:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that are set, by name."""
+        """Return the limits that are set, by name."""
         return {name: getattr(self, name) for name in _LIMITS if getattr(self, name) is not None}
 
     def met(self, requests: RequestRecords) -> dict[str, Bools]:
-        """[n] which requests finished and kept each limit; under "all", every limit."""
+        """Return [n] whether requests finished within each limit; under "all", within every limit."""
         finished = requests.status == Status.FINISHED
         good = {"all": finished.copy()}
         for name, limit in self.limits.items():
             value = request_column(requests, name)
             with np.errstate(invalid="ignore"):
-                kept = value <= limit
+                within = value <= limit
             if name == "tpot_s":
-                kept |= requests.output_tokens == 1
-            good[name] = kept & finished
-            good["all"] &= kept
+                within |= requests.output_tokens == 1
+            good[name] = within & finished
+            good["all"] &= within
         return good
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests by bucket, adding up to ``arrivals``; summed over seeds where there are several.
+    """Requests by bucket, adding up to ``arrivals``, summed over seeds.
 
-    Requests that had not arrived when the run ended are not counted at all. The last three say
-    why requests were rejected: the prompt alone reaches ``max_model_len``, or is above the tokens
-    of a step that may not cut it, or above what the KV memory admits.
+    Requests that had not arrived at the end of the run do not count. The last three are reasons of rejection: the
+    prompt reaches ``max_model_len``, exceeds the tokens of a step that must not split it, or exceeds the KV memory.
     """
 
     arrivals: int
@@ -84,7 +82,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Rates:
-    """What was delivered a second: requests that finished, their prompts, their outputs."""
+    """Finished requests, their prompt tokens and their output tokens a second."""
 
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
@@ -93,9 +91,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that kept every limit of ``slo``: share of those that arrived, and a second.
+    """Requests within every limit of ``slo``: their share of the arrivals, and their rate.
 
-    ``met`` tells the share for each limit alone. Requests that did not finish are not good.
+    ``met`` is the share for each single limit. Requests that did not finish are not good.
     """
 
     slo: Slo
@@ -106,15 +104,15 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of one run, or of several seeds of it.
+    """Statistics of one run, or of several seeds of it.
 
-    Latencies are over requests that have them (JCT, TPOT and normalized latency: those that
-    finished; TTFT: those with a first token; queueing delay: those that were scheduled).
-    Requests that gave up or were rejected show in ``counts`` and ``goodput``.
+    Latencies are over requests that have them (JCT, TPOT and normalized latency: finished requests; TTFT: requests with
+    a first token; queueing delay: scheduled requests). Timed-out and rejected requests show in ``counts`` and
+    ``goodput``.
 
     Attributes:
-        name: The records' name.
-        seeds: Seeds of the runs behind it.
+        name: Name of the records.
+        seeds: Seeds of the runs.
         intervals: "batch means" within one run, "seeds" over several, "difference" of two.
         level: Confidence level of every interval.
         window_s: Seconds from the end of the warm-up to the last event.
@@ -122,12 +120,12 @@ class Summary:
         rates: Throughput in the window.
         ttft_s: Arrival until first token.
         tpot_s: Mean time between the tokens of one request.
-        tbt_s: Time between tokens, all tokens pooled (ITL); of the whole run, warm-up included.
+        tbt_s: Time between tokens, pooled over all tokens (ITL) of the complete run, warm-up included.
         jct_s: Arrival until last token.
         queueing_delay_s: Arrival until first scheduled.
-        normalized_latency_s: JCT a token of output.
-        goodput: None where no SLO was given.
-        hardware: None where no deployment was given; of the whole run, warm-up included.
+        normalized_latency_s: JCT per output token.
+        goodput: None without an SLO.
+        hardware: None without a deployment; over the complete run, warm-up included.
         model_level: Level of the model intervals (``model_low``, ``model_high``); NaN where there are none.
     """
 
@@ -151,9 +149,8 @@ class Summary:
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 Window = slice | Ints
-"""Requests that count: a run of rows, or their numbers."""
+"""Requests that count: consecutive rows, or row numbers."""
 
 
 def summarize(
@@ -165,23 +162,22 @@ def summarize(
     warmup_requests: int = 0,
     level: float = 0.95,
 ) -> Summary:
-    """The numbers of one run, each with a confidence interval where one run can tell it.
+    """Return the statistics of one run, with confidence intervals where one run allows them.
 
-    Intervals come from 10 batches of consecutive requests (in order of arrival; of equal
-    spans of time for rates). They assume that the run is stationary after the warm-up and
-    that a batch outlives the queue's memory; what correlation is left between neighbours
-    widens them. Measured on an M/M/1 queue at load 0.8, 95 % intervals hold the truth in
-    93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and 82 % (p90)
-    of runs of 2,000; at higher loads in fewer. They are NaN below 400 values, for minima and
-    maxima, for quantiles beyond which a batch expects fewer than 5 values, for quantiles of
-    TBT, and for the hardware. Several seeds and :func:`combine` have none of these limits.
+    Intervals come from 10 batches of consecutive requests (in order of arrival; for rates, from equal spans of time).
+    They assume that the run is stationary after the warm-up and that a batch is long against the queue's correlation
+    time; remaining correlation of neighbours widens them. On an M/M/1 queue at load 0.8, 95 % intervals contain the
+    true value in 93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and 82 % (p90) of runs of
+    2,000; at higher loads in fewer. They are NaN below 400 values, for minima and maxima, for quantiles above which a
+    batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds and :func:`combine`
+    have none of these limits.
 
     Args:
-        records: What the run left behind.
-        deployment: What ran; without it nothing is said of the hardware.
+        records: Records of the run.
+        deployment: The deployment that ran; None leaves out the hardware.
         slo: Limits for goodput.
-        warmup_s: Requests that arrived before are left out.
-        warmup_requests: So many of the first requests are left out; the later of both counts.
+        warmup_s: Requests that arrived earlier are left out.
+        warmup_requests: Number of first requests to leave out; the longer of both warm-ups applies.
         level: Confidence level.
 
     Raises:
@@ -190,43 +186,41 @@ def summarize(
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
     window = window_of(records, warmup_s, warmup_requests)
-    r = rows_of(records.requests, window)
+    r = window_rows(records.requests, window)
+    latencies: dict[str, Any] = {name: column_distribution(request_column(r, name), level) for name in _LATENCIES}
     start_s = max(warmup_s, float(r.arrival_s[0]))
     span_s = float(records.end_s) - start_s
-    counts = counts_of(r)
     return Summary(
         name=records.name,
         seeds=(records.seed,),
         intervals="batch means",
         level=level,
         window_s=Estimate(span_s),
-        counts=counts,
+        counts=bucket_counts(r),
         rates=_rates(records, start_s, level),
-        tbt_s=statistics.of_gaps(records.gaps, _mean_gap_half_width(r, level)),
-        **{f"{name}_s": _latency(r, f"{name}_s", level) for name in _LATENCIES},
+        tbt_s=gap_distribution(records.gaps, _mean_gap_half_width(r, level)),
+        **latencies,
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
-        model_level=math.nan,
     )
 
 
-_LATENCIES = ("ttft", "tpot", "jct", "queueing_delay", "normalized_latency")
-
-
-def _latency(r: RequestRecords, name: str, level: float) -> Distribution:
-    return statistics.of_column(request_column(r, name), level)
+_LATENCIES = ("ttft_s", "tpot_s", "jct_s", "queueing_delay_s", "normalized_latency_s")
 
 
 def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
-    """The requests that count, by arrival: a run of rows, so that nothing is copied, or their numbers.
+    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers.
 
-    Rows stand in order of arrival but where requests come after others; of those that never came the arrival is NaN.
+    Rows are out of order where requests start after others finish; requests that never arrived have NaN arrivals.
     """
     arrival_s = records.requests.arrival_s
-    order = None if _in_order(arrival_s) else np.argsort(arrival_s, kind="stable")
-    came_s = arrival_s if order is None else arrival_s[order]
-    stop = int(np.searchsorted(came_s, records.end_s, side="right"))
-    start = max(int(np.searchsorted(came_s[:stop], warmup_s)), warmup_requests)
+    arrived = ~np.isnan(arrival_s)
+    first = arrival_s[: int(arrived.sum())]
+    in_order = arrived[: len(first)].all() and not (first[1:] < first[:-1]).any()
+    order = None if in_order else np.argsort(arrival_s, kind="stable")
+    sorted_s = arrival_s if order is None else arrival_s[order]
+    stop = int(np.searchsorted(sorted_s, records.end_s, side="right"))
+    start = max(int(np.searchsorted(sorted_s[:stop], warmup_s)), warmup_requests)
     if start >= stop:
         raise InputError(
             f"the warm-up must leave requests to count; of {stop} that arrived it takes all "
@@ -235,33 +229,23 @@ def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window
     return slice(start, stop) if order is None else order[start:stop]
 
 
-def _in_order(arrival_s: Floats) -> bool:
-    came = ~np.isnan(arrival_s)
-    first = arrival_s[: int(came.sum())]
-    return bool(came[: len(first)].all() and not (first[1:] < first[:-1]).any())
-
-
-def common(a: Window, b: Window) -> Window:
-    """Requests that count in both, by number."""
+def window_intersection(a: Window, b: Window) -> Window:
+    """Return the requests that count in both windows."""
     if isinstance(a, slice) and isinstance(b, slice):
         return slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
-    return np.intersect1d(_numbers(a), _numbers(b))
+    rows_a, rows_b = (np.arange(w.start, w.stop) if isinstance(w, slice) else w for w in (a, b))
+    return np.intersect1d(rows_a, rows_b)
 
 
-def _numbers(window: Window) -> Ints:
-    return np.arange(window.start, window.stop) if isinstance(window, slice) else window
+def window_rows(r: RequestRecords, rows: Window) -> RequestRecords:
+    """Return the rows of a window, as views of a slice."""
+    return RequestRecords(**{f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)})
 
 
-def rows_of(r: RequestRecords, rows: Window) -> RequestRecords:
-    """The rows of a window; as views where they are a run."""
-    views = {f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)}
-    return RequestRecords(**views)
-
-
-def counts_of(r: RequestRecords) -> Counts:
-    """Requests by bucket."""
+def bucket_counts(r: RequestRecords) -> Counts:
+    """Return the number of requests in each bucket."""
     by_status = np.bincount(r.status, minlength=len(Status))
-    why = np.bincount(r.rejection, minlength=len(Rejection))
+    by_reason = np.bincount(r.rejection, minlength=len(Rejection))
     counts = Counts(
         arrivals=len(r.status),
         finished=int(by_status[Status.FINISHED]),
@@ -269,9 +253,9 @@ def counts_of(r: RequestRecords) -> Counts:
         timed_out=int(by_status[Status.TIMED_OUT]),
         unfinished=int(by_status[Status.UNFINISHED]),
         preemptions=int(r.preemptions.sum(dtype=np.int64)),
-        rejected_too_long=int(why[Rejection.PROMPT_REACHES_MAX_MODEL_LEN]),
-        rejected_over_token_budget=int(why[Rejection.PROMPT_ABOVE_TOKEN_BUDGET]),
-        rejected_over_kv_memory=int(why[Rejection.PROMPT_ABOVE_KV_MEMORY]),
+        rejected_too_long=int(by_reason[Rejection.PROMPT_REACHES_MAX_MODEL_LEN]),
+        rejected_over_token_budget=int(by_reason[Rejection.PROMPT_ABOVE_TOKEN_BUDGET]),
+        rejected_over_kv_memory=int(by_reason[Rejection.PROMPT_ABOVE_KV_MEMORY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
     assert buckets == counts.arrivals, f"the buckets hold {buckets} requests, {counts.arrivals} arrived"
@@ -279,7 +263,7 @@ def counts_of(r: RequestRecords) -> Counts:
 
 
 def _rates(records: Records, start_s: float, level: float) -> Rates:
-    """Completions in the window over its length, whenever those requests arrived."""
+    """Return completions a second in the window, including requests that arrived earlier."""
     r, window = records.requests, (start_s, records.end_s)
     inside = r.finished_s >= start_s
     finished_s = r.finished_s[inside]
@@ -290,41 +274,41 @@ def _rates(records: Records, start_s: float, level: float) -> Rates:
     )
 
 
-def _rate(at_s: Floats, weights: Array | None, window: tuple[float, float], level: float) -> Estimate:
-    """Events (or their weights) a second, with an interval from equal spans of the window."""
+def _rate(at_s: Floats, weights: npt.NDArray[Any] | None, window: tuple[float, float], level: float) -> Estimate:
+    """Return events (or their weights) a second, with an interval from equal spans of the window."""
     span_s = window[1] - window[0]
     if span_s <= 0:
         return Estimate(math.nan)
     edges = np.linspace(*window, BATCHES + 1)
     batches = np.histogram(at_s, edges, weights=weights)[0][:, None] * BATCHES / span_s
     mean = batches.mean(axis=0)
-    half = over_batches(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
+    half = batch_half_width(batches, mean, level) if len(at_s) >= MIN_VALUES else [math.nan]
     return Estimate(float(mean[0]), float(half[0]))
 
 
 def _goodput(r: RequestRecords, slo: Slo, window: tuple[float, float], level: float) -> Goodput:
     met = slo.met(r)
     good = met.pop("all")
-    shares = {name: _share(kept, level) for name, kept in met.items()}
+    shares = {name: _share(within, level) for name, within in met.items()}
     return Goodput(slo, _share(good, level), _rate(r.finished_s[good], None, window, level), shares)
 
 
-def _share(good: npt.NDArray[np.bool_], level: float) -> Estimate:
-    """A share of requests; all or none of them tell no interval."""
+def _share(good: Bools, level: float) -> Estimate:
+    """Return a share of requests; shares of 0 and 1 have no interval."""
     value = float(good.mean())
     if len(good) < MIN_VALUES or value in {0.0, 1.0}:
         return Estimate(value)
     batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
-    return Estimate(value, float(over_batches(batches, np.array([value]), level)[0]))
+    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
 
 
 def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
-    """Half-width of the mean time between tokens: a ratio of sums over requests, by batches."""
-    several = (r.status == Status.FINISHED) & (r.output_tokens > 1)
-    if int(several.sum()) < MIN_VALUES:
+    """Return the half-width of the mean time between tokens: a ratio of sums over requests, by batches."""
+    has_gaps = (r.status == Status.FINISHED) & (r.output_tokens > 1)
+    if int(has_gaps.sum()) < MIN_VALUES:
         return math.nan
-    elapsed_s = (r.finished_s - r.first_token_s)[several]
-    gaps = r.output_tokens[several] - 1
-    sums = [(s.sum(), g.sum()) for s, g in zip(*(np.array_split(x, BATCHES) for x in (elapsed_s, gaps)), strict=True)]
-    batches = np.array([[s / g] for s, g in sums])
-    return float(over_batches(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])
+    elapsed_s = (r.finished_s - r.first_token_s)[has_gaps]
+    gaps = r.output_tokens[has_gaps] - 1
+    split = (np.array_split(column, BATCHES) for column in (elapsed_s, gaps))
+    batches = np.array([[s.sum() / g.sum()] for s, g in zip(*split, strict=True)])
+    return float(batch_half_width(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])

@@ -1,4 +1,4 @@
-"""Who goes first, who leaves, how a step is formed, which replica: small compiled functions."""
+"""Scheduling policies: order of requests, victims, forming of steps, choice of a replica; small compiled functions."""
 
 import lazy_loader
 

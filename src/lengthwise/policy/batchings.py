@@ -1,4 +1,4 @@
-"""How a step is formed: how many to admit, how many tokens, under which flags."""
+"""How a step is formed: how many requests to admit, how many tokens, under which flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VIDUR = RESERVE_BLOCK + FORM_ONCE
 
 @batching
 def static(decodes, prefills, max_num_seqs):
-    """Request-level batches: a batch runs until all of it has finished (FasterTransformer)."""
+    """Request-level batches: a batch runs until all its requests have finished (FasterTransformer)."""
     admit = max_num_seqs if decodes + prefills == 0 else 0
     return admit, _UNBOUNDED, DECODES_WAIT
 
@@ -36,48 +36,48 @@ def static_bins(decodes, prefills, max_num_seqs):
 
 @batching
 def windowed(num_running, steps_since_admit, ended_since_admit, max_num_seqs):
-    """A batch is formed anew after 50 steps, or when one of it has finished (ELIS, Algorithm 1)."""
+    """A new batch is formed after 50 steps, or when a request of the batch has finished (ELIS, Algorithm 1)."""
     opened = num_running == 0 or ended_since_admit > 0 or steps_since_admit >= _WINDOW_STEPS
     return max_num_seqs if opened else 0, _UNBOUNDED, 0
 
 
 @batching
 def prefill_first(token_budget, max_num_seqs):
-    """Whole prompts alone as soon as any can be admitted, else all decodes (vLLM v0)."""
+    """Complete prompts alone as soon as any can be admitted, else all decodes (vLLM v0)."""
     return max_num_seqs, token_budget, DECODES_WAIT + RESERVE_BLOCK
 
 
 @batching
 def mixed(max_num_seqs):
-    """All decodes together with whole prompts, without a token budget (Orca)."""
+    """All decodes together with complete prompts, without a token budget (Orca)."""
     return max_num_seqs, _UNBOUNDED, 0
 
 
 @batching
 def chunked(token_budget, max_num_seqs):
-    """All decodes, then prompts cut to what is left of the chunk (Sarathi-Serve)."""
+    """All decodes, then chunks of prompts in the rest of the budget (Sarathi-Serve)."""
     return max_num_seqs, token_budget, CHUNKED
 
 
 @batching
 def unified(token_budget, max_num_seqs):
-    """One token budget: decodes first, prompts cut to what is left (vLLM v1)."""
+    """One token budget: decodes first, then chunks of prompts (vLLM v1)."""
     return max_num_seqs, token_budget, CHUNKED
 
 
 @batching
 def even(token_budget, max_num_seqs):
-    """As unified, decodes in even micro-batches: as many as may be in flight (the decoding GPUs of ExeGPT's WAA)."""
+    """As unified, with decodes in equal micro-batches, as many as may be in flight (decode side of ExeGPT's WAA)."""
     return max_num_seqs, token_budget, CHUNKED + UNIFORM_SHARES
 
 
 @batching
 def vidur_vllm(token_budget, max_num_seqs):
-    """Vidur's vLLM: as prefill_first, the budget counting a padded batch."""
+    """Vidur's vLLM: as prefill_first, with a budget that counts a padded batch."""
     return max_num_seqs, token_budget, PADDED + DECODES_WAIT + _VIDUR
 
 
 @batching
 def vidur_sarathi(token_budget, max_num_seqs):
-    """Vidur's Sarathi: as chunked, with a spare block a decode, its restarts and no second try."""
+    """Vidur's Sarathi: as chunked, with a reserve block per decode, its restarts and no second attempt."""
     return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_EVICTION + RESTART_AS_DECODE

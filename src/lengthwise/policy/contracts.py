@@ -1,8 +1,8 @@
-"""What a policy is: one small pure function on one axis.
+"""The contract of a policy: one small pure function on one axis.
 
-A policy function takes any of its axis' arguments *by name* and returns a number (or, for
-batching, three). The same function runs compiled inside the engine's kernel and interpreted
-in the reference; none of the arguments tells the true output length.
+A policy function takes any of its axis' arguments *by name* and returns a number (for batching, three). The same
+function runs compiled in the engine's kernel and interpreted in the reference; no argument reveals the true output
+length.
 """
 
 from __future__ import annotations
@@ -15,72 +15,28 @@ from typing import Any, overload
 from lengthwise.schema.errors import PolicyError
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], "Policy"]
 
 RANK_ARGUMENTS = (
-    "now_s",
-    "arrival_s",
-    "prompt_tokens",
-    "generated_tokens",
-    "predicted_tokens",
-    "remaining_tokens",
-    "index_tokens",
-    "queued_for_s",
-    "priority",
-    "admission",
-    "eviction",
-    "service_tokens",
-    "batch",
-)
+    "now_s", "arrival_s", "prompt_tokens", "generated_tokens", "predicted_tokens", "remaining_tokens", "index_tokens",
+    "queued_for_s", "priority", "admission", "eviction", "service_tokens", "batch",
+)  # fmt: skip
 BATCHING_ARGUMENTS = (
-    "decodes",
-    "prefills",
-    "waiting",
-    "num_running",
-    "in_flight",
-    "token_budget",
-    "max_num_seqs",
-    "steps_since_admit",
-    "ended_since_admit",
-    "phase_steps",
-    "phase_rounds",
-    "step_prompts",
-    "step_tokens",
-    "next_tokens",
-    "stages",
-    "parameter_0",
-    "parameter_1",
-    "parameter_2",
-    "parameter_3",
-    "parameter_4",
-    "parameter_5",
-)
+    "decodes", "prefills", "waiting", "num_running", "in_flight", "token_budget", "max_num_seqs", "steps_since_admit",
+    "ended_since_admit", "phase_steps", "phase_rounds", "step_prompts", "step_tokens", "next_tokens", "stages",
+    "parameter_0", "parameter_1", "parameter_2", "parameter_3", "parameter_4", "parameter_5",
+)  # fmt: skip
 PARAMETERS = sum(name.startswith("parameter_") for name in BATCHING_ARGUMENTS)
-"""Whole numbers that a batching policy may have of its own."""
+"""Maximum number of parameters of a batching policy."""
 MEMORY_ARGUMENTS = (
-    "context_tokens",
-    "chunk_tokens",
-    "predicted_tokens",
-    "max_model_len",
-    "block_size",
-    "free_blocks",
-    "total_blocks",
-    "watermark_blocks",
-    "num_running",
-    "peak_tokens",
-)
+    "context_tokens", "chunk_tokens", "predicted_tokens", "max_model_len", "block_size", "free_blocks", "total_blocks",
+    "watermark_blocks", "num_running", "peak_tokens",
+)  # fmt: skip
 ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
 TAKEOVER_ARGUMENTS = (
-    "waiting_key",
-    "running_key",
-    "waiting_remaining_tokens",
-    "running_remaining_tokens",
-    "running_generated_tokens",
-    "recompute_steps",
-    "num_running",
-    "waiting",
-    "queued_for_s",
-    "preemptions",
-)
+    "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
+    "recompute_steps", "num_running", "waiting", "queued_for_s", "preemptions",
+)  # fmt: skip
 BINNING_ARGUMENTS = ("predicted_tokens", "prompt_tokens")
 
 ARGUMENTS = {
@@ -92,17 +48,13 @@ ARGUMENTS = {
     "binning": BINNING_ARGUMENTS,
 }
 PREDICTED = (
-    "predicted_tokens",
-    "remaining_tokens",
-    "index_tokens",
-    "peak_tokens",
-    "waiting_remaining_tokens",
+    "predicted_tokens", "remaining_tokens", "index_tokens", "peak_tokens", "waiting_remaining_tokens",
     "running_remaining_tokens",
-)
-"""Arguments that tell a predicted length."""
+)  # fmt: skip
+"""Arguments that depend on a predicted length."""
 
 CHUNKED = 1
-"""A prompt may be cut to what is left of the step's prompt tokens."""
+"""A prompt may be cut to the rest of the step's prompt tokens."""
 PADDED = 2
 """Prompts count as a padded batch: (prompts) x (longest prompt)."""
 DECODES_WAIT = 4
@@ -112,40 +64,40 @@ RESERVE_BLOCK = 8
 ADMIT_AFTER_EVICTION = 16
 """A step that evicted may still admit (Vidur's Sarathi)."""
 FORM_ONCE = 32
-"""A step that evicted all it could have run waits for the replica's next event (Vidur)."""
+"""A step that evicted all its candidates waits for the replica's next event (Vidur)."""
 RESTART_AS_DECODE = 64
-"""An evicted half-computed prompt ends where it had got to; its rest is decoded (Vidur)."""
+"""The computed part of an evicted half-computed prompt becomes its prompt; its rest is decoded (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
 DECODES_REST = 256
-"""Decodes that are free go along with a step's prompts, not computed: a micro-batch stays together (ExeGPT)."""
+"""Idle decodes accompany a step's prompts without being computed: a micro-batch stays together (ExeGPT)."""
 NEW_PHASE = 512
 """``phase_steps`` and ``phase_rounds`` count from this step on."""
 ONE_BY_ONE = 1024
-"""The policy is asked again before each admission, and told what is in the step."""
+"""The policy is called again before each admission, with the current prompts of the step."""
 UNIFORM_SHARES = 2048
-"""A step takes at most an even share of the residents: one of as many micro-batches as may be in flight (ExeGPT)."""
+"""A step takes at most an equal share of the residents: one of as many micro-batches as may be in flight (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
-"""What an output token counts in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
+"""Weight of an output token in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy function with what the engine must know of it.
+    """A policy function with the properties that the engine needs.
 
     Attributes:
-        axis: "rank" (also used for who leaves), "batching", "memory", "router", "takeover" or "binning".
-        name: For tables and scenario files.
+        axis: "rank" (also for victims), "batching", "memory", "router", "takeover" or "binning".
+        name: Name in tables and scenario files.
         function: The plain Python function.
-        arguments: The names it takes, a subset of its axis'.
-        every_step: For ranks: keys change with time, so the queue is re-keyed at every step.
-        builtin: Whether it ships with the package (its machine code is then cached on disk).
-        bins: For binnings: how many bins there are.
-        parameters: For batchings: at most 6 whole numbers, told as ``parameter_0`` and so on. Policies that differ in
-            these (and their names) alone are compiled once.
-        starvation: What holds of who may pass whom under this policy alone, in words, whatever is predicted
-            (tests/laws/test_starvation.py); "" where only ``Scheduler.max_wait_s`` bounds a wait.
+        arguments: Names of its arguments, a subset of its axis'.
+        every_step: For ranks: keys change with time, so the queue is ranked again at every step.
+        builtin: Whether it belongs to the package (its machine code is then cached on disk).
+        bins: For binnings: number of bins.
+        parameters: For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in
+            these (and their names) are compiled once.
+        starvation: Which requests may precede another one under this policy alone, whatever is predicted
+            (tests/laws/test_starvation.py); "" if only ``Scheduler.max_wait_s`` limits a wait.
     """
 
     axis: str
@@ -160,59 +112,56 @@ class Policy:
 
     @property
     def all_parameters(self) -> tuple[int, ...]:
-        """As many as a batching is told, 0 for those that it does not have."""
+        """Return the parameters, filled up with zeros to ``PARAMETERS``."""
         return self.parameters + (0,) * (PARAMETERS - len(self.parameters))
 
     @property
     def doc(self) -> str:
-        """The first line of the function's docstring."""
+        """Return the first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").split("\n")[0]
 
     def uses(self, *arguments: str) -> bool:
-        """Whether the function looks at any of these arguments."""
+        """Return whether the function takes any of these arguments."""
         return any(argument in self.arguments for argument in arguments)
 
 
-def _arguments_of(axis: str, function: Function) -> tuple[str, ...]:
+def make(axis: str, function: Function, **metadata: Any) -> Policy:
+    """Return a policy of a plain function.
+
+    Raises:
+        PolicyError: It is no Python function, or takes arguments that its axis does not have.
+    """
     known = ARGUMENTS[axis]
+    name = getattr(function, "__name__", type(function).__name__)
     try:
-        names = tuple(inspect.signature(function).parameters)
+        arguments = tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         raise PolicyError(f"a {axis} policy must be a Python function; got {function!r}") from None
-    wrong = [name for name in names if name not in known]
-    if wrong:
+    if wrong := [argument for argument in arguments if argument not in known]:
         raise PolicyError(
-            f"{axis} policy {getattr(function, '__name__', function)!r} takes {', '.join(map(repr, wrong))}, "
-            f"which no {axis} policy is given; it may take, by name: {', '.join(known)}"
+            f"{axis} policy {name!r} takes {', '.join(map(repr, wrong))}, which {axis} policies do not get; "
+            f"it may take, by name: {', '.join(known)}"
         )
-    return names
-
-
-def make(axis: str, function: Function, **metadata: Any) -> Policy:
-    """A policy from a plain function; raises PolicyError for arguments its axis does not have."""
-    names = _arguments_of(axis, function)
     builtin = str(getattr(function, "__module__", "")).startswith("lengthwise.policy.")
-    name = getattr(function, "__name__", type(function).__name__)
-    return Policy(axis, name, function, names, **({"builtin": builtin} | metadata))
+    fields: dict[str, Any] = {"name": name, "builtin": builtin, **metadata}
+    return Policy(axis, function=function, arguments=arguments, **fields)
 
 
 @overload
 def rank(function: Function) -> Policy: ...
 @overload
-def rank(*, every_step: bool = ..., starvation: str = ...) -> Callable[[Function], Policy]: ...
+def rank(*, every_step: bool = ..., starvation: str = ...) -> Decorator: ...
 def rank(function: Function | None = None, *, every_step: bool = False, starvation: str = "") -> Any:
-    """Decorator: a function of RANK_ARGUMENTS that returns a key; the smallest key goes first.
+    """Decorate a function of RANK_ARGUMENTS that returns a key; the smallest key runs first.
 
-    Keys are taken when a request joins the queue, or at every step with ``every_step=True``;
-    equal keys keep the order of arrival. ``generated_tokens`` counts tokens so far (an evicted
-    request keeps them). ``predicted_tokens`` is the output length predicted at the last window of
-    these, ``remaining_tokens`` what is still to come of it (at least 1), ``index_tokens`` the
-    Gittins index of the predicted distribution. ``waited_s`` is time spent in queues in all,
-    ``service_tokens`` what the request's tenant was served (prompt tokens + 2 x output tokens),
-    ``batch`` the number of the completed bin it belongs to (0: none). ``admission`` is the
-    sequence number of the last admission (-1: never), ``eviction`` that of the last eviction
-    (0: never). As ``leave`` the same function says who is evicted: the largest key, and of equal
-    ones whoever came out of a step last.
+    Keys are computed when a request joins the queue, or at every step with ``every_step=True``; equal keys are in the
+    order of arrival. ``generated_tokens`` counts output tokens so far (an evicted request retains them).
+    ``predicted_tokens`` is the output length predicted at the last window of these, ``remaining_tokens`` its part still
+    to come (at least 1), ``index_tokens`` the Gittins index of the predicted distribution. ``queued_for_s`` is the
+    total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
+    ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
+    (-1: never), ``eviction`` that of the last eviction (0: never). As ``leave`` the same function chooses victims: the
+    largest key is evicted first, and among equals the request that returned from a step last.
     """
     if function is None:
         return lambda f: make("rank", f, every_step=every_step, starvation=starvation)
@@ -220,58 +169,61 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 
 
 def takeover(function: Function) -> Policy:
-    """Decorator: a function of TAKEOVER_ARGUMENTS; above 0: a waiting request takes a running one's place.
+    """Decorate a function of TAKEOVER_ARGUMENTS; above 0: a waiting request preempts a running one.
 
-    It is asked at the first step after an arrival that goes before all who wait, and every
-    ``Scheduler.window_tokens`` steps, of the best waiting request that finds no seat or memory and
-    of the worst running one, both by ``rank``. ``recompute_steps`` is what bringing the running one
-    back (computed again, or swapped) would cost, in decode steps of the present batch; these delay
-    all ``resident`` and ``waiting`` requests. ``preemptions`` is how often it had to leave before.
+    It is called at the first step after an arrival that is first in the queue, and every ``Scheduler.window_tokens``
+    steps, for the first waiting request that lacks a slot or memory and the last running one, both by ``rank``.
+    ``recompute_steps`` is the cost of resuming the running one (recomputed or swapped), in decode steps of the current
+    batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its previous evictions.
     """
     return make("takeover", function)
 
 
-def binning(*, bins: int) -> Callable[[Function], Policy]:
-    """Decorator: a function of BINNING_ARGUMENTS that returns a bin from 0 to ``bins - 1``.
+def binning(*, bins: int) -> Decorator:
+    """Decorate a function of BINNING_ARGUMENTS that returns a bin from 0 to ``bins - 1``.
 
-    Arrivals gather in bins; one that holds ``max_num_seqs`` requests joins the queue as a batch.
+    Arrivals collect in bins; one that has ``max_num_seqs`` requests joins the queue as a batch.
     """
     return lambda function: make("binning", function, bins=bins)
 
 
 def batching(function: Function) -> Policy:
-    """Decorator: a function of BATCHING_ARGUMENTS that forms a step.
+    """Decorate a function of BATCHING_ARGUMENTS that forms a step.
 
-    It returns three whole numbers: how many waiting requests may be admitted, how many tokens
-    the step may hold (its decodes count first, prompts share what is left), and flags added up:
-    CHUNKED, PADDED, DECODES_WAIT, SPARE_BLOCK, and for Vidur's rules ADMIT_AFTER_EVICTION,
-    FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases DECODES_REST, NEW_PHASE and ONE_BY_ONE, for
-    micro-batches EVEN_SHARES.
-    ``decodes`` and ``prefills`` count the resident sequences that are free to run; ``in_flight`` the steps still in
-    the pipeline, which has ``stages``; ``steps_since_admit`` and ``ended_since_admit`` the steps and requests that
-    ended since admissions were last allowed; ``phase_steps`` the steps that began since the last NEW_PHASE, and
-    ``phase_rounds`` how often all in the pipeline have had their turn since the last of them with prompts. Where
-    ONE_BY_ONE asks again, ``step_prompts`` and ``step_tokens`` count the prompts in the step and their tokens, and
-    ``next_tokens`` is what the next request would add; else they are 0. ``parameter_0`` to ``parameter_5`` are
-    whole numbers of the policy's own (``Policy.parameters``).
+    It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have (its
+    decodes count first, prompts share the rest), and the sum of flags: CHUNKED, PADDED, DECODES_WAIT, RESERVE_BLOCK,
+    for Vidur's rules ADMIT_AFTER_EVICTION, FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases
+    DECODES_REST, NEW_PHASE and ONE_BY_ONE, for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
+    idle residents; ``in_flight`` the steps in the pipeline, which has ``stages``; ``steps_since_admit`` and
+    ``ended_since_admit`` the steps and requests that ended since admissions were last allowed; ``phase_steps`` the
+    steps that started since the last NEW_PHASE, and ``phase_rounds`` how often all micro-batches have had their turn
+    since the last step with prompts. With ONE_BY_ONE, ``step_prompts`` and ``step_tokens`` count the prompts in the
+    step and their tokens, and ``next_tokens`` is what the next request would add; else they are 0. ``parameter_0`` to
+    ``parameter_5`` are the policy's own integers (``Policy.parameters``).
     """
     return make("batching", function)
 
 
 def memory(function: Function) -> Policy:
-    """Decorator: a function of MEMORY_ARGUMENTS that returns the blocks to take at admission, or -1 to wait.
+    """Decorate a function of MEMORY_ARGUMENTS that returns the blocks to take at admission, or -1 to wait.
 
-    ``context_tokens`` are to be computed, ``chunk_tokens`` of them in this step; ``peak_tokens``
-    is the most KV tokens the replica would ever hold with this request if all predictions held
-    (Past-Future). A running sequence that outgrows its blocks takes one more at a time.
+    ``context_tokens`` are to be computed, ``chunk_tokens`` of them in this step; ``peak_tokens`` is the maximum of KV
+    tokens that the replica would ever use with this request if all predictions were exact (Past-Future). A running
+    sequence that outgrows its blocks takes one more at a time.
     """
     return make("memory", function)
 
 
-def router(function: Function) -> Policy:
-    """Decorator: a function of ROUTER_ARGUMENTS that returns the replica of an arriving request.
+@overload
+def router(function: Function) -> Policy: ...
+@overload
+def router(*, name: str) -> Decorator: ...
+def router(function: Function | None = None, *, name: str = "") -> Any:
+    """Decorate a function of ROUTER_ARGUMENTS that returns the replica of an arriving request.
 
-    ``waiting``, ``running`` (requests) and ``tokens`` (prompt and predicted tokens outstanding)
-    have one entry a replica; ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    ``waiting``, ``running`` (requests) and ``tokens`` (prompt and predicted tokens outstanding) have one entry per
+    replica; ``draw_a`` and ``draw_b`` are uniform on [0, 1).
     """
+    if function is None:
+        return lambda f: make("router", f, name=name)
     return make("router", function)

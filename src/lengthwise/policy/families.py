@@ -18,14 +18,14 @@ from lengthwise.policy.contracts import Policy, make
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
 MAX_BINS = 1024
-_MOST = 1 << 24
+_PARAMETER_LIMIT = 1 << 24
 
 
 @lru_cache(maxsize=256)
 def aged(weight: float = 10.0) -> Policy:
     """Shortest remaining predicted output first; a second of age makes a request ``weight`` tokens shorter.
 
-    All age alike, so the order needs no clock: remaining + weight x arrival.
+    All requests age alike, so the order needs no clock: remaining + weight x arrival.
     """
     _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
@@ -33,7 +33,7 @@ def aged(weight: float = 10.0) -> Policy:
         return remaining_tokens + weight * arrival_s
 
     bound = (
-        "passed only by requests that came at most (its predicted remaining tokens / weight) seconds after it, and "
+        "passed only by requests that arrived at most (its predicted remaining tokens / weight) seconds after it, and "
         "by no later one that is predicted longer"
     )
     return _named("rank", f"aged(weight={weight:g})", key, starvation=bound)
@@ -48,7 +48,7 @@ def aged_gittins(weight: float = 10.0) -> Policy:
         return index_tokens + weight * arrival_s
 
     bound = (
-        "passed only by requests that came at most (its index / weight) seconds after it, and by no later one of a "
+        "passed only by requests that arrived at most (its index / weight) seconds after it, and by no later one of a "
         "larger index"
     )
     return _named("rank", f"aged_gittins(weight={weight:g})", key, starvation=bound)
@@ -56,13 +56,13 @@ def aged_gittins(weight: float = 10.0) -> Policy:
 
 @lru_cache(maxsize=256)
 def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Policy:
-    """Multi-level feedback queue, skip-join (FastServe): first the levels that have had least.
+    """Multi-level feedback queue, skip-join (FastServe): first the levels with the least service.
 
-    Level l ends after ``quantum`` x (2^(l+1) - 1) tokens; a request joins at the level whose quantum holds
+    Level l ends after ``quantum`` x (2^(l+1) - 1) tokens; a request joins at the level whose quantum covers
     ``prompt_weight`` x its prompt. It needs no prediction. Within a level: first come, first served.
     """
-    _require(1 <= _complete(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
-    _require(1 <= _complete(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
+    _require(1 <= _integer(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
+    _require(1 <= _integer(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
     _require(0 <= _number(prompt_weight) < math.inf, "prompt_weight must be at least 0 and finite", prompt_weight)
 
     def key(arrival_s, prompt_tokens, generated_tokens):
@@ -76,8 +76,8 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
         return max(level, joined) * 1e9 + arrival_s
 
     bound = (
-        "passed only by requests at a level that has had less, within its level by nobody who came later; newcomers "
-        "join above those that have had much, so only scheduler.max_wait_s bounds a wait among them"
+        "passed only by requests at a level with less service, within its level by no later request; new requests join "
+        "above those with much service, so only scheduler.max_wait_s limits a wait among them"
     )
     name = f"mlfq(quantum={quantum}, levels={levels}, prompt_weight={prompt_weight:g})"
     return _named("rank", name, key, starvation=bound)
@@ -85,20 +85,14 @@ def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Pol
 
 @lru_cache(maxsize=256)
 def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
-    """As worth_it, the cost counted ``factor`` times, nobody made to leave more than ``most`` times."""
+    """As is_improvement, with ``factor`` times the cost, and no request preempted more than ``most`` times."""
     _require(0 <= _number(factor) < math.inf, "factor must be at least 0 and finite", factor)
-    _require(_complete(most) >= 0, "most must be a whole number of at least 0", most)
+    _require(_integer(most) >= 0, "most must be a whole number of at least 0", most)
 
     def gain(
-        waiting_key,
-        running_key,
-        waiting_remaining_tokens,
-        running_remaining_tokens,
-        recompute_steps,
-        num_running,
-        waiting,
-        preemptions,
-    ):
+        waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running,
+        waiting, preemptions,
+    ):  # fmt: skip
         saved = running_remaining_tokens - waiting_remaining_tokens
         if waiting_key < running_key and preemptions < most:
             return saved - factor * recompute_steps * (num_running + waiting)
@@ -117,51 +111,58 @@ def rra(
 ) -> Policy:
     """ExeGPT's RRA: encoding of ``encode_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
 
-    The requests go round a pipeline as ``micro_batches`` (0: as many as it has stages, of which there are never more),
-    each joined by its part of the new ones. What has finished is gone at once; who waits, waits for the next phase.
+    The requests circulate in a pipeline as ``micro_batches`` (0: as many as it has stages, which is also the maximum),
+    each joined by its part of the new ones. Finished requests leave at once; waiting ones join in the next phase.
 
-    With a ``threshold`` the new ones are more or fewer (section 5.2), micro-batch by micro-batch: the prompts of a
-    phase stay within that share of ``prompt_tokens``, their mean; as far as that allows, the decode batch within it of
-    ``decode_batch``, its mean.
+    With a ``threshold`` the number of new requests is adjusted (section 5.2), micro-batch by micro-batch: the prompts
+    of a phase stay within that share of ``prompt_tokens``, their mean; as far as that allows, the decode batch stays
+    within it of ``decode_batch``, its mean.
     """
-    of = {"encode_batch": encode_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
-    function: Callable[..., Any] = phases.rra
-    parameters: tuple[float, ...] = tuple(of.values())
-    if threshold is not None:
-        _require(0 <= _number(threshold) < 1, "threshold must be from 0 to below 1", threshold)
-        means = {"prompt_tokens": prompt_tokens, "decode_batch": decode_batch}
-        function, parameters = phases.rra_steady, (*parameters, round(1000 * threshold), *means.values())
-        of |= means
-    for key, value in of.items():
-        least = 0 if key == "micro_batches" else 1
-        _require(least <= _complete(value) < _MOST, f"{key} must be a whole number of at least {least}", value)
-    told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
-    name = f"rra({', '.join(f'{key}={value}' for key, value in told.items())})"
-    return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
+    sizes = {"encode_batch": encode_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
+    if threshold is None:
+        return _phases("rra", phases.rra, sizes)
+    means = {"prompt_tokens": prompt_tokens, "decode_batch": decode_batch}
+    return _phases("rra", phases.rra_steady, sizes, threshold, means)
 
 
 def encode(encode_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
-    """The encoding side of ExeGPT's WAA: batches of ``encode_batch`` whole prompts, fewer where fewer wait.
+    """The encoding side of ExeGPT's WAA: batches of at most ``encode_batch`` complete prompts.
 
-    With a ``threshold`` batches are resized (section 5.2) so that their prompts stay within that share of
+    With a ``threshold`` batches are adjusted (section 5.2) so that their prompts stay within that share of
     ``prompt_tokens``, the mean of a batch.
     """
-    of: dict[str, Any] = {"encode_batch": encode_batch}
-    function: Callable[..., Any] = phases.encode
-    parameters: tuple[int, ...] = (encode_batch,)
+    if threshold is None:
+        return _phases("encode", phases.encode, {"encode_batch": encode_batch})
+    means = {"prompt_tokens": prompt_tokens}
+    return _phases("encode", phases.encode_steady, {"encode_batch": encode_batch}, threshold, means)
+
+
+def _phases(
+    name: str,
+    function: Callable[..., Any],
+    sizes: dict[str, int],
+    threshold: float | None = None,
+    means: dict[str, int] | None = None,
+) -> Policy:
+    """Return a batching policy whose parameters are sizes, and with a threshold also the threshold and means."""
     if threshold is not None:
         _require(0 <= _number(threshold) < 1, "threshold must be from 0 to below 1", threshold)
-        of |= {"prompt_tokens": prompt_tokens}
-        function, parameters = phases.encode_steady, (encode_batch, round(1000 * threshold), prompt_tokens)
-    for key, value in of.items():
-        _require(1 <= _complete(value) < _MOST, f"{key} must be a whole number of at least 1", value)
-    told = of if threshold is None else of | {"threshold": f"{threshold:g}"}
-    name = f"encode({', '.join(f'{key}={value}' for key, value in told.items())})"
-    return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=name)
+    for key, value in (sizes | (means or {})).items():
+        minimum = 0 if key == "micro_batches" else 1
+        _require(
+            minimum <= _integer(value) < _PARAMETER_LIMIT, f"{key} must be a whole number of at least {minimum}", value
+        )
+    shown: dict[str, Any] = sizes | (means or {})
+    parameters = list(sizes.values())
+    if threshold is not None:
+        parameters += [round(1000 * threshold), *(means or {}).values()]
+        shown["threshold"] = f"{threshold:g}"
+    text = ", ".join(f"{key}={value}" for key, value in shown.items())
+    return replace(make("batching", function, parameters=tuple(map(int, parameters))), name=f"{name}({text})")
 
 
 def bins(boundaries: Sequence[float]) -> Policy:
-    """Multi-Bin: bin i holds the predicted lengths from boundary i-1 to below boundary i; k - 1 boundaries."""
+    """Multi-Bin: bin i has the predicted lengths from boundary i-1 to below boundary i; k - 1 boundaries."""
     return _bins(tuple(map(_number, boundaries)))
 
 
@@ -192,7 +193,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
 
 
 def from_text(axis: str, text: str) -> Policy | None:
-    """The policy that ``name(key=value, ...)`` or a family's bare name means; None for any other name.
+    """Return the policy of ``name(key=value, ...)`` or of a family's bare name; None for any other name.
 
     Raises:
         UnknownNameError: The axis has no family of this name.
@@ -208,54 +209,48 @@ def from_text(axis: str, text: str) -> Policy | None:
         return families[name](**parameters)
     except TypeError as error:
         raise PolicyError(
-            f"{axis} policy {text!r} cannot be made: {error}; it takes {parameters_of(families[name])}"
+            f"{axis} policy {text!r} has wrong parameters: {error}; it takes {parameters_of(families[name])}"
         ) from error
 
 
 def parameters_of(make: Callable[..., Policy]) -> str:
-    """A family's parameters with their defaults: "quantum=64, levels=6"."""
-    return ", ".join(str(p).partition(":")[0] + _default(p) for p in inspect.signature(make).parameters.values())
-
-
-def _default(parameter: inspect.Parameter) -> str:
-    return "" if parameter.default is parameter.empty else f"={parameter.default}"
+    """Return a family's parameters with their defaults: "quantum=64, levels=6"."""
+    parameters = inspect.signature(make).parameters.values()
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters)
 
 
 def call_of(axis: str, text: str) -> tuple[str, dict[str, Any]]:
-    """(name, parameters) of ``name(key=value, ...)``; the values are plain literals.
+    """Return (name, parameters) of ``name(key=value, ...)``; the values are plain literals.
 
     Raises:
         PolicyError: It is not written so.
     """
-    wrong = f"a {axis} policy with parameters is written like name(key=1, other=2); got {text!r}"
+    wrong = PolicyError(f"a {axis} policy with parameters is written like name(key=1, other=2); got {text!r}")
     try:
         call = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise PolicyError(wrong) from error
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise PolicyError(wrong)
-    if any(k.arg is None for k in call.keywords):
-        raise PolicyError(wrong)
-    try:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise wrong
+        if any(k.arg is None for k in call.keywords):
+            raise wrong
         return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PolicyError(wrong) from error
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise wrong from error
 
 
 def _named(axis: str, name: str, function: Callable[..., Any], **metadata: Any) -> Policy:
     function.__name__ = function.__qualname__ = name.partition("(")[0]
-    return replace(make(axis, function, builtin=False, **metadata), name=name)
+    return make(axis, function, name=name, builtin=False, **metadata)
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"a number must stand where {value!r} does")
+        raise TypeError(f"{value!r} must be a number")
     return float(value)
 
 
-def _complete(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"a whole number must stand where {value!r} does")
+        raise TypeError(f"{value!r} must be a whole number")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Admission to KV memory: how many blocks a request takes when admitted, or -1 to wait."""
+"""Admission to KV memory: how many blocks a request gets when it is admitted, or -1 to wait."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ def reserve_max(max_model_len, block_size, free_blocks):
 
 @memory
 def vidur_reserve_max(max_model_len, block_size, free_blocks):
-    """Vidur's: as reserve_max, rounded down to whole blocks."""
+    """Vidur's: as reserve_max, rounded down to complete blocks."""
     need = max(1, max_model_len // block_size)
     return need if need <= free_blocks else -1
 
 
 @memory
 def paged(context_tokens, block_size, free_blocks, watermark_blocks, num_running):
-    """Blocks for the whole prompt over a watermark, further ones on demand (vLLM v0, Sarathi)."""
+    """Blocks for the complete prompt above a watermark, further ones on demand (vLLM v0, Sarathi)."""
     need = (context_tokens + block_size - 1) // block_size
-    spare = free_blocks - need
-    if spare < 0 or (num_running > 0 and spare < watermark_blocks):
+    left = free_blocks - need
+    if left < 0 or (num_running > 0 and left < watermark_blocks):
         return -1
     return need
 
 
 @memory
 def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, num_running):
-    """The whole prompt must fit over the watermark, but blocks are taken chunk by chunk (vLLM v1)."""
-    spare = free_blocks - (context_tokens + block_size - 1) // block_size
-    if spare < 0 or (num_running > 0 and spare < watermark_blocks):
+    """The complete prompt must fit above the watermark, but blocks are taken chunk by chunk (vLLM v1)."""
+    left = free_blocks - (context_tokens + block_size - 1) // block_size
+    if left < 0 or (num_running > 0 and left < watermark_blocks):
         return -1
     return (chunk_tokens + block_size - 1) // block_size
 
 
 @memory
 def paged_strict(context_tokens, block_size, free_blocks, watermark_blocks):
-    """Vidur's: as paged, the watermark held even on an empty replica."""
+    """Vidur's: as paged, with the watermark even on an empty replica."""
     need = (context_tokens + block_size - 1) // block_size
     return need if free_blocks - need >= watermark_blocks else -1
 
 
 @memory
 def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, num_running, peak_tokens):
-    """Admit while the predicted peak of KV tokens fits; blocks on demand (LightLLM, Past-Future)."""
+    """Admission while the predicted peak of KV tokens fits; blocks on demand (LightLLM, Past-Future)."""
     need = (context_tokens + block_size - 1) // block_size
     if need > free_blocks or (num_running > 0 and peak_tokens > total_blocks * block_size):
         return -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from lengthwise.policy import batchings, binnings, memories, preemptions, ranks, routers
@@ -12,7 +11,7 @@ from lengthwise.policy.families import FAMILIES, from_text, parameters_of
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
-_ROOMS = {
+_MODULES = {
     "rank": ranks,
     "batching": batchings,
     "memory": memories,
@@ -20,136 +19,109 @@ _ROOMS = {
     "takeover": preemptions,
     "binning": binnings,
 }
-LONGEST_WAIT_S = 300.0
-"""After so long a request goes first under the named schedulers that go by length; inf lifts it."""
-LONGEST_GATHERING_S = 30.0
-"""After so long a bin of the named Multi-Bin schedulers leaves as it is."""
-_SCHEDULERS = {
-    "faster_transformer": Scheduler(batching="static", memory="reserve_max"),
-    "orca": Scheduler(batching="mixed", memory="reserve_max"),
-    "vllm_v0": Scheduler(leave="latest_arrival", batching="prefill_first", memory="paged"),
-    "sarathi": Scheduler(batching="chunked", memory="paged"),
-    "lightllm": Scheduler(batching="prefill_first", memory="predicted_peak"),
-    "vllm_v1": Scheduler(rank="fcfs_evicted_first", batching="unified", memory="paged_by_chunk"),
-    "sjf": Scheduler(rank="sjf", batching="unified", memory="paged_by_chunk", max_wait_s=LONGEST_WAIT_S),
-    "srtf": Scheduler(
-        rank="srtf",
-        leave="longest_remaining",
-        batching="unified",
-        memory="paged_by_chunk",
-        preempt="swap",
-        takeover="by_rank",
-        max_wait_s=LONGEST_WAIT_S,
-    ),
-    "isrtf": Scheduler(
-        rank="srtf",
-        leave="longest_remaining",
-        batching="unified",
-        memory="paged_by_chunk",
-        takeover="worth(factor=100)",
-        max_wait_s=LONGEST_WAIT_S,
-    ),
-    "elis": Scheduler(rank="srtf", batching="windowed", memory="paged", takeover="by_rank", max_wait_s=LONGEST_WAIT_S),
-    "gittins": Scheduler(
-        rank="gittins",
-        leave="longest_remaining",
-        batching="unified",
-        memory="paged_by_chunk",
-        takeover="worth(factor=100)",
-        max_wait_s=LONGEST_WAIT_S,
-    ),
-    "hrrn": Scheduler(rank="hrrn", batching="unified", memory="paged_by_chunk"),
-    "mlfq": Scheduler(
-        rank="mlfq(quantum=64, levels=6)",
-        batching="unified",
-        memory="paged_by_chunk",
-        preempt="swap",
-        takeover="by_rank",
-        max_wait_s=LONGEST_WAIT_S,
-    ),
-    "vtc": Scheduler(rank="vtc", batching="unified", memory="paged_by_chunk"),
-    "multi_bin": Scheduler(
-        rank="completed_batches",
-        batching="static_bins",
-        memory="paged",
-        binning="one",
-        batch_wait_s=LONGEST_GATHERING_S,
-    ),
-    "multi_bin_continuous": Scheduler(
-        rank="completed_batches",
-        batching="unified",
-        memory="paged_by_chunk",
-        binning="one",
-        batch_wait_s=LONGEST_GATHERING_S,
-    ),
-    "vidur_vllm": Scheduler(
-        rank="fcfs_evicted_first", leave="latest_arrival", batching="vidur_vllm", memory="paged_strict"
-    ),
-    "vidur_sarathi": Scheduler(rank="fcfs_evicted_first", batching="vidur_sarathi", memory="paged_strict"),
-    "vidur_orca": Scheduler(batching="mixed", memory="vidur_reserve_max"),
-    "vidur_faster_transformer": Scheduler(batching="static", memory="vidur_reserve_max"),
-}
 PREEMPTIONS = ("recompute", "swap")
+MAX_WAIT_S = 300.0
+"""Wait after which a request precedes others under the named length-aware schedulers; inf removes the limit."""
+MAX_BIN_WAIT_S = 30.0
+"""Wait after which a bin of the named Multi-Bin schedulers becomes a batch although it is not full."""
+
+_PAGED_V1 = {"batching": "unified", "memory": "paged_by_chunk"}
+_BY_LENGTH = {**_PAGED_V1, "leave": "longest_remaining", "max_wait_s": MAX_WAIT_S}
+_BINNED = {"rank": "completed_batches", "binning": "one", "batch_wait_s": MAX_BIN_WAIT_S}
+_AXES: dict[str, dict[str, Any]] = {
+    "faster_transformer": {"batching": "static", "memory": "reserve_max"},
+    "orca": {"batching": "mixed", "memory": "reserve_max"},
+    "vllm_v0": {"leave": "latest_arrival", "batching": "prefill_first", "memory": "paged"},
+    "sarathi": {"batching": "chunked", "memory": "paged"},
+    "lightllm": {"batching": "prefill_first", "memory": "predicted_peak"},
+    "vllm_v1": {"rank": "fcfs_evicted_first", **_PAGED_V1},
+    "sjf": {"rank": "sjf", **_PAGED_V1, "max_wait_s": MAX_WAIT_S},
+    "srtf": {"rank": "srtf", **_BY_LENGTH, "preempt": "swap", "takeover": "by_rank"},
+    "isrtf": {"rank": "srtf", **_BY_LENGTH, "takeover": "worth(factor=100)"},
+    "elis": {
+        "rank": "srtf", "batching": "windowed", "memory": "paged", "takeover": "by_rank", "max_wait_s": MAX_WAIT_S,
+    },
+    "gittins": {"rank": "gittins", **_BY_LENGTH, "takeover": "worth(factor=100)"},
+    "hrrn": {"rank": "hrrn", **_PAGED_V1},
+    "mlfq": {
+        "rank": "mlfq(quantum=64, levels=6)", **_PAGED_V1, "preempt": "swap", "takeover": "by_rank",
+        "max_wait_s": MAX_WAIT_S,
+    },
+    "vtc": {"rank": "vtc", **_PAGED_V1},
+    "multi_bin": {**_BINNED, "batching": "static_bins", "memory": "paged"},
+    "multi_bin_continuous": {**_BINNED, **_PAGED_V1},
+    "vidur_vllm": {
+        "rank": "fcfs_evicted_first", "leave": "latest_arrival", "batching": "vidur_vllm", "memory": "paged_strict",
+    },
+    "vidur_sarathi": {"rank": "fcfs_evicted_first", "batching": "vidur_sarathi", "memory": "paged_strict"},
+    "vidur_orca": {"batching": "mixed", "memory": "vidur_reserve_max"},
+    "vidur_faster_transformer": {"batching": "static", "memory": "vidur_reserve_max"},
+}  # fmt: skip
+_SCHEDULERS = {name: Scheduler(**axes) for name, axes in _AXES.items()}
 
 
 def known(axis: str) -> dict[str, Policy]:
-    """The built-in policies of an axis ("leave" is the axis "rank")."""
-    room = _ROOMS["rank" if axis == "leave" else axis]
-    return {value.name: value for value in vars(room).values() if isinstance(value, Policy)}
+    """Return the built-in policies of an axis by name ("leave" is the axis "rank")."""
+    module = _MODULES["rank" if axis == "leave" else axis]
+    return {value.name: value for value in vars(module).values() if isinstance(value, Policy)}
 
 
 def resolve(axis: str, policy: Any) -> Policy:
-    """A policy from its name or from itself.
+    """Return a policy from its name or from itself.
 
     Raises:
-        UnknownNameError: There is no built-in policy of this name.
+        UnknownNameError: No built-in policy has this name.
         PolicyError: The object is no policy, or one of another axis.
     """
-    wanted = "rank" if axis == "leave" else axis
+    policy_axis = "rank" if axis == "leave" else axis
     if isinstance(policy, str):
-        return from_text(wanted, policy) or _known_one(axis, policy)
-    if not isinstance(policy, Policy) or policy.axis != wanted:
+        policies = known(axis)
+        found = from_text(policy_axis, policy) or policies.get(policy)
+        if found is None:
+            families = [f"{one}(...)" for one in FAMILIES.get(policy_axis, {})]
+            raise UnknownNameError(f"{axis} policy", policy, [*policies, *families])
+        return found
+    if not isinstance(policy, Policy) or policy.axis != policy_axis:
         got = f"one of axis {policy.axis!r}" if isinstance(policy, Policy) else repr(policy)
-        raise PolicyError(f"{axis} must be a name or a function decorated with lengthwise.policy.{wanted}; got {got}")
+        raise PolicyError(
+            f"{axis} must be a name or a function decorated with lengthwise.policy.{policy_axis}; got {got}"
+        )
     return policy
 
 
-def _known_one(axis: str, name: str) -> Policy:
-    policies = known(axis)
-    if name not in policies:
-        families = FAMILIES.get("rank" if axis == "leave" else axis, {})
-        raise UnknownNameError(f"{axis} policy", name, [*policies, *(f"{one}(...)" for one in families)])
-    return policies[name]
-
-
 def named() -> dict[str, Scheduler]:
-    """The named schedulers: points on the axes under the names of the systems that use them."""
+    """Return the named schedulers: points on the axes under the names of the systems that use them."""
     return dict(_SCHEDULERS)
 
 
 def scheduler(name: str) -> Scheduler:
-    """A named scheduler; raises UnknownNameError."""
+    """Return a named scheduler.
+
+    Raises:
+        UnknownNameError: No scheduler has this name.
+    """
     if name not in _SCHEDULERS:
         raise UnknownNameError("scheduler", name, _SCHEDULERS)
     return _SCHEDULERS[name]
 
 
 def catalog() -> list[tuple[str, str, str]]:
-    """(axis, name, what it does) of every built-in policy and named scheduler."""
-    rows = [(axis, name, policy.doc) for axis in _ROOMS for name, policy in sorted(known(axis).items())]
+    """Return (axis, name, description) of every built-in policy and named scheduler."""
+    rows = [(axis, name, policy.doc) for axis in _MODULES for name, policy in sorted(known(axis).items())]
     for axis, families in FAMILIES.items():
-        rows += [(axis, f"{name}({parameters_of(make)})", _first_line(make)) for name, make in families.items()]
-    return rows + [("scheduler", name, _describe(s)) for name, s in _SCHEDULERS.items()]
-
-
-def _first_line(make: Callable[..., Policy]) -> str:
-    return (make.__doc__ or "").split("\n")[0]
+        for name, make in families.items():
+            rows.append((axis, f"{name}({parameters_of(make)})", (make.__doc__ or "").split("\n")[0]))
+    return rows + [("scheduler", name, _describe(s)) for name, s in named().items()]
 
 
 def _describe(s: Scheduler) -> str:
-    takeover = "" if s.takeover == "never" else f", takeover {s.takeover}"
-    binning = "" if s.binning is None else f", binning {s.binning}"
-    wait = f", who has waited {s.max_wait_s:g} s goes first" if math.isfinite(s.max_wait_s) else ""
-    bins = f" for at most {s.batch_wait_s:g} s" if binning and math.isfinite(s.batch_wait_s) else ""
-    axes = f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
-    return f"{axes}{takeover}{binning}{bins}{wait}"
+    text = f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
+    if s.takeover != "never":
+        text += f", takeover {s.takeover}"
+    if s.binning is not None:
+        text += f", binning {s.binning}"
+        if math.isfinite(s.batch_wait_s):
+            text += f" for at most {s.batch_wait_s:g} s"
+    if math.isfinite(s.max_wait_s):
+        text += f", first after a wait of {s.max_wait_s:g} s"
+    return text

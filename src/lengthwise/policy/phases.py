@@ -1,4 +1,4 @@
-"""Batching in phases of encoding and decoding; what they are of is data (``Policy.parameters``), not code."""
+"""Batching in phases of encoding and decoding; the sizes of the phases are data (``Policy.parameters``), not code."""
 
 from __future__ import annotations
 
@@ -8,70 +8,65 @@ _UNBOUNDED = 1 << 60
 
 
 def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
-    """Phases: B_E new requests are encoded, then there are N_D iterations of decoding (ExeGPT's RRA).
+    """Phases: B_E new requests are encoded, then follow N_D iterations of decoding (ExeGPT's RRA).
 
-    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase begins with the encoding of M
-    micro-batches, each an even part of B_E, the micro-batch's own decodes resting beside it; N_D rounds of the
-    micro-batches follow. It is over when every micro-batch that is left has had its N_D, or nobody is left; the next
-    one begins when somebody waits.
+    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with the encoding of M micro-batches,
+    each an equal part of B_E, while the micro-batch's own decodes rest; N_D rounds of the micro-batches follow. The
+    phase ends when every remaining micro-batch has had its N_D iterations, or no request is left; the next one starts
+    when a request waits.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     encodes = min(most, parameter_0)
-    begins = num_running == 0 or phase_rounds >= parameter_1
-    place = 0 if begins else phase_steps
+    starts = num_running == 0 or phase_rounds >= parameter_1
+    place = 0 if starts else phase_steps
     if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
-    even = (waiting + encodes - place - 1) // (encodes - place)
-    return min(share, even), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if begins else 0)
+    equal = (waiting + encodes - place - 1) // (encodes - place)
+    return min(share, equal), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if starts else 0)
 
 
 def rra_steady(
     decodes, waiting, num_running, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
     parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
 ):  # fmt: skip
-    """As ``rra``, with the batches of encoding resized so that work stays even (ExeGPT, section 5.2).
+    """As ``rra``, with encode batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
-    Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. Of the
-    new requests a micro-batch gets its part of B_E, or what brings it within the threshold of its mean; but not so
-    many or few that their prompts' tokens leave the threshold of their own mean, or as near as they come, one at least.
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. A
+    micro-batch gets its part of the B_E new requests, or the number that brings it within the threshold of its mean;
+    but their prompt tokens stay within the threshold of their own mean, or as close as possible with at least one.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     encodes = min(most, parameter_0)
-    begins = num_running == 0 or phase_rounds >= parameter_1
-    place = 0 if begins else phase_steps
+    starts = num_running == 0 or phase_rounds >= parameter_1
+    place = 0 if starts else phase_steps
     if waiting == 0 or place >= encodes or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     low, high = 1000 - parameter_3, 1000 + parameter_3
     share = parameter_0 * (place + 1) // encodes - parameter_0 * place // encodes
     new = max(share, (low * parameter_5 + 1000 * most - 1) // (1000 * most) - decodes)
     new = max(min(new, high * parameter_5 // (1000 * most) - decodes), 1)
-    even = (waiting + step_prompts + encodes - place - 1) // (encodes - place)
+    equal = (waiting + step_prompts + encodes - place - 1) // (encodes - place)
     mean, after = parameter_4 * share // parameter_0, step_tokens + next_tokens
-    short = new <= even and 1000 * step_tokens < low * mean
+    short = new <= equal and 1000 * step_tokens < low * mean
     fits = 1000 * after <= high * mean
-    more = fits and (step_prompts < min(new, even) or short)
+    more = fits and (step_prompts < min(new, equal) or short)
     if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * mean)):
         return 0, 0, DECODES_WAIT
     flags = DECODES_WAIT + DECODES_REST + ONE_BY_ONE
-    return _UNBOUNDED, _UNBOUNDED, flags + (NEW_PHASE if begins else 0)
+    return _UNBOUNDED, _UNBOUNDED, flags + (NEW_PHASE if starts else 0)
 
 
 def encode(parameter_0):
-    """Batches of whole prompts, at most B_E each; decodes, if there are any, wait (an encoding GPU of ExeGPT's WAA).
-
-    Parameter: B_E.
-    """
+    """Batches of at most B_E complete prompts, parameter 0; decodes, if there are any, wait (encode GPUs of WAA)."""
     return parameter_0, _UNBOUNDED, DECODES_WAIT
 
 
-def encode_steady(
-    waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2,
-):  # fmt: skip
-    """As ``encode``, with the batches resized so that work stays even (ExeGPT, section 5.2).
+def encode_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
+    """As ``encode``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
-    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or
-    what brings their tokens within the threshold of the mean, or as near as they come, one at least.
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or the
+    number that brings their tokens within the threshold of the mean, or as close as possible with at least one.
     """
     low, high = 1000 - parameter_1, 1000 + parameter_1
     after = step_tokens + next_tokens

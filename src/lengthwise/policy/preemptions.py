@@ -1,4 +1,4 @@
-"""Whether a waiting request takes a running one's place."""
+"""Whether a waiting request preempts a running one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from lengthwise.policy.contracts import takeover
 
 @takeover
 def never():
-    """Who runs stays, until memory runs out."""
+    """Running requests stay until memory is short."""
     return 0.0
 
 
 @takeover
 def by_rank(waiting_key, running_key):
-    """Whoever ranks better has the seat (SRTF, MLFQ)."""
+    """The better rank wins the slot (SRTF, MLFQ)."""
     return running_key - waiting_key
 
 
@@ -21,6 +21,6 @@ def by_rank(waiting_key, running_key):
 def is_improvement(
     waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running, waiting
 ):
-    """Only for more than it costs: predicted steps saved above those that recomputing takes from everybody."""
+    """Only if it gains more than it costs: predicted steps saved against those by which it delays all requests."""
     saved = running_remaining_tokens - waiting_remaining_tokens
     return saved - recompute_steps * (num_running + waiting) if waiting_key < running_key else 0.0

@@ -1,19 +1,19 @@
-"""Orders: who goes first (smallest key), and, as ``leave``, who is evicted (largest key)."""
+"""Orders of requests: the smallest key runs first; as ``leave``, the largest key is evicted first."""
 
 from __future__ import annotations
 
 from lengthwise.policy.contracts import rank
 
 
-@rank(starvation="nobody who came later goes first")
+@rank(starvation="no later request precedes it")
 def fcfs(arrival_s):
     """First come, first served."""
     return arrival_s
 
 
-@rank(starvation="nobody who came later and was not evicted goes first")
+@rank(starvation="no later request precedes it, unless that was evicted")
 def fcfs_evicted_first(arrival_s, eviction):
-    """First come, first served; an evicted request returns to the very front (vLLM, Vidur)."""
+    """First come, first served; an evicted request returns to the front of the queue (vLLM, Vidur)."""
     return -float(eviction) if eviction > 0 else arrival_s
 
 
@@ -37,17 +37,17 @@ def srtf(remaining_tokens):
 
 @rank
 def gittins(index_tokens):
-    """Least expected work per chance of an end first: the Gittins index of the predicted distribution."""
+    """Smallest Gittins index of the predicted distribution first: expected work per probability of finishing."""
     return index_tokens
 
 
 @rank(
     every_step=True,
     starvation="passed only by requests that have waited at least its wait x (their predicted remaining / its own), "
-    "so by nobody who came later and is predicted at least as long",
+    "so by no later request that is predicted at least as long",
 )
 def hrrn(queued_for_s, remaining_tokens):
-    """Highest response ratio next: wait over predicted remaining output, so that waiting always tells."""
+    """Highest response ratio next: wait over predicted remaining output, so that waiting always counts."""
     return -queued_for_s / remaining_tokens
 
 
@@ -57,13 +57,13 @@ def hrrn(queued_for_s, remaining_tokens):
     "predicted output) ahead of another, plus 4 x the largest error of prediction for each of their running requests",
 )
 def vtc(service_tokens):
-    """The tenant that was served least first (VTC, charged by prediction at admission, set right at the end)."""
+    """The tenant with the least service first (VTC; charged by prediction at admission, corrected at the end)."""
     return service_tokens
 
 
-@rank(starvation="batches go in the order in which their bins filled; no bin keeps a request beyond batch_wait_s")
+@rank(starvation="batches run in the order in which their bins filled; no bin holds a request beyond batch_wait_s")
 def completed_batches(batch):
-    """Multi-Bin: batches in the order in which their bins filled, first come first served without bins."""
+    """Multi-Bin: batches in the order in which their bins filled; first come, first served without bins."""
     return float(batch)
 
 
@@ -75,29 +75,29 @@ def ljf(predicted_tokens):
 
 @rank
 def priority(priority, arrival_s):
-    """Priority classes (smaller first), first come first served within one."""
+    """Priority classes (smaller first), first come, first served within one."""
     return priority * 1e12 + arrival_s
 
 
 @rank
 def latest_admitted(admission):
-    """As ``leave``: the one admitted last is evicted (vLLM v1, Sarathi)."""
+    """As ``leave``: the request admitted last is evicted (vLLM v1, Sarathi)."""
     return float(admission)
 
 
 @rank
 def latest_arrival(arrival_s):
-    """As ``leave``: the one that arrived last is evicted (vLLM v0)."""
+    """As ``leave``: the request that arrived last is evicted (vLLM v0)."""
     return arrival_s
 
 
 @rank
 def longest_remaining(predicted_tokens, generated_tokens):
-    """As ``leave``: the one predicted to run longest is evicted."""
+    """As ``leave``: the request with the longest predicted remaining output is evicted."""
     return predicted_tokens - generated_tokens
 
 
 @rank
 def lowest_priority(priority, admission):
-    """As ``leave``: the worst priority class is evicted, the latest admitted of it first."""
+    """As ``leave``: the lowest priority class is evicted, the latest admitted request of it first."""
     return priority * 1e12 + admission

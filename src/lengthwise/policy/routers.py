@@ -1,4 +1,4 @@
-"""Which replica an arriving request goes to."""
+"""Choice of the replica of an arriving request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def random(draw_a, waiting):
     return int(draw_a * len(waiting))
 
 
-@router
-def least_outstanding(waiting, running):
-    """The fewest requests waiting or running, the lowest number among equals."""
+@router(name="least_outstanding")
+def fewest_requests(waiting, running):
+    """The fewest requests waiting or running; the lowest number among equals."""
     best = 0
     for replica in range(1, len(waiting)):
         if waiting[replica] + running[replica] < waiting[best] + running[best]:
@@ -27,8 +27,8 @@ def least_outstanding(waiting, running):
     return best
 
 
-@router
-def least_waiting(waiting):
+@router(name="least_waiting")
+def fewest_waiting(waiting):
     """Vidur's "lor": the fewest requests waiting; running ones do not count."""
     best = 0
     for replica in range(1, len(waiting)):
@@ -37,8 +37,8 @@ def least_waiting(waiting):
     return best
 
 
-@router
-def min_tokens(tokens):
+@router(name="least_tokens")
+def fewest_tokens(tokens):
     """The fewest prompt and predicted output tokens outstanding."""
     best = 0
     for replica in range(1, len(tokens)):
@@ -57,5 +57,5 @@ def power_of_two(draw_a, draw_b, waiting, running):
 
 @router
 def central():
-    """No replica: one queue for all, a replica takes from it when it forms a step."""
+    """No replica: one queue for all, from which a replica takes requests when it forms a step."""
     return -1

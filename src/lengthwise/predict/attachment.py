@@ -1,4 +1,4 @@
-"""Predictions of a whole workload, as the engine reads them."""
+"""Predictions for a complete workload, in the form that the engine reads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from lengthwise.predict.oracle import Truthful, luck_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Predictions, Workload
 
-_ROWS = 1 << 15  # at a time: a chunk of predictions fits the memory whatever the workload
-_MOST_TOKENS = 1e10
-"""A tail of what outlived everything may be long; nothing is longer than this."""
-_QUANTILE = re.compile(r"q(0?\.\d+)")
+_CHUNK_ROWS = 1 << 15  # bounds the memory of predictions for any workload
+_MAX_TOKENS = 1e10
 _TAIL_LEVELS = np.array([0.9125, 0.9375, 0.9625, 0.9875])
 _TAIL_WEIGHT = 0.5
 
 Statistic = Callable[[LengthDistribution, Floats], Floats]
-"""Of beliefs [n] and tokens so far [n], the predicted whole lengths [n]."""
+"""Maps distributions [n] and tokens so far [n] to predicted total lengths [n]."""
 
 
 def attach(
@@ -36,124 +34,120 @@ def attach(
     seed: int = 0,
     model: str | None = None,
 ) -> Workload:
-    """The same workload with what the predictor says of each request, and says again at every window.
+    """Return the workload with the predictor's lengths of each request, updated after every window of tokens.
 
-    A predictor that is not truthful sees prompt tokens and, where the workload has such columns in
-    ``extra``, the texts "prompt" and the names "model". Of an "output" it sees, after w windows, the
-    share of the text that w * window_tokens are of its tokens. It is asked window by window of the
-    requests that reach it, a row a request: the true length decides who still runs, which a scheduler sees
-    too, and nothing more. A predictor whose class says ``asks_once = True`` (its later words are
-    its first one, given the tokens so far) is asked once a request.
+    A predictor that is not truthful sees prompt tokens and, if the workload's ``extra`` has these columns, the texts
+    "prompt" and the names "model". After w windows it sees the part of the text "output" that corresponds to
+    w * window_tokens of its tokens. Requests that still run are predicted window by window, one row per request: the
+    true length decides only which requests still run, which a scheduler observes as well. A predictor whose class has
+    ``predicts_once = True`` (later predictions condition the first one on the tokens so far) predicts once per request.
 
     Args:
         workload: The requests.
-        predictor: Trained, or an oracle.
+        predictor: A trained predictor, or an oracle.
         window_tokens: Tokens between two predictions (ELIS: 50).
-        statistic: What the predicted length is of the distribution, given the tokens so far: "mean";
-            "median"; a quantile such as "q0.9"; "tail_inflated", half of the mean and half of the mean of
-            the longest tenth (an expectation inflated by its tail, as TIE proposes against long
-            requests that look short).
-        update_predictions: Or only before the first token.
-        seed: Of an oracle's errors; one draw a request, the same at all its windows.
-        model: Who will answer, where the workload has no column that says so.
+        statistic: Statistic of the distribution, given the tokens so far: "mean"; "median"; a quantile such as "q0.9";
+            "tail_inflated", the average of the mean and of the mean of the longest tenth (an expectation inflated by
+            its tail, as TIE proposes against long requests that look short).
+        update_predictions: Whether to predict after the first token, too.
+        seed: Random seed of an oracle's errors: one draw per request, the same at all its windows.
+        model: Name of the serving model, where the workload has no column of it.
 
     Raises:
-        InputError: The statistic is unknown, the window is not positive, or what the predictor answers is no
-            distribution a request.
+        InputError: The statistic is unknown, the window is not positive, or the predictor returns no distribution per
+            request.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
-    ask = statistic_of(statistic)
+    total_of = statistic_of(statistic)
     n = len(workload)
     rows = -(-workload.output_tokens // window_tokens) if update_predictions else np.ones(n, np.int64)
     start = np.concatenate([[0], np.cumsum(rows)])
     total, index = np.empty(start[-1]), np.empty(start[-1])
-    for at, so_far, posterior in _beliefs(workload, predictor, start, window_tokens, seed, model):
-        total[at], index[at] = ask(posterior, so_far.astype(float)), posterior.gittins(so_far)
+    for at, so_far, predicted in _predictions(workload, predictor, start, window_tokens, seed, model):
+        total[at], index[at] = total_of(predicted, so_far.astype(float)), predicted.gittins(so_far)
     predictions = Predictions(window_tokens, start, total, index)
     return replace(workload, predicted_tokens=predictions.first_tokens, predictions=predictions)
 
 
 def statistic_of(name: str) -> Statistic:
-    """The function of a statistic's name; InputError where there is none such."""
+    """Return the function of a statistic.
+
+    Raises:
+        InputError: There is no such statistic.
+    """
     if name == "mean":
-        return lambda posterior, so_far: so_far + posterior.remaining(so_far)
+        return lambda predicted, so_far: so_far + predicted.remaining(so_far)
     if name == "tail_inflated":
         return _tail_inflated
-    found = _QUANTILE.fullmatch("q0.5" if name == "median" else name)
+    found = re.fullmatch(r"q(0?\.\d+)", "q0.5" if name == "median" else name)
     if found is None:
         raise InputError(
             f'a statistic is "mean", "median", a quantile such as "q0.9", or "tail_inflated"; it is {name!r}'
         )
     level = float(found[1])
-    return lambda posterior, so_far: posterior.quantile_given(level, so_far)
+    return lambda predicted, so_far: predicted.quantile_given(level, so_far)
 
 
-def _tail_inflated(posterior: LengthDistribution, so_far: Floats) -> Floats:
-    tail = np.mean([posterior.quantile_given(level, so_far) for level in _TAIL_LEVELS], axis=0)
-    mean = so_far + posterior.remaining(so_far)
+def _tail_inflated(predicted: LengthDistribution, so_far: Floats) -> Floats:
+    tail = np.mean([predicted.quantile_given(level, so_far) for level in _TAIL_LEVELS], axis=0)
+    mean = so_far + predicted.remaining(so_far)
     return np.asarray((1 - _TAIL_WEIGHT) * mean + _TAIL_WEIGHT * np.maximum(tail, mean))
 
 
-def _beliefs(
+def _predictions(
     workload: Workload, predictor: Predictor | Truthful, start: Ints, window_tokens: int, seed: int, model: str | None
 ) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
-    """Some rows, their tokens so far, and what the predictor says at each; what has passed may not be ruled out."""
+    """Yield rows, their tokens so far, and their distributions, which may include lengths that have passed."""
+    n = len(workload)
     if isinstance(predictor, Truthful):
-        luck = luck_of(seed, len(workload))
-        for requests, at in _spans(start, 0, len(workload)):
+        luck = luck_of(seed, n)
+        for requests, at in _spans(start, 0, n):
             so_far = (at - start[requests]) * window_tokens
             yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
     elif getattr(predictor, "predicts_once", False):
-        for once in _chunks(np.arange(len(workload))):
-            said = _message(predictor, _prompts(workload, once, model), np.zeros(len(once), np.int64))
-            for requests, at in _spans(start, int(once[0]), int(once[-1]) + 1):
-                yield at, (at - start[requests]) * window_tokens, said.take(requests - once[0])
+        for part in _chunks(np.arange(n)):
+            predicted = _checked_prediction(predictor, _prompts(workload, part, model), np.zeros(len(part), np.int64))
+            for requests, at in _spans(start, int(part[0]), int(part[-1]) + 1):
+                yield at, (at - start[requests]) * window_tokens, predicted.take(requests - part[0])
     else:
-        yield from _window_by_window(workload, predictor, start, window_tokens, model)
+        # Window by window, so that each call has a request once: a predictor must not count repeated prompts.
+        running, window = np.arange(n), 0
+        while len(running):
+            for part in _chunks(running):
+                so_far = np.full(len(part), window * window_tokens, np.int64)
+                output = _column(workload, "output", part)
+                known = partial(_prompts(workload, part, model), output, workload.output_tokens[part], so_far)
+                yield start[part] + window, so_far, _checked_prediction(predictor, known, so_far)
+            window += 1
+            running = running[start[running] + window < start[running + 1]]
 
 
-def _window_by_window(
-    workload: Workload, predictor: Predictor, start: Ints, window_tokens: int, model: str | None
-) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
-    """A predictor must not count how often a prompt comes: each call has a request once."""
-    running, window = np.arange(len(workload)), 0
-    while len(running):
-        for part in _chunks(running):
-            so_far = np.full(len(part), window * window_tokens, np.int64)
-            known = partial(
-                _prompts(workload, part, model), _column(workload, "output", part), workload.output_tokens[part], so_far
-            )
-            yield start[part] + window, so_far, _message(predictor, known, so_far)
-        window += 1
-        running = running[start[running] + window < start[running + 1]]
-
-
-def _message(predictor: Predictor, prompts: Prompts, so_far: Ints) -> LengthDistribution:
-    """The answer, if it is one."""
-    said: Any = predictor.predict(prompts, so_far)
-    if not isinstance(said, LengthDistribution) or len(said) != len(prompts):
-        came = f"{type(said).__name__} of {len(said)}" if hasattr(said, "__len__") else type(said).__name__
+def _checked_prediction(predictor: Predictor, prompts: Prompts, so_far: Ints) -> LengthDistribution:
+    predicted: Any = predictor.predict(prompts, so_far)
+    name = type(predictor).__name__
+    if not isinstance(predicted, LengthDistribution) or len(predicted) != len(prompts):
+        size = f" of {len(predicted)}" if hasattr(predicted, "__len__") else ""
         raise InputError(
-            f"predict of {type(predictor).__name__} must return a LengthDistribution with a row a request "
-            f"({len(prompts)}); it returned {came}; wrap it in lengthwise.predict.Guarded to use plain lengths"
+            f"predict of {name} must return a LengthDistribution with a row a request ({len(prompts)}); it returned "
+            f"{type(predicted).__name__}{size}; wrap it in lengthwise.predict.Guarded to use plain lengths"
         )
-    most = float(said.tokens[:, -1].max(initial=0))
-    if most > _MOST_TOKENS:
+    largest = float(predicted.tokens[:, -1].max(initial=0))
+    if largest > _MAX_TOKENS:
         raise InputError(
-            f"predicted lengths must be at most {_MOST_TOKENS:.0e} tokens; {type(predictor).__name__} said {most:.3g}; "
-            "wrap it in lengthwise.predict.Guarded to leave such rows to a prior"
+            f"predicted lengths must be at most {_MAX_TOKENS:.0e} tokens; {name} predicts {largest:.3g}; "
+            "wrap it in lengthwise.predict.Guarded to replace such rows by a prior"
         )
-    return said
+    return predicted
 
 
 def _prompts(workload: Workload, rows: Ints, model: str | None) -> Prompts:
-    named = _column(workload, "model", rows)
+    models = _column(workload, "model", rows)
     return Prompts(
         len(rows),
         text=_column(workload, "prompt", rows),
         prompt_tokens=workload.prompt_tokens[rows],
-        model=[model] * len(rows) if named is None and model is not None else named,
+        model=[model] * len(rows) if models is None and model is not None else models,
     )
 
 
@@ -163,16 +157,14 @@ def _column(workload: Workload, name: str, rows: Ints) -> list[str] | None:
 
 
 def _chunks(requests: Ints) -> Iterator[Ints]:
-    return (requests[first : first + _ROWS] for first in range(0, len(requests), _ROWS))
+    return (requests[first : first + _CHUNK_ROWS] for first in range(0, len(requests), _CHUNK_ROWS))
 
 
 def _spans(start: Ints, first: int, end: int) -> Iterator[tuple[Ints, Ints]]:
-    """The request of each row, and the rows, of some requests at a time: about so many rows."""
+    """Yield the request of each row, and the rows, of consecutive requests with about _CHUNK_ROWS rows."""
     while first < end:
-        last = int(np.searchsorted(start, start[first] + _ROWS, side="right")) - 1
+        last = int(np.searchsorted(start, start[first] + _CHUNK_ROWS, side="right")) - 1
         last = min(max(first + 1, last), end)
-        yield (
-            np.repeat(np.arange(first, last), np.diff(start[first : last + 1])),
-            np.arange(start[first], start[last]),
-        )
+        requests = np.repeat(np.arange(first, last), np.diff(start[first : last + 1]))
+        yield requests, np.arange(start[first], start[last])
         first = last

@@ -1,4 +1,4 @@
-"""What a predictor is given, and what it must answer."""
+"""Interface of predictors: prompts, finished requests to learn from, and the protocol."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from lengthwise.schema.errors import InputError
 
 Ints = npt.NDArray[np.int64]
 
+_COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")
+
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests as a predictor sees them; a column that nobody knows is None.
+    """n requests as a predictor sees them; unknown columns are None.
 
     Attributes:
-        size: How many requests there are.
-        text: [n] the prompt.
-        prompt_tokens: [n] int64, its length in tokens.
-        model: [n] the name of the model that will answer; None, where nobody knows it, becomes "unknown".
-        output_so_far: [n] text of the tokens that have come, for predictors that read it.
+        size: Number of requests.
+        text: [n] prompts.
+        prompt_tokens: [n] int64 lengths of the prompts in tokens.
+        model: [n] names of the serving models; None becomes "unknown".
+        output_so_far: [n] text of the generated tokens, for predictors that read it.
     """
 
     size: int
@@ -43,15 +45,13 @@ class Prompts:
             if value is not None and len(value) != self.size:
                 raise InputError(f"{column} must have one value a request ({self.size}); it has {len(value)}")
         if self.model is not None and any(name is None for name in self.model):
-            named = ["unknown" if name is None else name for name in self.model]
-            object.__setattr__(self, "model", named)
+            object.__setattr__(self, "model", ["unknown" if name is None else name for name in self.model])
         if self.prompt_tokens is not None:
             object.__setattr__(self, "prompt_tokens", whole_numbers("prompt_tokens", self.prompt_tokens))
 
     def take(self, rows: Ints) -> Prompts:
-        """Some of the requests, in the order of ``rows``."""
-        columns = {name: _taken(getattr(self, name), rows) for name in _COLUMNS}
-        return replace(self, size=len(rows), **columns)
+        """Return some requests, in the order of ``rows``."""
+        return replace(self, size=len(rows), **{name: _taken(getattr(self, name), rows) for name in _COLUMNS})
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Samples:
     """n finished requests to learn from.
 
     Attributes:
-        prompts: What was known before.
-        output_tokens: [n] int64, at least 1: tokens that came.
-        censored: [n] bool: the output was cut (``finish_reason = "length"``), the true length is
-            at least ``output_tokens``.
+        prompts: The requests before generation.
+        output_tokens: [n] int64 generated tokens, at least 1.
+        censored: [n] bool, whether the output was cut off (``finish_reason = "length"``), so that the true length is at
+            least ``output_tokens``.
         output: [n] text of the output, for predictors that read partial output.
-        metadata: Where they come from, for the card of what is trained on them.
+        metadata: Origin of the samples, for the card of predictors trained on them.
     """
 
     prompts: Prompts
@@ -91,68 +91,9 @@ class Samples:
             raise InputError(f"output_tokens must be at least 1; sample {row} has {self.output_tokens[row]}")
 
     def take(self, rows: Ints) -> Samples:
-        """Some of the samples, in the order of ``rows``."""
-        return replace(
-            self,
-            prompts=self.prompts.take(rows),
-            output_tokens=self.output_tokens[rows],
-            censored=self.censored[rows],
-            output=_taken(self.output, rows),
-        )
-
-
-@runtime_checkable
-class Predictor(Protocol):
-    """From prompts, and the tokens so far, to distributions of the output length.
-
-    As in scikit-learn: parameters go to ``__init__`` and stay as they are, ``fit`` learns and
-    returns the predictor, what it learnt ends in an underscore.
-    """
-
-    def fit(self, samples: Samples) -> Self:
-        """Learns from finished requests."""
-        ...
-
-    def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The distribution of each request's whole output length, given that it is above ``tokens_so_far``."""
-        ...
-
-
-def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
-    """The requests as they are known once some tokens have come: with that share of the output's text."""
-    if output is None:
-        return prompts
-    so_far = np.broadcast_to(np.asarray(tokens_so_far), (len(output_tokens),))
-    parts = zip(output, output_tokens, so_far, strict=True)
-    return replace(prompts, output_so_far=[text_so_far(text, int(y), int(a)) for text, y, a in parts])
-
-
-def whole_numbers(column: str, values: Any) -> Ints:
-    """The values as int64; InputError where one is no whole number."""
-    numbers = np.asarray(values)
-    if numbers.dtype.kind not in "iu":
-        try:
-            as_floats = np.asarray(values, np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"{column} must be whole numbers; among them is {_no_number(values)!r:.60}") from None
-        good = np.isfinite(as_floats) & (as_floats == np.floor(as_floats))
-        if not good.all():
-            row = int(np.argmin(good))
-            raise InputError(f"{column} must be whole numbers; row {row} has {as_floats[row]}")
-    return numbers.astype(np.int64)
-
-
-def _no_number(values: Any) -> Any:
-    """The first of the values that is no number, or all of them."""
-    for value in values:
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return value
-    return values
-
-
-_COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")
+        """Return some samples, in the order of ``rows``."""
+        columns = {name: _taken(getattr(self, name), rows) for name in ("output_tokens", "censored", "output")}
+        return replace(self, prompts=self.prompts.take(rows), **columns)
 
 
 def _taken(values: Any, rows: Ints) -> Any:
@@ -161,25 +102,79 @@ def _taken(values: Any, rows: Ints) -> Any:
     return [values[row] for row in rows]
 
 
+@runtime_checkable
+class Predictor(Protocol):
+    """Maps prompts, and the tokens so far, to distributions of the output length.
+
+    As in scikit-learn, ``__init__`` stores parameters unchanged, ``fit`` learns and returns the predictor, and learned
+    attributes end with an underscore.
+    """
+
+    def fit(self, samples: Samples) -> Self:
+        """Learn from finished requests."""
+        ...
+
+    def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
+        """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``."""
+        ...
+
+
+def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
+    """Return the requests as known after some tokens: with that share of the output's text."""
+    if output is None:
+        return prompts
+    so_far = np.broadcast_to(np.asarray(tokens_so_far), (len(output_tokens),))
+    parts = zip(output, output_tokens, so_far, strict=True)
+    return replace(prompts, output_so_far=[text_so_far(text, int(y), int(a)) for text, y, a in parts])
+
+
+def whole_numbers(column: str, values: Any) -> Ints:
+    """Return the values as int64.
+
+    Raises:
+        InputError: A value is no integer.
+    """
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "iu":
+        try:
+            as_floats = np.asarray(values, np.float64)
+        except (TypeError, ValueError):
+            invalid = next((value for value in values if not _is_number(value)), values)
+            raise InputError(f"{column} must be whole numbers; among them is {invalid!r:.60}") from None
+        good = np.isfinite(as_floats) & (as_floats == np.floor(as_floats))
+        if not good.all():
+            row = int(np.argmin(good))
+            raise InputError(f"{column} must be whole numbers; row {row} has {as_floats[row]}")
+    return numbers.astype(np.int64)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def by_prompt(texts: Sequence[str]) -> tuple[list[str], Ints]:
-    """Different prompts, and [n] which one each text is: edges and case do not matter."""
+    """Return the distinct prompts, and [n] the index of each text's; case and surrounding blanks do not matter."""
     folded = np.array([text.strip().casefold() for text in texts], object)
     distinct, at = np.unique(folded, return_inverse=True)
     return [str(text) for text in distinct], at.reshape(-1)
 
 
 def split(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Rows to learn from and rows held out, about ``share`` of all; equal prompts are on the same side.
+    """Return training rows and about ``share`` of held-out rows; equal prompts are on the same side.
 
     Raises:
-        InputError: Too few samples, or prompts, for two parts.
+        InputError: There are too few samples or prompts for two parts.
     """
     text = samples.prompts.text
     groups = np.arange(len(samples)) if text is None else by_prompt(text)[1]
-    many = int(groups.max()) + 1
-    if many < 2:
-        raise InputError(f"samples of at least two prompts are needed to hold some out; there is {many}")
-    held = max(1, min(many - 1, round(many * share)))
-    out = np.zeros(many, bool)
-    out[np.random.default_rng(seed).permutation(many)[:held]] = True
-    return np.flatnonzero(~out[groups]), np.flatnonzero(out[groups])
+    count = int(groups.max()) + 1
+    if count < 2:
+        raise InputError(f"samples of at least two prompts are needed to hold some out; there is {count}")
+    is_held_out = np.zeros(count, bool)
+    number = max(1, min(count - 1, round(count * share)))
+    is_held_out[np.random.default_rng(seed).permutation(count)[:number]] = True
+    return np.flatnonzero(~is_held_out[groups]), np.flatnonzero(is_held_out[groups])

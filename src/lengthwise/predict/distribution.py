@@ -1,8 +1,8 @@
-"""A length as a distribution: quantiles, and what follows from them."""
+"""Distributions of output lengths: quantiles, and statistics that follow from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import kaplan_meier
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,18 +19,18 @@ LEVELS: Floats = np.array(
      0.85, 0.9, 0.95, 0.975, 0.99, 1.0]
 )  # fmt: skip
 TAIL_SHAPE = 3.0
-"""Shape of the Pareto tail taken for what has outlived all that is known: half as much again to come."""
-_MOST_LEVEL = 0.99
-_ROWS = 1 << 13  # at a time: the temporaries stay in the cache, and a million requests in memory
+"""Shape of the Pareto tail of lengths beyond a known distribution: the mean is half as much again."""
+MAX_TAIL_LEVEL = 0.99
+_CHUNK_ROWS = 1 << 13  # temporaries of a chunk stay in the cache
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """Output lengths of n requests as quantiles, linear between them.
+    """Output lengths of n requests as quantiles, linear in between.
 
     Attributes:
-        tokens: [n, q] float64, not decreasing along a row, at least 1: the quantiles.
-        levels: [q] float64, increasing from 0 (the least length) to 1 (the greatest).
+        tokens: [n, q] float64, nondecreasing along a row, at least 1: the quantiles.
+        levels: [q] float64, increasing from 0 (the smallest length) to 1 (the largest).
     """
 
     tokens: Floats
@@ -39,8 +40,10 @@ class LengthDistribution:
         return len(self.tokens)
 
     def __post_init__(self) -> None:
-        tokens = np.asarray(self.tokens, float)
-        levels = _of_levels(self.levels)
+        tokens, levels = np.asarray(self.tokens, float), np.asarray(self.levels, float)
+        is_valid = levels.ndim == 1 and len(levels) > 1 and levels[0] == 0 and levels[-1] == 1
+        if levels is not LEVELS and not (is_valid and (np.diff(levels) > 0).all()):
+            raise InputError(f"levels must increase from 0 to 1; they are {levels}")
         if tokens.ndim != 2 or tokens.shape[1] != len(levels):
             raise InputError(
                 f"tokens must have a row a request and a column a level ({len(levels)}); shape {tokens.shape}"
@@ -56,14 +59,14 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, tokens: npt.ArrayLike, levels: npt.ArrayLike = LEVELS) -> LengthDistribution:
-        """From raw quantiles of any source: sorted, and raised to at least 1; NaN is an error."""
+        """Return the distribution of raw quantiles, sorted and raised to at least 1; NaN is an error."""
         rows = np.maximum(np.sort(np.atleast_2d(np.asarray(tokens, float)), axis=1), 1.0)
         if levels is LEVELS and rows.shape[1] == len(LEVELS) and np.isfinite(rows[:, -1]).all():
-            return cls._of_checked(rows, LEVELS)  # NaN would have been sorted to the end
+            return cls._unchecked(rows, LEVELS)  # sorting moves NaN to the end
         return cls(rows, np.asarray(levels, float))
 
     @classmethod
-    def _of_checked(cls, tokens: Floats, levels: Floats) -> LengthDistribution:
+    def _unchecked(cls, tokens: Floats, levels: Floats) -> LengthDistribution:
         made = object.__new__(cls)
         object.__setattr__(made, "tokens", tokens)
         object.__setattr__(made, "levels", levels)
@@ -71,28 +74,28 @@ class LengthDistribution:
 
     @classmethod
     def point(cls, tokens: npt.ArrayLike) -> LengthDistribution:
-        """Certainty: each length is the one given, [n]."""
+        """Return distributions with all mass at these lengths, [n]."""
         values = np.maximum(np.asarray(tokens, float), 1.0)
         return cls(np.repeat(values[:, None], 2, axis=1), np.array([0.0, 1.0]))
 
     @property
     def mean(self) -> Floats:
-        """[n] expected length, tokens."""
-        weights = _LEVEL_WEIGHTS if self.levels is LEVELS else _weights(self.levels)
-        return np.asarray((self.tokens * weights).sum(axis=1))  # a product of matrices would round by batch size
+        """Return [n] the expected length in tokens."""
+        weights = _MEAN_WEIGHTS if self.levels is LEVELS else _mean_weights(self.levels)
+        return np.asarray((self.tokens * weights).sum(axis=1))  # a matrix product would round by batch size
 
     @property
     def median(self) -> Floats:
-        """[n] the length that half exceed, tokens."""
+        """Return [n] the median length in tokens."""
         return self.quantile(0.5)
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
-        """[n] the quantile at ``level``, one for all or one a request."""
+        """Return [n] the quantile at ``level``, a scalar or [n]."""
         p = np.clip(np.broadcast_to(np.asarray(level, float), (len(self),)), 0.0, 1.0)
         return self._at(p[:, None])[:, 0]
 
     def cdf(self, tokens: npt.ArrayLike) -> Floats:
-        """[n] the probability of a length of at most ``tokens``, one for all or one a request."""
+        """Return [n] the probability of a length of at most ``tokens``, a scalar or [n]."""
         x = np.broadcast_to(np.asarray(tokens, float), (len(self),))
         right = (self.tokens <= x[:, None]).sum(axis=1)
         inner = np.clip(right, 1, len(self.levels) - 1)
@@ -103,72 +106,75 @@ class LengthDistribution:
         return np.where(right == 0, 0.0, np.where(right == len(self.levels), 1.0, inside))
 
     def at(self, levels: npt.ArrayLike = LEVELS) -> LengthDistribution:
-        """The same distributions told by their quantiles at other levels, from 0 to 1."""
-        wanted = np.asarray(levels, float)
-        if wanted.shape == self.levels.shape and (wanted == self.levels).all():
+        """Return the same distributions by their quantiles at other levels, from 0 to 1."""
+        requested = np.asarray(levels, float)
+        if requested.shape == self.levels.shape and (requested == self.levels).all():
             return self
-        return LengthDistribution(self._at(np.broadcast_to(wanted, (len(self), len(wanted)))), wanted)
+        return LengthDistribution(self._at(np.broadcast_to(requested, (len(self), len(requested)))), requested)
 
     def given(self, tokens_so_far: npt.ArrayLike) -> LengthDistribution:
-        """The distributions of those lengths that are above ``tokens_so_far`` (survival).
+        """Return the distributions of the lengths above ``tokens_so_far`` (survival).
 
-        Told at its own levels and LEVELS. What has outlived its whole distribution gets a Pareto
-        tail of shape 3 from there on: half as many tokens again are expected, however wrong the
-        distribution was. Any age of a row leaves the other rows' answers as they are.
+        The levels are the union of its own and LEVELS. A request beyond its complete distribution gets a Pareto tail of
+        shape 3: half as many tokens again are expected, however wrong the distribution was. Rows are independent.
         """
-        a = self._ages(tokens_so_far)
+        a = self._so_far(tokens_so_far)
         if not (a > 0).any():
             return self
-        outlived = self._outlived(a)
+        is_beyond = self._is_beyond(a)
         levels = self.levels if self.levels is LEVELS else np.union1d(self.levels, LEVELS)
-        reached = np.where((a > 0) & ~outlived, self.cdf(a), 0.0)
+        passed = np.where((a > 0) & ~is_beyond, self.cdf(a), 0.0)
         tokens = np.empty((len(self), len(levels)))
-        for rows in _chunks(len(self)):
-            known = reached[rows, None]
-            tokens[rows] = self.take(rows)._at(known + (1 - known) * levels)  # noqa: SLF001 - its own
+        for rows in self._chunks():
+            share = passed[rows, None]
+            tokens[rows] = self.take(rows)._at(share + (1 - share) * levels)  # noqa: SLF001 - of this class
         np.maximum(tokens, (a + (a > 0))[:, None], out=tokens)
-        if outlived.any():
-            tokens[outlived] = np.maximum(pareto_tail(a[outlived], levels), a[outlived, None] + 1)
+        if is_beyond.any():
+            tokens[is_beyond] = np.maximum(pareto_tail(a[is_beyond], levels), a[is_beyond, None] + 1)
         return LengthDistribution(np.maximum.accumulate(tokens, axis=1), levels)
 
     def quantile_given(self, level: float, tokens_so_far: npt.ArrayLike) -> Floats:
-        """[n] the quantile of those lengths that are above ``tokens_so_far``, without all of ``given``."""
-        a = self._ages(tokens_so_far)
-        outlived = self._outlived(a)
-        known = np.where((a > 0) & ~outlived, self.cdf(a), 0.0)
-        tokens = np.where(outlived, pareto_tail(a, [level])[:, 0], self.quantile(known + (1 - known) * level))
+        """Return [n] one quantile of the lengths above ``tokens_so_far``, cheaper than ``given``."""
+        a = self._so_far(tokens_so_far)
+        is_beyond = self._is_beyond(a)
+        passed = np.where((a > 0) & ~is_beyond, self.cdf(a), 0.0)
+        tokens = np.where(is_beyond, pareto_tail(a, [level])[:, 0], self.quantile(passed + (1 - passed) * level))
         return np.maximum(tokens, a + (a > 0))
 
     def remaining(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """[n] expected tokens still to come after ``tokens_so_far``, at least 1: E[X - a | X > a]."""
-        return self._by_rows(tokens_so_far, _remaining, 1 / (TAIL_SHAPE - 1))
+        """Return [n] the expected remaining tokens after ``tokens_so_far``, at least 1: E[X - a | X > a]."""
+        return self._by_chunks(tokens_so_far, _remaining, 1 / (TAIL_SHAPE - 1))
 
     def gittins(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """[n] the Gittins index in tokens, smallest first: the least expected work per chance of an end.
+        """Return [n] the Gittins index in tokens: the smallest expected work per probability of completion.
 
-        min over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) at age a (Gittins 1979; for
-        M/G/1 the order of least mean sojourn time: Aalto, Ayesta and Righter 2009). Between two
-        quantiles the hazard grows, so that the least value is at one of them. For what has outlived
-        its distribution: 1 / hazard of the Pareto tail, a / 3.
+        The index at age a is min over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) (Gittins 1979). Serving the
+        smallest index first minimizes the mean sojourn time of M/G/1 (Aalto, Ayesta and Righter 2009). The hazard grows
+        between two quantiles, so that the minimum is at a quantile. Beyond its distribution, a request has the inverse
+        hazard of the Pareto tail, a / 3.
         """
-        return self._by_rows(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
+        return self._by_chunks(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
 
     def sample(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """[n] int64, one length each."""
+        """Return [n] int64 one random length per request."""
         return np.maximum(np.rint(self.quantile(rng.random(len(self)))), 1).astype(np.int64)
 
     def take(self, rows: Any) -> LengthDistribution:
-        """Those of some of the requests."""
-        return self._of_checked(self.tokens[rows], self.levels)  # rows of what was checked need no second look
+        """Return the distributions of some requests."""
+        return self._unchecked(self.tokens[rows], self.levels)
 
-    def _ages(self, tokens_so_far: npt.ArrayLike) -> Floats:
+    def _so_far(self, tokens_so_far: npt.ArrayLike) -> Floats:
         return np.broadcast_to(np.asarray(tokens_so_far, float), (len(self),))
 
-    def _outlived(self, a: Floats) -> npt.NDArray[np.bool_]:
+    def _is_beyond(self, a: Floats) -> npt.NDArray[np.bool_]:
+        """Return [n] whether a request exceeds its complete distribution."""
         return np.asarray((a > 0) & (a >= self.tokens[:, -1]))
 
+    def _chunks(self) -> Iterator[slice]:
+        return (slice(start, start + _CHUNK_ROWS) for start in range(0, len(self), _CHUNK_ROWS))
+
     def _at(self, p: Floats) -> Floats:
-        """[n, m] quantiles at the levels [n, m], each row its own."""
+        """Return [n, m] the quantiles at levels [n, m]."""
         right = np.clip(np.searchsorted(self.levels, p, side="left"), 1, len(self.levels) - 1)
         low = self.levels[right - 1]
         share = (p - low) / (self.levels[right] - low)
@@ -178,115 +184,71 @@ class LengthDistribution:
         # The second form is exact at the right end, the first at the left one: quantiles never cross.
         return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))
 
-    def _by_rows(self, tokens_so_far: npt.ArrayLike, request: Callable[..., Floats], tail: float) -> Floats:
-        a = self._ages(tokens_so_far)
+    def _by_chunks(self, tokens_so_far: npt.ArrayLike, statistic: Callable[..., Floats], tail: float) -> Floats:
+        """Return [n] a statistic of quantiles and the probabilities between them; a * tail beyond the distribution."""
+        a = self._so_far(tokens_so_far)
         steps, out = np.diff(self.levels), np.empty(len(self))
-        for rows in _chunks(len(self)):
-            out[rows] = request(self.tokens[rows], a[rows, None], steps)
-        return np.maximum(np.where(self._outlived(a), a * tail, out), 1.0)
+        for rows in self._chunks():
+            tokens, so_far = self.tokens[rows], a[rows, None]
+            clipped = np.maximum(tokens, so_far)
+            remaining, total = np.diff(clipped, axis=1), np.diff(tokens, axis=1)
+            share = np.divide(remaining, total, out=(tokens[:, 1:] > so_far).astype(float), where=total > 0)
+            out[rows] = statistic(clipped, so_far, share * steps)
+        return np.maximum(np.where(self._is_beyond(a), a * tail, out), 1.0)
 
 
-def pareto_tail(tokens: npt.ArrayLike, levels: npt.ArrayLike) -> Floats:
-    """[n, q] quantiles of what is known to be above ``tokens`` [n] and nothing else; cut at level 0.99."""
-    cut = np.minimum(np.asarray(levels, float), _MOST_LEVEL)
-    return np.asarray(np.asarray(tokens, float)[:, None] * (1 - cut) ** (-1 / TAIL_SHAPE))
+def _mean_weights(levels: Floats) -> Floats:
+    widths = np.diff(levels, prepend=0.0, append=1.0)
+    return np.asarray((widths[1:] + widths[:-1]) / 2)
 
 
-def _after(tokens: Floats, a: Floats, steps: Floats) -> tuple[Floats, Floats]:
-    """[n, q] quantiles not below the age, and [n, q - 1] probability between them."""
-    clipped = np.maximum(tokens, a)
-    gaps, whole = np.diff(clipped, axis=1), np.diff(tokens, axis=1)
-    share = np.divide(gaps, whole, out=(tokens[:, 1:] > a).astype(float), where=whole > 0)
-    return clipped, share * steps
+_MEAN_WEIGHTS = _mean_weights(LEVELS)
 
 
-def _remaining(tokens: Floats, a: Floats, steps: Floats) -> Floats:
-    clipped, mass = _after(tokens, a, steps)
+def _remaining(clipped: Floats, a: Floats, mass: Floats) -> Floats:
     work = (((clipped[:, 1:] + clipped[:, :-1]) / 2 - a) * mass).sum(axis=1)
     alive = mass.sum(axis=1)
     return np.asarray(np.divide(work, alive, out=np.zeros(len(work)), where=alive > 0))
 
 
-def _gittins(tokens: Floats, a: Floats, steps: Floats) -> Floats:
-    clipped, mass = _after(tokens, a, steps)
-    ended = np.cumsum(mass, axis=1)
-    alive = ended[:, -1:]
+def _gittins(clipped: Floats, a: Floats, mass: Floats) -> Floats:
+    finished = np.cumsum(mass, axis=1)
+    alive = finished[:, -1:]
     before = (clipped[:, :1] - a) * alive
-    work = before + np.cumsum(np.diff(clipped, axis=1) * (alive - ended + mass / 2), axis=1)
-    index = np.divide(work, ended, out=np.full(work.shape, np.inf), where=ended > 0)
+    work = before + np.cumsum(np.diff(clipped, axis=1) * (alive - finished + mass / 2), axis=1)
+    index = np.divide(work, finished, out=np.full(work.shape, np.inf), where=finished > 0)
     return np.asarray(np.where(alive[:, 0] > 0, index.min(axis=1), 0.0))
 
 
-def _of_levels(levels: npt.ArrayLike) -> Floats:
-    """The levels as an array; InputError where they do not increase from 0 to 1."""
-    if levels is LEVELS:
-        return LEVELS
-    given = np.asarray(levels, float)
-    if given.ndim != 1 or len(given) < 2 or given[0] != 0 or given[-1] != 1 or not _grows(given):
-        raise InputError(f"levels must increase from 0 to 1; they are {given}")
-    return given
+def pareto_tail(tokens: npt.ArrayLike, levels: npt.ArrayLike) -> Floats:
+    """Return [n, q] quantiles of lengths known only to be above ``tokens`` [n], capped at level 0.99."""
+    capped = np.minimum(np.asarray(levels, float), MAX_TAIL_LEVEL)
+    return np.asarray(np.asarray(tokens, float)[:, None] * (1 - capped) ** (-1 / TAIL_SHAPE))
 
 
-def _weights(levels: Floats) -> Floats:
-    """[q] what the quantile of each level counts in the mean."""
-    widths = np.diff(levels, prepend=0.0, append=1.0)
-    return np.asarray((widths[1:] + widths[:-1]) / 2)
+def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Floats) -> Floats:
+    """Return [q] quantiles of partly censored lengths.
 
-
-_LEVEL_WEIGHTS = _weights(LEVELS)
-
-
-def _chunks(n: int) -> list[slice]:
-    return [slice(start, start + _ROWS) for start in range(0, n, _ROWS)]
-
-
-def _grows(levels: Floats) -> bool:
-    return bool((np.diff(levels) > 0).all())
-
-
-FloatArray = npt.NDArray[np.float64]
-
-_MAX_OBSERVED_LEVEL = 0.99
-
-
-def kaplan_meier(values: npt.ArrayLike, censored: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """[m] distinct values that were seen to their end, and [m] the probability of at most each.
-
-    The last probability is below 1 where the greatest values are censored: what is missing lies
-    beyond all that was seen. Without censoring it is the empirical distribution (Kaplan and Meier
-    1958).
-    """
-    x, cut = np.asarray(values, float), np.asarray(censored, bool)
-    distinct, at = np.unique(x, return_inverse=True)
-    ends = np.bincount(at, weights=~cut, minlength=len(distinct))
-    left = len(x) - np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(distinct)))[:-1]])
-    alive = np.cumprod(1 - ends / left)
-    seen = ends > 0
-    return distinct[seen], 1 - alive[seen]
-
-
-def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: FloatArray) -> FloatArray:
-    """[q] quantiles of lengths, some of them cut.
-
-    Beyond the last length that was seen to its end, if longer ones were cut, lies a Pareto tail of
-    shape 3 from the greatest length on: nobody saw how long those are, and they are not left out.
+    If lengths beyond the largest uncensored one were censored, their mass gets a Pareto tail of shape 3 that starts at
+    the largest length.
     """
     seen, cdf = kaplan_meier(lengths, censored)
-    reached = float(cdf[-1]) if len(cdf) else 0.0
-    inside = np.searchsorted(cdf, np.minimum(levels, reached) - 1e-12) if len(cdf) else np.zeros(len(levels), int)
-    most = float(np.max(np.asarray(lengths, float)))
-    known = seen[np.minimum(inside, len(seen) - 1)] if len(seen) else np.full(len(levels), most)
-    if reached >= 1 - 1e-12:
+    known_share = float(cdf[-1]) if len(cdf) else 0.0
+    largest = float(np.max(np.asarray(lengths, float)))
+    if len(cdf):
+        inside = np.searchsorted(cdf, np.minimum(levels, known_share) - 1e-12)
+        known = seen[np.minimum(inside, len(seen) - 1)]
+    else:
+        known = np.full(len(levels), largest)
+    if known_share >= 1 - 1e-12:
         return np.asarray(known)
-    beyond = np.clip((levels - reached) / (1 - reached), 0, _MAX_OBSERVED_LEVEL)
-    tail = most * (1 - beyond) ** (-1 / TAIL_SHAPE)
-    return np.where(levels > reached, tail, known)
+    beyond = np.clip((levels - known_share) / (1 - known_share), 0, MAX_TAIL_LEVEL)
+    return np.where(levels > known_share, largest * (1 - beyond) ** (-1 / TAIL_SHAPE), known)
 
 
 def mean_length(lengths: npt.ArrayLike, censored: npt.ArrayLike) -> float:
-    """The mean of lengths, some of them cut, with the same tail: half as much again as the greatest."""
+    """Return the mean of partly censored lengths, with the tail of ``length_quantiles``."""
     seen, cdf = kaplan_meier(lengths, censored)
-    mass = np.diff(cdf, prepend=0.0)
     beyond = 1 - (float(cdf[-1]) if len(cdf) else 0.0)
-    most = float(np.max(np.asarray(lengths, float)))
-    return float(seen @ mass) + beyond * most * TAIL_SHAPE / (TAIL_SHAPE - 1)
+    largest = float(np.max(np.asarray(lengths, float)))
+    return float(seen @ np.diff(cdf, prepend=0.0)) + beyond * largest * TAIL_SHAPE / (TAIL_SHAPE - 1)

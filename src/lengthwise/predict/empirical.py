@@ -1,4 +1,4 @@
-"""The predictor to beat: one length for every request."""
+"""Baselines: one length, or an empirical distribution, for all requests of a group."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Prompts, Samples
-from lengthwise.predict.distribution import LEVELS, LengthDistribution, length_quantiles, mean_length
+from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution, length_quantiles, mean_length
 from lengthwise.predict.serialization import State, array, fitted, quantile_table
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
 class Constant:
-    """The same length for every request.
+    """Predicts the same length for every request.
 
     Args:
-        tokens: The length; None: the mean of the lengths that it is fitted on, cut ones by
-            Kaplan and Meier.
+        tokens: The length; None: the mean of the training lengths, censored ones by Kaplan and Meier.
     """
 
     kind: ClassVar[str] = "constant"
@@ -32,23 +31,23 @@ class Constant:
         self.tokens_ = tokens
 
     def fit(self, samples: Samples) -> Self:
-        """Learns the mean, unless a length was given."""
+        """Learn the mean, unless a length was given."""
         if self.tokens is None:
             self.tokens_ = mean_length(samples.output_tokens, samples.censored)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The length, as if it were certain; a tail for what has outlived it."""
+        """Return the length as certain, and a tail for longer requests."""
         tokens = fitted(self, "tokens_")
         return LengthDistribution.point(np.full(len(prompts), tokens)).given(tokens_so_far)
 
     def state(self) -> State:
-        """What is saved."""
+        """Return the state to save."""
         return {"tokens": self.tokens, "tokens_": fitted(self, "tokens_")}, {}
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
+        """Return the predictor of a saved state."""
         del arrays
         loaded = cls(meta["tokens"])
         loaded.tokens_ = cls(meta["tokens_"]).tokens
@@ -56,44 +55,37 @@ class Constant:
 
 
 class Ecdf:
-    """The empirical distribution of the model's output lengths (SamuLLM).
+    """Predicts the empirical distribution of the model's output lengths (SamuLLM).
 
-    A model that was not seen, or a request whose model nobody knows, has the distribution of all.
-    Cut outputs count as Kaplan and Meier say.
+    Unknown and missing models have the distribution of all samples. Censored lengths count as by Kaplan and Meier.
     """
 
     kind: ClassVar[str] = "ecdf"
     predicts_once: ClassVar[bool] = True
 
     def fit(self, samples: Samples) -> Self:
-        """Learns a distribution a model, and that of all."""
+        """Learn a distribution per model, and that of all samples."""
         models = np.asarray(samples.prompts.model if samples.prompts.model is not None else [], dtype=object)
-        names = sorted({str(model) for model in models})
-        parts = [models == name for name in names]
-        rows = [np.ones(len(samples), bool), *parts]
-        self.models_ = names
+        self.models_ = sorted({str(model) for model in models})
+        rows = [np.ones(len(samples), bool), *(models == name for name in self.models_)]
         self.table_ = np.array([length_quantiles(samples.output_tokens[r], samples.censored[r], LEVELS) for r in rows])
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The distribution of each request's model."""
+        """Return the distribution of each request's model."""
         table = fitted(self, "table_")
         at = {name: row for row, name in enumerate(self.models_, start=1)}
-        rows = (
-            np.zeros(len(prompts), int)
-            if prompts.model is None
-            else np.fromiter((at.get(model, 0) for model in prompts.model), int, len(prompts))
-        )
-        return LengthDistribution(table, LEVELS).take(rows).given(tokens_so_far)
+        rows = [0] * len(prompts) if prompts.model is None else [at.get(model, 0) for model in prompts.model]
+        return LengthDistribution(table, LEVELS).take(np.array(rows, int)).given(tokens_so_far)
 
     def state(self) -> State:
-        """What is saved."""
+        """Return the state to save."""
         table = fitted(self, "table_")
         return {"models": self.models_}, {"table": table}
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
+        """Return the predictor of a saved state."""
         loaded = cls()
         loaded.models_ = [str(name) for name in meta["models"]]
         loaded.table_ = quantile_table(arrays, "table", len(LEVELS))
@@ -107,16 +99,15 @@ Key = tuple[int, ...]
 
 
 class BucketEcdf:
-    """The empirical distribution of requests in the same bucket of features.
+    """Predicts the empirical distribution of requests in the same bucket of features.
 
-    A bucket with few samples is drawn towards the one around it (the same without the last
-    feature), in the end towards all: its share is n / (n + ``shrink``). A bucket that was not seen
-    has the distribution of the one around it.
+    A bucket of n samples is shrunk towards its parent (the bucket without the last feature), finally towards all
+    samples: its own weight is n / (n + ``shrink``). An unknown bucket has the distribution of its parent.
 
     Args:
-        by: Features, the most telling first: "model", "prompt_tokens", "prompt_chars" (of the text).
-        buckets: Into how many, equally full, a number is cut.
-        shrink: Samples that the bucket around counts for.
+        by: Features, the most informative first: "model", "prompt_tokens", "prompt_chars" (of the text).
+        buckets: Number of intervals of equal mass of a numeric feature.
+        shrink: Number of samples that the parent counts as.
     """
 
     kind: ClassVar[str] = "bucket_ecdf"
@@ -131,10 +122,16 @@ class BucketEcdf:
         self.by, self.buckets, self.shrink = tuple(by), buckets, float(shrink)
 
     def fit(self, samples: Samples) -> Self:
-        """Learns where to cut, and a distribution a bucket."""
-        self.models_ = sorted({str(model) for model in _models(samples.prompts)})
-        self.cuts_ = {name: self._cuts(name, samples.prompts) for name in self.by if name != "model"}
-        codes = self._codes(samples.prompts)
+        """Learn the boundaries of the buckets, and a distribution per bucket."""
+        prompts = samples.prompts
+        self.models_ = sorted({str(model) for model in prompts.model or ()})
+        inner = np.linspace(0, 1, self.buckets + 1)[1:-1]
+        columns = {name: _numbers(name, prompts) for name in self.by if name != "model"}
+        self.cuts_ = {
+            name: np.zeros(0) if values is None else np.unique(np.quantile(values, inner))
+            for name, values in columns.items()
+        }
+        codes = self._codes(prompts)
         self.cells_: dict[Key, int] = {(): 0}
         table = [length_quantiles(samples.output_tokens, samples.censored, LEVELS)]
         for depth in range(1, len(self.by) + 1):
@@ -143,40 +140,33 @@ class BucketEcdf:
                 rows = member.reshape(-1) == number
                 own = length_quantiles(samples.output_tokens[rows], samples.censored[rows], LEVELS)
                 share = rows.sum() / (rows.sum() + self.shrink)
-                around = table[self.cells_[tuple(map(int, key[:-1]))]]
+                parent = table[self.cells_[tuple(map(int, key[:-1]))]]
                 self.cells_[tuple(map(int, key))] = len(table)
-                table.append(share * own + (1 - share) * around)
+                table.append(share * own + (1 - share) * parent)
         self.table_ = np.array(table)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The distribution of each request's bucket."""
+        """Return the distribution of each request's bucket."""
         table = fitted(self, "table_")
         keys, member = np.unique(self._codes(prompts), axis=0, return_inverse=True)
-        cells = np.array([self._cell(tuple(map(int, key))) for key in keys], dtype=int)
-        return LengthDistribution(table, LEVELS).take(cells[member.reshape(-1)]).given(tokens_so_far)
+        prefixes = ([tuple(map(int, key[:d])) for d in range(len(key), -1, -1)] for key in keys)
+        cells = [next(self.cells_[prefix] for prefix in some if prefix in self.cells_) for some in prefixes]
+        return LengthDistribution(table, LEVELS).take(np.array(cells, int)[member.reshape(-1)]).given(tokens_so_far)
 
-    def _cell(self, key: Key) -> int:
-        return next(self.cells_[key[:d]] for d in range(len(key), -1, -1) if key[:d] in self.cells_)
-
-    def _cuts(self, name: str, prompts: Prompts) -> npt.NDArray[np.float64]:
-        values = _numbers(name, prompts)
-        inner = np.linspace(0, 1, self.buckets + 1)[1:-1]
-        return np.zeros(0) if values is None else np.unique(np.quantile(values, inner))
-
-    def _codes(self, prompts: Prompts) -> npt.NDArray[np.int64]:
-        """[n, features] the bucket along each feature; -1 where nobody knows."""
+    def _codes(self, prompts: Prompts) -> Ints:
+        """Return [n, features] the bucket of each feature; -1 where it is unknown."""
         codes = np.full((len(prompts), len(self.by)), -1)
         for column, name in enumerate(self.by):
             if name == "model":
                 at = {model: number for number, model in enumerate(self.models_)}
-                codes[:, column] = [at.get(model, -1) for model in _models(prompts)] or -1
+                codes[:, column] = [at.get(model, -1) for model in prompts.model or ()] or -1
             elif (values := _numbers(name, prompts)) is not None:
                 codes[:, column] = np.searchsorted(self.cuts_[name], values, side="right")
         return codes
 
     def state(self) -> State:
-        """What is saved."""
+        """Return the state to save."""
         table = fitted(self, "table_")
         meta = {"by": self.by, "buckets": self.buckets, "shrink": self.shrink, "models": self.models_}
         cells = [list(key) for key, _ in sorted(self.cells_.items(), key=lambda cell: cell[1])]
@@ -185,7 +175,7 @@ class BucketEcdf:
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
+        """Return the predictor of a saved state."""
         loaded = cls(meta["by"], meta["buckets"], meta["shrink"])
         loaded.models_ = [str(name) for name in meta["models"]]
         loaded.cells_ = {tuple(map(int, key)): row for row, key in enumerate(meta["cells"])}
@@ -196,11 +186,7 @@ class BucketEcdf:
         return loaded
 
 
-def _models(prompts: Prompts) -> list[str]:
-    return [] if prompts.model is None else list(prompts.model)
-
-
-def _numbers(name: str, prompts: Prompts) -> npt.NDArray[np.float64] | None:
+def _numbers(name: str, prompts: Prompts) -> Floats | None:
     if name == "prompt_tokens":
         return None if prompts.prompt_tokens is None else prompts.prompt_tokens.astype(float)
     return None if prompts.text is None else np.array([len(text) for text in prompts.text], float)

@@ -62,10 +62,10 @@ NUMBERS = {
 }  # fmt: skip
 
 TOKENS_EACH = {
-    "word": 1.35, "character": 0.25, "letter": 0.3, "token": 1.0, "description": 24.0, "line": 12.0, "paragraph": 95.0,
+    "word": 1.35, "character": 0.25, "letter": 0.3, "token": 1.0, "sentence": 24.0, "line": 12.0, "paragraph": 95.0,
     "page": 500.0, "verse": 40.0, "stanza": 40.0, "essay": 600.0, "bullet": 25.0, "step": 30.0, "tip": 40.0,
     "way": 40.0, "idea": 35.0, "example": 30.0, "reason": 40.0, "question": 18.0, "item": 15.0, "point": 30.0,
-    "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "registry": 25.0, "movie": 20.0, "song": 15.0,
+    "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "book": 25.0, "movie": 20.0, "song": 15.0,
 }  # fmt: skip
 """About how many tokens one of what is asked for has."""
 
@@ -105,11 +105,11 @@ OPENINGS: dict[str, float] = {
     for word in words.split()
 }
 PHRASES: dict[str, float] = {
-    "step by step": 0.5, "in detail": 0.6, "pros and cons": 0.5, "one word": -2.0, "description": -0.6,
+    "step by step": 0.5, "in detail": 0.6, "pros and cons": 0.5, "one word": -2.0, "sentence": -0.6,
     "in one line": -1.2, "true or false": -1.2, "yes or no": -1.5, "how many": -0.8, "how much": -0.5, "how to": 0.3,
     "how do i": 0.4, "how can": 0.5, "how does": 0.4, "what are some": 0.6, "what are": 0.4, "difference": 0.5,
     "what is": -0.1, "who is": -0.3, "what would happen": 0.4, "tell me about": 0.4, "act as": 0.2,
-    "tracker": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
+    "following": -0.2, "given": -0.2, "list of": 0.3, "short story": -0.1, "in the world": -0.3,
     "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
     "step-by-step": 0.5,
 }  # fmt: skip
@@ -305,19 +305,7 @@ _CLOSINGS = (
     "sincerely", "regards", "the end", "answer is", "therefore", "feel free", '"answer"', "in the end", "ultimately",
     "good luck", "enjoy", "output:", "note that", "conclusion",
 )  # fmt: skip
-_PREFIXES = (
-    "sorry",
-    "as an ai",
-    "here are",
-    "here is",
-    "here's",
-    "fixed_prefix",
-    "certainly",
-    "step",
-    "title",
-    "dear",
-    "i ",
-)
+_PREFIXES = ("sorry", "as an ai", "here are", "here is", "here's", "sure", "certainly", "step", "title", "dear", "i ")
 _CLOSING_CHARS, _OPENING_CHARS = 250, 120
 _LATEST_WORDS = 60
 

@@ -63,7 +63,7 @@ def packed(model: Lexical) -> State:
     for name, tree in zip(_TREES, trees, strict=True):
         arrays |= tree.arrays(name)
     if location.direction is not None:
-        arrays |= location.direction.arrays("direction") | {"sense.share": np.array(location.sense_share)}
+        arrays |= location.direction.arrays("sense") | {"sense.share": np.array(location.sense_share)}
     if model.windows_.axes is not None:
         arrays |= {"axes.middle": model.windows_.axes.middle, "axes.turn": model.windows_.axes.turn}
     return meta, arrays
@@ -110,7 +110,7 @@ def _sense(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
         return {}
     columns = array(arrays, "sense.middle", 1).shape[0]
     share = float(array(arrays, "sense.share", 0))
-    return {"direction": Head.of_arrays(arrays, "direction", columns), "sense_share": share}
+    return {"direction": Head.of_arrays(arrays, "sense", columns), "sense_share": share}
 
 
 def _axes(arrays: Mapping[str, npt.NDArray[Any]]) -> Axes | None:

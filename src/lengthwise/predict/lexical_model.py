@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Samples
-from lengthwise.predict.distribution import LEVELS, Floats, kaplan_meier
+from lengthwise.predict.distribution import LEVELS, Floats
 from lengthwise.predict.features import (
     NAMES,
     PROGRESS,
@@ -26,6 +26,7 @@ from lengthwise.predict.features import (
 )
 from lengthwise.predict.regressors import Head, Trees, grow, learn_head
 from lengthwise.schema.errors import MissingExtraError
+from lengthwise.statistics import kaplan_meier
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Predictors that are told the truth: the yardstick, and what errors are made from."""
+"""Predictors that see the true lengths: an upper bound, and models of prediction errors."""
 
 from __future__ import annotations
 
@@ -15,52 +15,51 @@ from lengthwise.schema.errors import InputError
 
 @runtime_checkable
 class Truthful(Protocol):
-    """A predictor that needs the true length, and so exists in simulation alone.
+    """A predictor that needs the true length, and therefore exists only in simulation.
 
-    In place of ``predict`` it has ``peek``. All chance comes in as ``luck``: one number a request,
-    drawn once. The same request is wrong in the same way at every window, and two error models meet
-    the same luck.
+    It has ``peek`` instead of ``predict``. Its only randomness is ``luck``, one number per request: a request has the
+    same error at every window, and different error models share the same random numbers.
     """
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """What it believes of each request once ``tokens_so_far`` have come.
+        """Return the predicted distribution of each request after ``tokens_so_far``.
 
         Args:
-            output_tokens: [n] the truth.
-            tokens_so_far: Below the truth, one for all or [n].
-            luck: [n] within 0 .. 1, uniform.
+            output_tokens: [n] true lengths.
+            tokens_so_far: Below the true length, a scalar or [n].
+            luck: [n] uniform in [0, 1].
 
         Returns:
-            The belief about the whole length; ``.given(tokens_so_far)`` of it rules out what has passed.
+            Distributions of the total length, not conditioned on ``tokens_so_far``.
         """
         ...
 
 
 class Oracle:
-    """Knows every length."""
+    """Predicts every true length."""
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """The truth, certain."""
+        """Return the true lengths as certain."""
         del tokens_so_far, luck
         return LengthDistribution.point(output_tokens)
 
 
-def luck_of(seed: int, n: int) -> npt.NDArray[np.float64]:
-    """[n] one number within 0 .. 1 a request; the first k do not depend on n."""
+def luck_of(seed: int, n: int) -> Floats:
+    """Return [n] one uniform number per request; the first k do not depend on n."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x1E46])).random(n)
 
 
 class LogNormalError:
-    """The truth times exp(bias + sigma z), z normal: wrong by a factor, long ones by more.
+    """Predicts the true length times exp(bias + sigma z), with z standard normal.
 
-    The belief is a log-normal about the wrong length with the same sigma: it knows how wrong it
-    may be, though not that it is biased. With ``exact_lengths`` it is the wrong length alone.
+    The predicted distribution is log-normal around the wrong length with the same sigma: it knows its variance, but not
+    its bias. With ``exact_lengths`` it is the wrong length as certain.
 
     Args:
-        sigma: Standard deviation of the error's logarithm; 0.5 is wrong by a factor of 1.65.
-        bias: Mean of the error's logarithm; below 0 it says too little.
-        half_life_tokens: See above; None: the error stays.
-        exact_lengths: Believe in the wrong length as if it were sure.
+        sigma: Standard deviation of the error's logarithm; 0.5 is a factor of 1.65.
+        bias: Mean of the error's logarithm; negative values underestimate.
+        half_life_tokens: The error's logarithm halves with every so many tokens; None: it is constant.
+        exact_lengths: Whether the wrong length is predicted as certain.
     """
 
     def __init__(
@@ -68,27 +67,23 @@ class LogNormalError:
     ) -> None:
         if not 0 <= sigma < 20 or not abs(bias) < 20:
             raise InputError(f"sigma must be within 0 .. 20 and bias within -20 .. 20; got {sigma} and {bias}")
-        self.sigma, self.bias, self.half_life_tokens, self.exact_lengths = (
-            sigma,
-            bias,
-            half_life_tokens,
-            exact_lengths,
-        )
-        check_half_life(half_life_tokens)
+        _check_half_life(half_life_tokens)
+        self.sigma, self.bias = sigma, bias
+        self.half_life_tokens, self.exact_lengths = half_life_tokens, exact_lengths
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """The wrong lengths, with the doubt that becomes them."""
-        share = left_of_error(tokens_so_far, self.half_life_tokens, len(luck))
-        wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal(luck)))
+        """Return the wrong lengths, with their uncertainty."""
+        share = _remaining_error(tokens_so_far, self.half_life_tokens, len(luck))
+        wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal_quantile(luck)))
         wrong = np.clip(wrong, 1, 1e9)
         if self.exact_lengths or self.sigma == 0:
             return LengthDistribution.point(wrong)
-        doubt = np.exp(share[:, None] * self.sigma * _normal(LEVELS))
-        return LengthDistribution(np.clip(wrong[:, None] * doubt, 1, 1e9), LEVELS)
+        spread = np.exp(share[:, None] * self.sigma * _normal_quantile(LEVELS))
+        return LengthDistribution(np.clip(wrong[:, None] * spread, 1, 1e9), LEVELS)
 
 
 class Same:
-    """Adversarial: the same length of every request.
+    """Adversarial: predicts the same length for every request.
 
     Args:
         tokens: The length.
@@ -100,16 +95,16 @@ class Same:
         self.tokens = tokens
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """The length, certain."""
+        """Return the length as certain."""
         del tokens_so_far, luck
         return LengthDistribution.point(np.full(len(output_tokens), self.tokens))
 
 
 class Reversed:
-    """Adversarial: the longer, the shorter it says: pivot**2 / length, certain.
+    """Adversarial: predicts pivot**2 / length, so that long requests look short.
 
     Args:
-        pivot: The length of which it says the truth, tokens.
+        pivot: Length that is predicted correctly, in tokens.
     """
 
     def __init__(self, pivot: float = 256.0) -> None:
@@ -118,49 +113,46 @@ class Reversed:
         self.pivot = pivot
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """Short ones said to be long, long ones short."""
+        """Return the reversed lengths as certain."""
         del tokens_so_far, luck
-        return LengthDistribution(
-            np.repeat(self.pivot**2 / output_tokens[:, None].astype(float), 2, axis=1).clip(1), np.array([0.0, 1.0])
-        )
+        return LengthDistribution.point(self.pivot**2 / output_tokens.astype(float))
 
 
-def _normal(levels: npt.NDArray[Any]) -> Floats:
-    """Standard normal quantiles, cut at a chance of one in a thousand."""
+def _normal_quantile(levels: npt.NDArray[Any]) -> Floats:
+    """Return standard normal quantiles, clipped at a probability of one in a thousand."""
     from scipy.special import ndtri
 
     return np.asarray(ndtri(np.clip(levels, 0.001, 0.999)))
 
 
-def check_half_life(tokens: float | None) -> None:
-    """Raises InputError where it is no half-life."""
+def _check_half_life(tokens: float | None) -> None:
     if tokens is not None and not tokens > 0:
         raise InputError(f"half_life_tokens must be above 0; it is {tokens}")
 
 
-def left_of_error(tokens_so_far: int | Ints, half_life_tokens: float | None, n: int) -> Floats:
-    """[n] the share of the error that is left."""
+def _remaining_error(tokens_so_far: int | Ints, half_life_tokens: float | None, n: int) -> Floats:
+    """Return [n] the remaining share of the error."""
     a = np.broadcast_to(np.asarray(tokens_so_far, float), (n,))
     return np.ones(n) if half_life_tokens is None else np.asarray(0.5 ** (a / half_life_tokens))
 
 
 class Quantised:
-    """Knows the class of every length and no more: its belief is the distribution within the class.
+    """Predicts the class of every length: the distribution of lengths within the class.
 
-    A length y is of class i where boundary[i] < y <= boundary[i + 1]; what lies outside is of the
-    first or last. Within a class all lengths are alike, unless ``fit`` has seen what they are like.
+    A length y belongs to class i where boundary[i] < y <= boundary[i + 1]; other lengths belong to the first or last
+    class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution.
 
     Args:
-        boundaries: k + 1 growing lengths, from the least to the greatest; or k, for classes that
-            ``fit`` makes equally full.
+        boundaries: k + 1 increasing lengths, from the smallest to the largest; or k, for classes of equal mass from
+            ``fit``.
     """
 
     def __init__(self, boundaries: Sequence[float] | int) -> None:
         self.boundaries = boundaries
+        self.boundaries_: Floats | None = None
         if isinstance(boundaries, int):
             if boundaries < 1:
                 raise InputError(f"there must be at least one class; it is {boundaries}")
-            self.boundaries_: Floats | None = None
         else:
             self.boundaries_ = np.asarray(boundaries, float)
             good = len(self.boundaries_) >= 2 and np.isfinite(self.boundaries_).all() and self.boundaries_[0] >= 0
@@ -170,40 +162,38 @@ class Quantised:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Return the number of classes."""
         return self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) - 1
 
     def fit(self, samples: Samples) -> Self:
-        """Learns boundaries, where their number was given, and the lengths within each class."""
-        lengths, cut = samples.output_tokens, samples.censored
+        """Learn boundaries, where their number was given, and the lengths within each class."""
+        lengths, censored = samples.output_tokens, samples.censored
         if isinstance(self.boundaries, int):
             levels = np.linspace(0, 1, self.boundaries + 1)
-            edges = length_quantiles(lengths, cut, levels)
+            edges = length_quantiles(lengths, censored, levels)
             edges[0] = min(edges[0], lengths.min()) - 1
-            self.boundaries_ = edges + np.arange(len(edges)) * 1e-9  # equal ones stay in order
+            self.boundaries_ = edges + np.arange(len(edges)) * 1e-9  # equal edges remain in order
         member = self.class_of(lengths)
-        uniform = self._uniform()
         self.table_ = np.array(
             [
-                length_quantiles(lengths[member == i], cut[member == i], LEVELS) if (member == i).any() else row
-                for i, row in enumerate(uniform)
+                length_quantiles(lengths[member == i], censored[member == i], LEVELS) if (member == i).any() else row
+                for i, row in enumerate(self._uniform())
             ]
         )
         return self
 
     def class_of(self, output_tokens: npt.ArrayLike) -> Ints:
-        """[n] the true class, from 0."""
+        """Return [n] the true class, from 0."""
         inner = self._edges()[1:-1]
         return np.asarray(np.searchsorted(inner, np.asarray(output_tokens, float), side="left"), np.int64)
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """The distribution within the class that it takes each request for."""
+        """Return the distribution within the predicted class of each request."""
         table = self._uniform() if self.table_ is None else self.table_
-        said = self.predicted(self.class_of(output_tokens), tokens_so_far, luck)
-        return LengthDistribution(table, LEVELS).take(said)
+        return LengthDistribution(table, LEVELS).take(self.predicted(self.class_of(output_tokens), tokens_so_far, luck))
 
     def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
-        """[n] the class that it takes each request for: the true one."""
+        """Return [n] the predicted class: the true one."""
         del tokens_so_far, luck
         return true
 
@@ -218,17 +208,16 @@ class Quantised:
 
 
 class BinNeighbour(Quantised):
-    """Takes a request for one of a neighbouring class (Multi-Bin Batching, Section 6.2).
+    """Predicts a neighbouring class with some probability (Multi-Bin Batching, Section 6.2).
 
-    A request of an inner class is taken for one of the class below with probability 2 p split, of the
-    class above with 2 p (1 - split), and for what it is with 1 - 2 p: p on each side where split
-    is 0.5. One of an edge class is taken for its only neighbour with probability p.
+    A request of an inner class is predicted one class lower with probability 2 p split, one class higher with
+    2 p (1 - split), and correctly with 1 - 2 p. One of an edge class is predicted in its neighbour with probability p.
 
     Args:
         boundaries: As in ``Quantised``.
-        p: Within 0 .. 0.5.
-        split: Which part of the errors goes down.
-        half_life_tokens: p halves with every so many tokens that have come; None: it stays.
+        p: Error probability per side, within 0 .. 0.5.
+        split: Share of the errors that go down.
+        half_life_tokens: p halves with every so many tokens; None: it is constant.
     """
 
     def __init__(
@@ -238,11 +227,11 @@ class BinNeighbour(Quantised):
         if not 0 <= p <= 0.5 or not 0 <= split <= 1:
             raise InputError(f"p must be within 0 .. 0.5 and split within 0 .. 1; got {p} and {split}")
         self.p, self.split, self.half_life_tokens = p, split, half_life_tokens
-        check_half_life(half_life_tokens)
+        _check_half_life(half_life_tokens)
 
     def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
-        """[n] the class that it takes each request for."""
-        p = self.p * left_of_error(tokens_so_far, self.half_life_tokens, len(luck))
+        """Return [n] the predicted class."""
+        p = self.p * _remaining_error(tokens_so_far, self.half_life_tokens, len(luck))
         first, last = true == 0, true == self.classes - 1
         down = np.where(first, 0.0, np.where(last, p, 2 * p * self.split))
         up = np.where(last, 0.0, np.where(first, p, 2 * p * (1 - self.split)))
@@ -250,11 +239,11 @@ class BinNeighbour(Quantised):
 
 
 class Confusion(Quantised):
-    """Takes a request for one of another class as often as a confusion matrix says.
+    """Predicts classes by a confusion matrix.
 
     Args:
         boundaries: As in ``Quantised``.
-        matrix: [k][k], row: the true class, column: what it is taken for; rows sum to 1.
+        matrix: [k][k] probabilities of the predicted class (column) by the true class (row); rows sum to 1.
     """
 
     def __init__(self, boundaries: Sequence[float] | int, matrix: Sequence[Sequence[float]]) -> None:
@@ -270,7 +259,7 @@ class Confusion(Quantised):
             raise InputError(f"each row of matrix must be probabilities that sum to 1; they are {matrix}")
 
     def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
-        """[n] the class that it takes each request for."""
+        """Return [n] the predicted class."""
         del tokens_so_far
-        up_to = np.cumsum(self.matrix, axis=1)[:, :-1]
-        return np.asarray((luck[:, None] >= up_to[true]).sum(axis=1), np.int64)
+        cumulative = np.cumsum(self.matrix, axis=1)[:, :-1]
+        return np.asarray((luck[:, None] >= cumulative[true]).sum(axis=1), np.int64)

@@ -1,4 +1,4 @@
-"""What is left to come, by survival alone: the cheapest predictor that predicts again."""
+"""Predictors that wrap others: survival updates, conformal calibration, ensembles, protection from failures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, split
-from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution, kaplan_meier
+from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution
 from lengthwise.predict.empirical import Ecdf
-from lengthwise.predict.serialization import State, array, fitted, prefixed, within
+from lengthwise.predict.serialization import State, array, fitted, packed, prefixed, unpacked, within
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import kaplan_meier
 
 
 class Conditional:
-    """Another predictor's first word, and from then on the survival arithmetic of its distribution.
-
-    The other is asked once, before the first token; each token that comes without an end rules out
-    the shorter lengths.
+    """Predicts once with another predictor, and then conditions its distribution on the tokens so far.
 
     Args:
         inner: Any predictor.
@@ -32,54 +30,49 @@ class Conditional:
         self.inner = inner
 
     def fit(self, samples: Samples) -> Self:
-        """Fits the other."""
+        """Fit the inner predictor."""
         self.inner.fit(samples)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The other's distribution of the whole length, of those lengths that are above ``tokens_so_far``."""
+        """Return the inner distribution before the first token, conditioned on lengths above ``tokens_so_far``."""
         return self.inner.predict(prompts, 0).given(tokens_so_far)
 
     def state(self) -> State:
-        """What is saved."""
-        from lengthwise.predict.serialization import packed
-
+        """Return the state to save."""
         meta, arrays = packed(self.inner)
         return {"inner": meta}, prefixed("inner", arrays)
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
-        from lengthwise.predict.serialization import unpacked
-
+        """Return the predictor of a saved state."""
         return cls(unpacked(meta["inner"], within("inner", arrays)))
 
 
 AGES = (0, 50, 100, 200, 400, 800, 1600)
-_LEAST_SCORES = 30
+_MIN_SCORES = 30
 _MIN_SPREAD = 0.05
-_SAVED = 400
+_SAVED_SAMPLES = 400
 
 
 class Conformal:
-    """Another predictor, its quantiles moved to where the lengths of held-out samples fell.
+    """Calibrates another predictor's quantiles on held-out samples.
 
-    Of every level p the score of a sample is (log(y - a) - log(q_p - a)) / s at age a, where s is the
-    logarithm of q_0.9 - a over q_0.1 - a: by how much the true remainder misses the predicted one,
-    in units of the predictor's own doubt. The quantile is moved by the p-quantile of the scores, with the
-    finite-sample correction of split conformal prediction (Vovk; Romano, Patterson and Candes 2019
-    for quantiles). A sample whose output was cut has a score of at least what was seen, by Kaplan
-    and Meier. Points get a spread, quantiles that are too narrow become wide, at all levels.
+    At level p and age a, the score of a sample is (log(y - a) - log(q_p - a)) / s, where s is log((q_0.9 - a) /
+    (q_0.1 - a)): the error of the predicted remainder, in units of the predictor's own uncertainty. The quantile is
+    shifted by the p-quantile of the scores, with the finite-sample correction of split conformal prediction (Vovk;
+    Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a lower bound (Kaplan and
+    Meier). Points get a spread, and quantiles that are too narrow become wider, at all levels.
 
-    The scores of the last ``window`` samples are kept; ``observe`` adds what is seen in service.
+    The scores of the last ``window`` samples are stored; ``observe`` adds finished requests.
 
     Args:
         inner: Any predictor.
-        share: Of the samples, held out by prompt from its training.
-        window: Samples remembered.
-        ages: Tokens so far at which is calibrated; between two, as at the lower one.
-        prefit: The inner predictor has learnt elsewhere: all samples calibrate.
-        seed: Of who is held out.
+        share: Share of the samples held out by prompt for calibration.
+        window: Number of stored samples.
+        ages: Tokens so far at which to calibrate; between two of them, the lower one applies.
+        prefit: Whether the inner predictor is already trained: all samples calibrate.
+        seed: Random seed of the held-out samples.
     """
 
     kind: ClassVar[str] = "conformal"
@@ -102,100 +95,86 @@ class Conformal:
         self.prefit, self.seed, self._new = prefit, seed, 0
 
     def fit(self, samples: Samples) -> Self:
-        """Fits the other on most samples and calibrates it on the rest."""
-        if self.prefit:
-            held = samples
-        else:
-            own, out = split(samples, self.share, self.seed)
-            self.inner.fit(samples.take(own))
-            held = samples.take(out)
+        """Fit the inner predictor on most samples and calibrate it on the rest."""
+        held_out = samples
+        if not self.prefit:
+            train, test = split(samples, self.share, self.seed)
+            self.inner.fit(samples.take(train))
+            held_out = samples.take(test)
         self.scores_: Floats = np.empty((0, len(self.ages), len(LEVELS)))
         self.spread_: Floats = np.empty((0, len(self.ages)))
         self.censored_ = np.empty(0, bool)
-        self._add(held)
+        self._add(held_out)
         self._calibrate()
         return self
 
     def observe(self, prompts: Prompts, output_tokens: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> Self:
-        """Takes finished requests into the window, the oldest going.
-
-        It calibrates anew whenever a hundredth of the window is new.
-        """
+        """Add finished requests to the window, and calibrate again whenever a hundredth of the window is new."""
         fitted(self, "scores_")
-        cut = np.zeros(len(prompts), bool) if censored is None else np.asarray(censored, bool)
-        self._add(Samples(prompts, np.asarray(output_tokens), cut))
+        is_censored = np.zeros(len(prompts), bool) if censored is None else np.asarray(censored, bool)
+        self._add(Samples(prompts, np.asarray(output_tokens), is_censored))
         self._new += len(prompts)
         if self._new >= self.window / 100:
             self._calibrate()
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The other's distributions, each quantile moved."""
+        """Return the inner distributions with shifted quantiles."""
         shifts = fitted(self, "shifts_")
         a = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
-        said = self.inner.predict(prompts, tokens_so_far).given(a).at(LEVELS)
-        left, spread = _left(said, a)
+        remaining, spread = _remaining(self.inner.predict(prompts, tokens_so_far), a)
         age = np.searchsorted(np.asarray(self.ages), a, side="right") - 1
-        moved = left * np.exp(np.clip(spread * shifts[age], -30, 30))
-        tokens = np.maximum.accumulate(np.maximum(a[:, None] + moved, (a + 1)[:, None]), axis=1)
+        shifted = remaining * np.exp(np.clip(spread * shifts[age], -30, 30))
+        tokens = np.maximum.accumulate(np.maximum(a[:, None] + shifted, (a + 1)[:, None]), axis=1)
         return LengthDistribution(np.minimum(tokens, 1e9 + a[:, None]), LEVELS)
 
     def _add(self, samples: Samples) -> None:
         last = samples.take(np.arange(max(0, len(samples) - self.window), len(samples)))
-        found = [self._scores(last, age) for age in self.ages]
-        scores, spread = (np.stack(part, axis=1) for part in zip(*found, strict=True))
+        scores = np.full((len(last), len(self.ages), len(LEVELS)), np.nan)  # NaN: finished before that age
+        spreads = np.full((len(last), len(self.ages)), np.nan)
+        for at, age in enumerate(self.ages):
+            rows = np.flatnonzero(last.output_tokens > age)
+            if len(rows):
+                part, so_far = last.take(rows), np.full(len(rows), age)
+                prompts = partial(part.prompts, part.output, part.output_tokens, so_far)
+                remaining, spread = _remaining(self.inner.predict(prompts, so_far), so_far)
+                true = (part.output_tokens - age)[:, None]
+                scores[rows, at] = (np.log(true) - np.log(remaining)) / spread
+                spreads[rows, at] = spread[:, 0]
         self.scores_ = np.concatenate([self.scores_, scores])[-self.window :]
-        self.spread_ = np.concatenate([self.spread_, spread])[-self.window :]
+        self.spread_ = np.concatenate([self.spread_, spreads])[-self.window :]
         self.censored_ = np.concatenate([self.censored_, last.censored])[-self.window :]
 
-    def _scores(self, samples: Samples, age: int) -> tuple[Floats, Floats]:
-        """[n, q] scores at an age, and [n] the predictor's doubt; NaN for those that had ended."""
-        rows = np.flatnonzero(samples.output_tokens > age)
-        scores, doubt = np.full((len(samples), len(LEVELS)), np.nan), np.full(len(samples), np.nan)
-        if len(rows):
-            part = samples.take(rows)
-            so_far = np.full(len(rows), age)
-            prompts = partial(part.prompts, part.output, part.output_tokens, so_far)
-            left, spread = _left(self.inner.predict(prompts, so_far).given(so_far).at(LEVELS), so_far)
-            true = (part.output_tokens - age)[:, None]
-            scores[rows] = (np.log(true) - np.log(left)) / spread
-            doubt[rows] = spread[:, 0]
-        return scores, doubt
-
     def _calibrate(self) -> None:
-        """Shifts [ages, q]; an age with few scores is moved as the one before it."""
+        """Compute shifts [ages, q]; an age with few scores has those of the previous age."""
         self._new = 0
         self.shifts_: Floats = np.zeros((len(self.ages), len(LEVELS)))
         for at in range(len(self.ages)):
             rows = np.isfinite(self.scores_[:, at, 0])
-            if rows.sum() < _LEAST_SCORES and at > 0:
+            if rows.sum() < _MIN_SCORES and at > 0:
                 self.shifts_[at] = self.shifts_[at - 1]
             elif rows.any():
                 tail = 1 / (TAIL_SHAPE * float(np.median(self.spread_[rows, at])))
-                self.shifts_[at] = _quantiles(self.scores_[rows, at], self.censored_[rows], tail)
+                self.shifts_[at] = _score_quantiles(self.scores_[rows, at], self.censored_[rows], tail)
 
     def state(self) -> State:
-        """What is saved: the shifts, and of the memory the last few hundred samples."""
-        from lengthwise.predict.serialization import packed
-
+        """Return the state to save: the shifts, and a few hundred of the last samples."""
         shifts = fitted(self, "shifts_")
         meta, arrays = packed(self.inner)
-        given = {"share": self.share, "window": self.window, "ages": self.ages, "prefit": self.prefit}
-        scores, spread = (of[-_SAVED:].astype(np.float32) for of in (self.scores_, self.spread_))
-        own = {"shifts": shifts, "scores": scores, "spread": spread, "censored": self.censored_[-_SAVED:]}
-        return {"inner": meta, "seed": self.seed, **given}, prefixed("inner", arrays) | own
+        parameters = {"share": self.share, "window": self.window, "ages": self.ages, "prefit": self.prefit}
+        scores, spread = (of[-_SAVED_SAMPLES:].astype(np.float32) for of in (self.scores_, self.spread_))
+        own = {"shifts": shifts, "scores": scores, "spread": spread, "censored": self.censored_[-_SAVED_SAMPLES:]}
+        return {"inner": meta, "seed": self.seed, **parameters}, prefixed("inner", arrays) | own
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
-        from lengthwise.predict.serialization import unpacked
-
+        """Return the predictor of a saved state."""
         inner = unpacked(meta["inner"], within("inner", arrays))
-        given = {key: meta[key] for key in ("share", "window", "prefit", "seed")}
-        loaded = cls(inner, ages=tuple(meta["ages"]), **given)
+        parameters = {key: meta[key] for key in ("share", "window", "prefit", "seed")}
+        loaded = cls(inner, ages=tuple(meta["ages"]), **parameters)
         grid = (len(loaded.ages), len(LEVELS))
-        shifts, scores, cut = array(arrays, "shifts", 2), arrays["scores"].astype(float), arrays["censored"]
-        if shifts.shape != grid or scores.shape != (len(cut), *grid) or np.isinf(scores).any():
+        shifts, scores, censored = array(arrays, "shifts", 2), arrays["scores"].astype(float), arrays["censored"]
+        if shifts.shape != grid or scores.shape != (len(censored), *grid) or np.isinf(scores).any():
             raise InputError(
                 f"shifts and scores must have ages x levels {grid}; they are {shifts.shape}, {scores.shape}"
             )
@@ -203,34 +182,35 @@ class Conformal:
         known = np.isfinite(scores[:, :, 0])
         if spread.shape != known.shape or not (spread[known] > 0).all() or np.isinf(spread).any():
             raise InputError(f"spread must be above 0 wherever there is a score, {known.shape}; it is not")
-        loaded.shifts_, loaded.scores_, loaded.censored_ = shifts, scores, cut.astype(bool)
+        loaded.shifts_, loaded.scores_, loaded.censored_ = shifts, scores, censored.astype(bool)
         loaded.spread_ = spread
         return loaded
 
 
-def _left(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """[n, q] what is to come by quantile, and [n, 1] the predictor's doubt."""
-    left = np.maximum(predicted.tokens - so_far[:, None], 1.0)
+def _remaining(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+    """Return [n, q] quantiles of the remaining tokens, and [n, 1] the predictor's own uncertainty."""
+    tokens = predicted.given(so_far).at(LEVELS).tokens
+    remaining = np.maximum(tokens - so_far[:, None], 1.0)
     low, high = np.searchsorted(LEVELS, (0.1, 0.9))
-    return left, np.maximum(np.log(left[:, high] / left[:, low]), _MIN_SPREAD)[:, None]
+    return remaining, np.maximum(np.log(remaining[:, high] / remaining[:, low]), _MIN_SPREAD)[:, None]
 
 
-def _quantiles(scores: Floats, censored: npt.NDArray[np.bool_], tail: float) -> Floats:
-    """[q] of each level the score that so many do not exceed, on the safe side by one sample."""
+def _score_quantiles(scores: Floats, censored: npt.NDArray[np.bool_], tail: float) -> Floats:
+    """Return [q] the quantile of the scores at each level, conservative by one sample."""
     n = len(scores)
     safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
     if censored.any():
-        return np.array([_quantile(scores[:, q], censored, float(p), tail) for q, p in enumerate(safe)])
+        return np.array([_censored_quantile(scores[:, q], censored, float(p), tail) for q, p in enumerate(safe)])
     rank = np.clip(np.ceil(safe * n - 1e-9).astype(int) - 1, 0, n - 1)
     return np.asarray(np.sort(scores, axis=0)[rank, np.arange(len(LEVELS))])
 
 
-def _quantile(scores: Floats, censored: npt.NDArray[np.bool_], level: float, tail: float) -> float:
+def _censored_quantile(scores: Floats, censored: npt.NDArray[np.bool_], level: float, tail: float) -> float:
     seen, cdf = kaplan_meier(scores, censored)
-    reached = float(cdf[-1]) if len(cdf) else 0.0
-    if len(cdf) and level <= reached + 1e-12:
+    known_share = float(cdf[-1]) if len(cdf) else 0.0
+    if len(cdf) and level <= known_share + 1e-12:
         return float(seen[min(int(np.searchsorted(cdf, level - 1e-12)), len(seen) - 1)])
-    beyond = min((level - reached) / (1 - reached), 0.99)
+    beyond = min((level - known_share) / (1 - known_share), 0.99)
     return float(scores.max() - np.log(1 - beyond) * tail)
 
 
@@ -238,13 +218,13 @@ _STEPS = 300
 
 
 class Ensemble:
-    """The weighted mean of the quantiles of its members.
+    """Averages the quantiles of several predictors.
 
     Args:
         members: Predictors, at least one.
-        weights: One a member; None: those of the least pinball loss on held-out samples.
-        share: Of the samples, held out by prompt to weigh; then every member learns from all.
-        seed: Of who is held out.
+        weights: One per member; None: those that minimize the pinball loss on held-out samples.
+        share: Share of the samples held out by prompt to find the weights; afterwards, every member is fitted on all.
+        seed: Random seed of the held-out samples.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -256,23 +236,23 @@ class Ensemble:
             raise InputError("an ensemble must have at least one member; it has none")
         self.members, self.share, self.seed = list(members), share, seed
         self.weights = None if weights is None else tuple(float(weight) for weight in weights)
-        self.weights_ = None if self.weights is None else _normal(self.weights, len(self.members))
+        self.weights_ = None if self.weights is None else _normalized(self.weights, len(self.members))
 
     def fit(self, samples: Samples) -> Self:
-        """Weighs the members, unless weights were given, and fits each on all samples."""
+        """Find the weights, unless they were given, and fit each member on all samples."""
         if self.weights is None:
-            own, out = split(samples, self.share, self.seed)
+            train, test = split(samples, self.share, self.seed)
             for member in self.members:
-                member.fit(samples.take(own))
-            held = samples.take(out)
-            said = np.stack([member.predict(held.prompts).at(LEVELS).tokens for member in self.members])
-            self.weights_ = _least_loss(said, held)
+                member.fit(samples.take(train))
+            held_out = samples.take(test)
+            predicted = np.stack([member.predict(held_out.prompts).at(LEVELS).tokens for member in self.members])
+            self.weights_ = _best_weights(predicted, held_out)
         for member in self.members:
             member.fit(samples)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The mean of the members' quantiles."""
+        """Return the weighted mean of the members' quantiles."""
         weights = fitted(self, "weights_")
         tokens = np.zeros((len(prompts), len(LEVELS)))
         for weight, member in zip(weights, self.members, strict=True):
@@ -281,29 +261,24 @@ class Ensemble:
         return LengthDistribution.of(tokens)
 
     def state(self) -> State:
-        """What is saved."""
-        from lengthwise.predict.serialization import packed
-
-        weights = fitted(self, "weights_")
+        """Return the state to save."""
+        arrays = {"weights": fitted(self, "weights_")}
         parts = [packed(member) for member in self.members]
-        arrays = {"weights": weights}
         for number, (_, own) in enumerate(parts):
             arrays |= prefixed(f"member{number}", own)
-        given = {"weights": self.weights, "share": self.share, "seed": self.seed}
-        return {"members": [meta for meta, _ in parts], **given}, arrays
+        parameters = {"weights": self.weights, "share": self.share, "seed": self.seed}
+        return {"members": [meta for meta, _ in parts], **parameters}, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved."""
-        from lengthwise.predict.serialization import unpacked
-
+        """Return the predictor of a saved state."""
         members = [unpacked(part, within(f"member{number}", arrays)) for number, part in enumerate(meta["members"])]
         loaded = cls(members, meta["weights"], meta["share"], meta["seed"])
-        loaded.weights_ = _normal(array(arrays, "weights", 1), len(members))
+        loaded.weights_ = _normalized(array(arrays, "weights", 1), len(members))
         return loaded
 
 
-def _normal(weights: npt.ArrayLike, members: int) -> Floats:
+def _normalized(weights: npt.ArrayLike, members: int) -> Floats:
     given = np.asarray(weights, float)
     if given.shape != (members,) or not np.isfinite(given).all() or (given < 0).any() or given.sum() <= 0:
         raise InputError(f"weights must be {members} numbers, not negative, not all 0; they are {given.tolist()}")
@@ -311,16 +286,16 @@ def _normal(weights: npt.ArrayLike, members: int) -> Floats:
 
 
 def pinball(tokens: Floats, samples: Samples) -> float:
-    """Mean pinball loss of quantiles [n, LEVELS]; of cut outputs the part that is certain."""
-    return float(_loss(tokens, samples)[0])
+    """Return the mean pinball loss of quantiles [n, LEVELS]; of censored outputs the certain part."""
+    return float(_pinball_loss(tokens, samples)[0])
 
 
-def _least_loss(predicted: Floats, validation: Samples) -> Floats:
-    """[m] weights by exponentiated gradient; the loss is convex in them."""
+def _best_weights(predicted: Floats, validation: Samples) -> Floats:
+    """Return [m] weights by exponentiated gradient descent; the loss is convex in them."""
     weights = np.full(len(predicted), 1 / len(predicted))
     mean, scale = np.zeros(len(predicted)), max(pinball(predicted.mean(axis=0), validation), 1e-9)
     for step in range(_STEPS):
-        _, slope = _loss(np.tensordot(weights, predicted, 1), validation)
+        _, slope = _pinball_loss(np.tensordot(weights, predicted, 1), validation)
         gradient = (predicted * slope).mean(axis=(1, 2)) / scale
         weights = weights * np.exp(-np.clip(gradient - gradient.min(), 0, 50) / np.sqrt(1 + step))
         weights /= weights.sum()
@@ -328,11 +303,10 @@ def _least_loss(predicted: Floats, validation: Samples) -> Floats:
     return np.asarray(mean / mean.sum())
 
 
-def _loss(tokens: Floats, samples: Samples) -> tuple[float, Floats]:
-    """The loss, and [n, q] its slope by each quantile."""
+def _pinball_loss(tokens: Floats, samples: Samples) -> tuple[float, Floats]:
+    """Return the loss, and [n, q] its derivative by each quantile."""
     true = samples.output_tokens[:, None]
-    above = tokens > true
-    slope = np.where(above, np.where(samples.censored[:, None], 0.0, 1 - LEVELS), -LEVELS)
+    slope = np.where(tokens > true, np.where(samples.censored[:, None], 0.0, 1 - LEVELS), -LEVELS)
     return float((slope * (tokens - true)).mean()), slope
 
 
@@ -340,18 +314,17 @@ FAULTS = ("raised", "shape", "not_a_number", "not_positive", "absurd", "disorder
 
 
 class Guarded:
-    """Another predictor; the rows where it fails are those of the prior.
+    """Protects from failures of another predictor: rows with a fault are those of a prior.
 
-    It may answer with a LengthDistribution, with anything that has ``tokens`` and ``levels``, or with
-    plain lengths [n]. ``faults_`` counts the rows by kind: "raised" (an exception), "shape" (not a
-    row a request, or no numbers), "not_a_number", "not_positive" (below 1), "absurd" (above
-    ``max_tokens``), "disordered" (quantiles decrease), "already_passed" (a length that is not above
-    the tokens so far).
+    The inner predictor may return a LengthDistribution, anything with ``tokens`` and ``levels``, or plain lengths [n].
+    ``faults_`` counts rows by kind: "raised" (an exception), "shape" (not one row per request, or no numbers),
+    "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (quantiles decrease),
+    "already_passed" (a length that does not exceed the tokens so far).
 
     Args:
-        inner: Any predictor, to be distrusted.
-        prior: What stands in for it; None: the empirical distribution by model.
-        max_tokens: No output is longer.
+        inner: Any untrusted predictor.
+        prior: Its replacement; None: the empirical distribution by model.
+        max_tokens: Largest plausible length.
     """
 
     kind: ClassVar[str] = "guarded"
@@ -363,45 +336,36 @@ class Guarded:
         self.unfit_ = False
 
     def fit(self, samples: Samples) -> Self:
-        """Fits both; an inner predictor that cannot be fitted is asked no more."""
+        """Fit both; an inner predictor that fails to fit is not used."""
         self.prior.fit(samples)
+        self.unfit_ = False
         try:
             self.inner.fit(samples)
-            self.unfit_ = False
-        except Exception as error:  # noqa: BLE001 - whatever it raises is what is guarded against
+        except Exception as error:  # noqa: BLE001 - any exception is a fault of the inner predictor
             self.unfit_ = True
             self.last_error_ = f"fit: {type(error).__name__}: {error}"
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """The other's distributions where they can be used, else the prior's."""
+        """Return the inner distributions where they are valid, else the prior's."""
         a = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
         prior = self.prior.predict(prompts, tokens_so_far).given(a).at(LEVELS)
-        answer = self._requested(prompts, tokens_so_far)
+        answer, fault = None, "raised"
+        if not self.unfit_:
+            try:
+                answer, fault = _quantiles_of(self.inner.predict(prompts, tokens_so_far), len(prompts)), "shape"
+            except Exception as error:  # noqa: BLE001 - any exception is a fault of the inner predictor
+                self.last_error_ = f"predict: {type(error).__name__}: {error}"
         if answer is None:
+            self.faults_[fault] += len(prompts)
             return prior
         tokens, levels = answer
-        good = self._evaluated(tokens, a)
+        good = self._valid(tokens, a)
         safe = LengthDistribution(np.where(good[:, None], tokens, np.maximum(a, 1)[:, None] + 1), levels)
         return LengthDistribution(np.where(good[:, None], safe.at(LEVELS).tokens, prior.tokens), LEVELS)
 
-    def _requested(self, prompts: Prompts, tokens_so_far: int | Ints) -> tuple[Floats, Floats] | None:
-        """Quantiles [n, q] and levels [q], or None where nothing of the answer can be used."""
-        if self.unfit_:
-            self.faults_["raised"] += len(prompts)
-            return None
-        try:
-            answer = _numbers(self.inner.predict(prompts, tokens_so_far), len(prompts))
-        except Exception as error:  # noqa: BLE001 - whatever it raises is what is guarded against
-            self.faults_["raised"] += len(prompts)
-            self.last_error_ = f"predict: {type(error).__name__}: {error}"
-            return None
-        if answer is None:
-            self.faults_["shape"] += len(prompts)
-        return answer
-
-    def _evaluated(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
-        """[n] which rows can be used; the others are counted under their first fault."""
+    def _valid(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
+        """Return [n] which rows are valid, and count the others by their first fault."""
         with np.errstate(invalid="ignore"):
             faults = {
                 "not_a_number": np.isnan(tokens).any(axis=1),
@@ -417,24 +381,21 @@ class Guarded:
         return good
 
     def state(self) -> State:
-        """What is saved; the counts are not."""
-        from lengthwise.predict.serialization import packed
-
+        """Return the state to save, without the counts of faults."""
         inner, of_inner = packed(self.inner)
         prior, of_prior = packed(self.prior)
-        meta = {"inner": inner, "prior": prior, "max_tokens": self.max_tokens}
+        meta = {"inner": inner, "prior": prior, "most_tokens": self.max_tokens}
         return meta, prefixed("inner", of_inner) | prefixed("prior", of_prior)
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved, with nothing counted."""
-        from lengthwise.predict.serialization import unpacked
-
+        """Return the predictor of a saved state."""
         inner, prior = (unpacked(meta[part], within(part, arrays)) for part in ("inner", "prior"))
-        return cls(inner, prior, float(meta["max_tokens"]))
+        return cls(inner, prior, float(meta["most_tokens"]))
 
 
-def _numbers(answer: Any, n: int) -> tuple[Floats, Floats] | None:
+def _quantiles_of(answer: Any, n: int) -> tuple[Floats, Floats] | None:
+    """Return quantiles [n, q] and levels [q] of an answer; None if its shape is wrong."""
     if hasattr(answer, "tokens") and hasattr(answer, "levels"):
         tokens, levels = np.asarray(answer.tokens, float), np.asarray(answer.levels, float)
         spans = levels.ndim == 1 and len(levels) > 1 and levels[0] == 0 and levels[-1] == 1

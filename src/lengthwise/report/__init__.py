@@ -1,4 +1,4 @@
-"""Numbers to people: terminal table, self-contained page, timeline, machine-readable file."""
+"""Results as terminal tables, self-contained HTML pages, timelines and JSON files."""
 
 import lazy_loader
 

@@ -1,6 +1,5 @@
-from .binding import Binding, bound_by, waited_in_all, what_binds
-from .compare import write_compare_html, write_compare_json
-from .compare_text import compare_table
+from .binding import Binding, bound_by, mean_queued_s, what_binds
+from .compare import compare_table, write_compare_html, write_compare_json
 from .formatting import percent, rounded
 from .json_file import write_json
 from .lab import lab_table, write_lab_html, write_lab_json
@@ -11,4 +10,27 @@ from .search_text import limit_text, metric_text, search_table
 from .summary_table import table
 from .timeline import write_timeline
 
-__all__ = ["Binding", "Result", "bound_by", "compare_table", "lab_table", "limit_text", "metric_text", "percent", "rounded", "search_table", "table", "waited_in_all", "what_binds", "write_compare_html", "write_compare_json", "write_html", "write_json", "write_lab_html", "write_lab_json", "write_search_html", "write_search_json", "write_timeline"]
+__all__ = [
+    "Binding",
+    "Result",
+    "bound_by",
+    "compare_table",
+    "lab_table",
+    "limit_text",
+    "mean_queued_s",
+    "metric_text",
+    "percent",
+    "rounded",
+    "search_table",
+    "table",
+    "what_binds",
+    "write_compare_html",
+    "write_compare_json",
+    "write_html",
+    "write_json",
+    "write_lab_html",
+    "write_lab_json",
+    "write_search_html",
+    "write_search_json",
+    "write_timeline",
+]

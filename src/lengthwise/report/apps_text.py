@@ -1,4 +1,4 @@
-"""What a plan and a run come to, a sentence each."""
+"""Plans and runs of applications in words: durations, shapes of plans, sentences."""
 
 from __future__ import annotations
 
@@ -8,129 +8,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lengthwise.report.formatting import UNKNOWN, percent, rounded
-from lengthwise.schema.app import AppMethod, AppPlan, AppStage, AppWhatIf, ModelPlan
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, TIMES, UNKNOWN, amount, counted, percent, rounded
+from lengthwise.schema.app import AppPlan, AppStage, AppWhatIf, ModelPlan
 from lengthwise.schema.estimate import Estimate
 
-WHY = {
+IDLE_REASONS = {
     "load": "loading",
-    "waiting_for_parents": "waiting for other models' answers",
-    "no_plan_fits": "no plan fits what is free",
+    "waiting_for_parents": "waiting for other models",
+    "no_plan_fits": "no plan fits the free GPUs",
     "left_free": "left free",
-    "tail": "the end: all that is left runs",
+    "tail": "tail: all remaining models run",
 }
-"""What GPUs do in which no model runs."""
-MIN_RELEVANT = 1e-6
-"""Shares of a makespan below it are what adding up in another order makes, not a difference."""
-PLUS_MINUS, MINUS, TIMES = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
-
-
-def took(value: float) -> str:
-    """A time for people: "45.3 s", "12.4 min", "3.21 h"."""
-    if not math.isfinite(value):
-        return UNKNOWN
-    scale, unit = scale_of(value)
-    shown = value / scale
-    return f"{rounded(shown, math.nan)[0] if shown >= 0.001 else '0'} {unit}"
-
-
-def took_about(estimate: Estimate) -> str:
-    """A time with its interval, both to the digits that the interval leaves: "45.30 +- 0.28 s"."""
-    if not estimate.has_interval or _is_empty(estimate.half_width, estimate.value):
-        return took(estimate.value)
-    scale, unit = scale_of(estimate.value)
-    value, half = rounded(estimate.value / scale, estimate.half_width / scale)
-    return f"{value} {PLUS_MINUS} {half} {unit}"
-
-
-def difference(estimate: Estimate, of_s: float) -> str:
-    """A difference of times of about ``of_s`` seconds, with its sign and interval; "none" where there is none."""
-    half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
-    if _is_empty(estimate.value, of_s) and _is_empty(half_s, of_s):
-        return "none"
-    scale, unit = scale_of(max(abs(estimate.value), half_s))
-    known = not _is_empty(half_s, of_s)
-    value, half = rounded(abs(estimate.value) / scale, half_s / scale if known else math.nan)
-    sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
-    return f"{sign}{value} {PLUS_MINUS} {half} {unit}" if known else f"{sign}{value} {unit}"
-
-
-def scale_of(value: float) -> tuple[float, str]:
-    """Seconds of the unit that suits a time, and its name."""
-    if abs(value) < 120:
-        return 1.0, "s"
-    return (60.0, "min") if abs(value) < 7200 else (3600.0, "h")
-
-
-def _is_empty(value: float, of_s: float) -> bool:
-    return abs(value) <= MIN_RELEVANT * max(abs(of_s), 1e-9)
-
-
-def shape(plan: ModelPlan) -> str:
-    """Replicas and what each of them is: "2", "2 x tp 4", "1 x tp 2 x pp 2"."""
-    cut = f" {TIMES} tp {plan.tp}" if plan.tp > 1 else ""
-    return f"{plan.dp}{cut}{f' {TIMES} pp {plan.pp}' if plan.pp > 1 else ''}"
-
-
-def gpus_had(plan: ModelPlan, *, is_mixed: bool) -> str:
-    """How many GPUs a plan has, and of which kind where there are several: "4", "4 H100"."""
-    return f"{plan.gpus} {plan.gpu}" if is_mixed else str(plan.gpus)
-
-
-def named(plan: ModelPlan, models: Sequence[str]) -> str:
-    """A model's plan: "judge: 2 x tp 4"."""
-    return f"{models[plan.model]}: {shape(plan)}"
-
-
-def gpus_of(stage: AppStage, model: int) -> str:
-    """Where a model's replicas are: "0,1 2,3"."""
-    return " ".join(",".join(map(str, replica)) for replica in stage.placement.get(model, ()))
-
-
-def switched(stage: AppStage) -> dict[int, tuple[str, float]]:
-    """How each model that had to be made ready was, and how long its slowest replica took."""
-    found: dict[int, tuple[str, float]] = {}
-    for one in stage.switches:
-        if one.model not in found or one.seconds > found[one.model][1]:
-            found[one.model] = (one.how, one.seconds)
-    return found
-
-
-def supposed(what_if: AppWhatIf) -> str:
-    """What would be different."""
-    found = re.fullmatch(r"(island|gpus)_(plus|minus)_(\d+)", what_if.name)
-    if found is None:
-        return {"disk_twice_as_fast": "a disk twice as fast"}.get(what_if.name, what_if.name.replace("_", " "))
-    kind, way, count = found.groups()
-    more = "more" if way == "plus" else "fewer"
-    if kind == "gpus":
-        return f"one {more} GPU" if count == "1" else f"{count} GPUs {more}"
-    one = "one more" if way == "plus" else "one fewer"
-    island = "pair of GPUs" if count == "2" else f"island of {count} GPUs"
-    return f"{one} {island} (by fast links)"
-
-
-def idle_shares(plan: AppPlan, gpus: int) -> list[tuple[str, float]]:
-    """Why GPUs did not work and in which share of all their time, the most first."""
-    whole = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
-    if not whole:
-        return []
-    shares = [(why, taken / whole) for why, taken in plan.idle_s.items()]
-    return sorted(shares, key=lambda one: (-one[1], one[0]))
+"""Reasons for GPU time in which no model runs."""
+NEGLIGIBLE_SHARE = 1e-6
+"""Relative differences below it come from the order of additions."""
+MIN_SHARE = 0.005
+"""Smaller shares of GPU time are not named."""
 
 
 @dataclass(frozen=True)
 class AppFacts:
-    """What was planned, on what; and what became of it.
+    """What was planned, on which hardware, and the outcome of a run.
 
     Attributes:
-        name: Of the application.
-        metadata: What is fixed, in a few words each: rows, tasks, models, nodes.
-        gpus: A name for each GPU, in their order; () where engines were given.
-        is_mixed: Whether they are of several kinds.
-        manifest: Of a run, as its folder holds it; None: it was only planned.
-        tokens: Output tokens that were recorded, by model's name.
-        answers: Answers that were recorded, by model's name.
+        manifest: The run's manifest; None where it was only planned.
+        tokens: Recorded output tokens, by model name.
     """
 
     name: str
@@ -142,65 +44,120 @@ class AppFacts:
     answers: Mapping[str, int] = field(default_factory=dict)
 
 
-MIN_SHARE = 0.005
-"""Shares of GPU time below it are not named."""
+def time_scale(value: float) -> tuple[float, str]:
+    """Return the seconds of the unit that suits a time, and the unit."""
+    if abs(value) < 120:
+        return 1.0, "s"
+    return (60.0, "min") if abs(value) < 7200 else (3600.0, "h")
+
+
+def duration_text(value: float) -> str:
+    """Return a time ("45.3 s", "12.4 min", "3.21 h")."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    scale, unit = time_scale(value)
+    return f"{amount(value / scale) if value / scale >= 0.001 else '0'} {unit}"
+
+
+def estimate_duration_text(estimate: Estimate) -> str:
+    """Return a time with its interval ("45.30 ± 0.28 s")."""
+    if not estimate.has_interval or _is_negligible(estimate.half_width, estimate.value):
+        return duration_text(estimate.value)
+    scale, unit = time_scale(estimate.value)
+    value, half = rounded(estimate.value / scale, estimate.half_width / scale)
+    return f"{value} {PLUS_MINUS} {half} {unit}"
+
+
+def difference_text(estimate: Estimate, of_s: float) -> str:
+    """Return a signed difference of times of about ``of_s`` seconds, with interval; "none" if it is negligible."""
+    half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
+    has_half = not _is_negligible(half_s, of_s)
+    if _is_negligible(estimate.value, of_s) and not has_half:
+        return "none"
+    scale, unit = time_scale(max(abs(estimate.value), half_s))
+    value, half = rounded(abs(estimate.value) / scale, half_s / scale if has_half else math.nan)
+    sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
+    return f"{sign}{value} {PLUS_MINUS} {half} {unit}" if has_half else f"{sign}{value} {unit}"
+
+
+def _is_negligible(value: float, of_s: float) -> bool:
+    return abs(value) <= NEGLIGIBLE_SHARE * max(abs(of_s), 1e-9)
+
+
+def shape(plan: ModelPlan) -> str:
+    """Return the replicas and the shape of each ("2", "2 x tp 4", "1 x tp 2 x pp 2")."""
+    tp = f" {TIMES} tp {plan.tp}" if plan.tp > 1 else ""
+    return f"{plan.dp}{tp}{f' {TIMES} pp {plan.pp}' if plan.pp > 1 else ''}"
+
+
+def gpus_text(plan: ModelPlan, *, is_mixed: bool) -> str:
+    """Return the number of a plan's GPUs, with their kind where there are several ("4", "4 H100")."""
+    return f"{plan.gpus} {plan.gpu}" if is_mixed else str(plan.gpus)
+
+
+def slowest_switches(stage: AppStage) -> dict[int, tuple[str, float]]:
+    """Return, by model, how its slowest replica was made ready, and in how many seconds."""
+    found: dict[int, tuple[str, float]] = {}
+    for switch in stage.switches:
+        if switch.model not in found or switch.seconds > found[switch.model][1]:
+            found[switch.model] = (switch.how, switch.seconds)
+    return found
+
+
+def what_if_text(what_if: AppWhatIf) -> str:
+    """Return the changed assumption in words."""
+    found = re.fullmatch(r"(island|gpus)_(plus|minus)_(\d+)", what_if.name)
+    if found is None:
+        return {"disk_twice_as_fast": "a disk twice as fast"}.get(what_if.name, what_if.name.replace("_", " "))
+    kind, sign, count = found.groups()
+    more = "more" if sign == "plus" else "fewer"
+    if kind == "gpus":
+        return f"one {more} GPU" if count == "1" else f"{count} GPUs {more}"
+    return f"one {more} {'pair of GPUs' if count == '2' else f'group of {count} GPUs'} (with fast links)"
+
+
+def idle_shares(plan: AppPlan, gpus: int) -> list[tuple[str, float]]:
+    """Return (reason, share of all GPU time) of GPU time without a running model, the largest first."""
+    total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
+    shares = [(reason, idle_s / total_s) for reason, idle_s in plan.idle_s.items() if total_s]
+    return sorted(shares, key=lambda one: (-one[1], one[0]))
 
 
 def sentences(plan: AppPlan, app_metadata: AppFacts) -> list[str]:
-    """The answer: how long, how sure, what GPUs do, what others would take, what would help."""
-    return [*_makespan(plan, app_metadata), *_idle(plan, app_metadata), *_others(plan), *_helps(plan)]
+    """Return the answer: makespan and its uncertainty, idle GPUs, other methods, changes that would help."""
+    return list(_sentences(plan, app_metadata))
 
 
-def _makespan(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
-    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) != 1 else ''}"
-    on = f" on {len(app_metadata.gpus)} GPU{'s' if len(app_metadata.gpus) != 1 else ''}" if app_metadata.gpus else ""
-    told = f"All is done in {took_about(plan.makespan)}{on}, in {stages}"
-    draws = len(plan.makespans_s)
-    if draws > 1 and plan.makespan.has_interval:
-        told += f": the mean over {draws} draws of lengths that were not planned with, and its 95 % interval"
-    yield f"{told}."
+def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
+    on = f" on {counted(len(app_metadata.gpus), 'GPU')}" if app_metadata.gpus else ""
+    draws = ""
+    if len(plan.makespans_s) > 1 and plan.makespan.has_interval:
+        draws = f"; mean over {len(plan.makespans_s)} length samples not used for planning, with its 95 % interval"
+    yield f"Makespan {estimate_duration_text(plan.makespan)}{on} ({counted(len(plan.stages), 'stage')}{draws})."
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        yield f"Nine draws of ten lie within {took(low)} to {took(high)}."
-
-
-def _idle(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
+        yield f"Nine of ten samples lie between {duration_text(low)} and {duration_text(high)}."
     shares = idle_shares(plan, len(app_metadata.gpus))
-    if not shares:
-        return
-    works = max(0.0, 1.0 - sum(share for _, share in shares))
-    told = [f"{percent(share)} {WHY.get(why, why)}" for why, share in shares if share >= MIN_SHARE]
-    rest = f"; the rest: {', '.join(told)}" if told else ""
-    yield f"Models run in {percent(works)} of all GPU time{rest}."
-
-
-def _others(plan: AppPlan) -> Iterator[str]:
+    if shares:
+        busy = max(0.0, 1.0 - sum(share for _, share in shares))
+        reasons = [f"{percent(share)} {IDLE_REASONS.get(name, name)}" for name, share in shares if share >= MIN_SHARE]
+        rest = f"; the rest: {', '.join(reasons)}" if reasons else ""
+        yield f"Models run in {percent(busy)} of all GPU time{rest}."
     others = sorted((one for one in plan.methods if one.name != plan.method), key=lambda one: one.gain)
-    if not others:
-        return
-    told = ", ".join(f"{one.name.replace('_', ' ')} {one.gain:.2f}" for one in others)
-    yield f"Planned otherwise it takes, search and all, so many times as long: {told}."
-    mine = next((one for one in plan.methods if one.name == plan.method), None)
-    if mine is not None:
-        yield from _search(mine, others)
-
-
-def _search(own: AppMethod, others: list[AppMethod]) -> Iterator[str]:
-    best = min(others, key=lambda one: one.makespan.value)
-    saved_s = best.makespan.value - own.makespan.value
-    more_s = own.search_s - best.search_s
-    if saved_s > 0 and more_s > 0:
-        yield (
-            f"Of the others' plans, that of {best.name.replace('_', ' ')} ends first; looking for a better one took "
-            f"{took(more_s)} and brought {took(saved_s)}."
-        )
-
-
-def _helps(plan: AppPlan) -> Iterator[str]:
-    for one in plan.what_ifs:
-        change = difference(one.difference, plan.makespan.value)
-        thing = supposed(one)
-        if change == "none":
-            yield f"With {thing} it would take as long."
-        else:
-            yield f"With {thing} it would take {took_about(one.makespan)} ({change})."
+    if others:
+        gains = ", ".join(f"{one.name.replace('_', ' ')} {one.gain:.2f}" for one in others)
+        yield f"End-to-end time of other methods, search included, relative to this plan: {gains}."
+    own = next((one for one in plan.methods if one.name == plan.method), None)
+    if own is not None and others:
+        best = min(others, key=lambda one: one.makespan.value)
+        saved_s, more_s = best.makespan.value - own.makespan.value, own.search_s - best.search_s
+        if saved_s > 0 and more_s > 0:
+            yield (
+                f"The best other plan is that of {best.name.replace('_', ' ')}; the search for a better one took "
+                f"{duration_text(more_s)} more and saved {duration_text(saved_s)}."
+            )
+    for what_if in plan.what_ifs:
+        change = difference_text(what_if.difference, plan.makespan.value)
+        makespan = estimate_duration_text(what_if.makespan)
+        effect = "the makespan would not change" if change == "none" else f"the makespan would be {makespan} ({change})"
+        yield f"With {what_if_text(what_if)}, {effect}."

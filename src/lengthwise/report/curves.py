@@ -1,7 +1,9 @@
-"""Columns thinned out for drawing: as many points as an eye can use, whatever the run's size."""
+"""Figure data: run records thinned out to as many points as a figure can show, in numbers that JSON can hold."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from lengthwise.report.result import Result
 from lengthwise.schema.records import TokenGaps
 
 Array = npt.NDArray[Any]
+Figure = dict[str, Any]
+"""A figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it."""
 
 CDFS = {
     "ttft_s": "Time to first token (TTFT)",
@@ -21,14 +25,30 @@ CDFS = {
 }
 
 
+def json_number(value: float, digits: int = 5) -> float | None:
+    """Return ``value`` with so many significant digits; None, which draws a gap, where it is not finite."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def json_numbers(values: Iterable[float] | Array) -> list[float | None]:
+    """Return each value with five significant digits, or None where it is not finite."""
+    return [json_number(float(value)) for value in values]
+
+
+def needs_log_axis(values: Array) -> bool:
+    """Return whether the values span so much that a linear axis would hide most of them."""
+    positive = values[values > 0]
+    return len(positive) > 0 and float(positive.max()) > 20 * float(np.quantile(positive, 0.05))
+
+
 def levels(points: int) -> Array:
-    """Cumulative shares at which curves are read: evenly, and once more densely in the upper tail."""
+    """Return the cumulative shares at which a CDF is read: evenly spaced, and denser in the upper tail."""
     tail = 1 - 10.0 ** -np.linspace(1, 4, points // 4)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, points - len(tail)), tail]), 5))
 
 
 def quantile_curve(result: Result, name: str, at: Array) -> Array | None:
-    """[levels] values of a latency in seconds; None where no request has one."""
+    """Return [levels] quantiles of a latency in seconds; None where no request has one."""
     if name == "tbt_s":
         return gap_curve(result.records.gaps, at)
     column = request_column(result.records.requests, name)
@@ -37,23 +57,22 @@ def quantile_curve(result: Result, name: str, at: Array) -> Array | None:
 
 
 def gap_curve(gaps: TokenGaps, at: Array) -> Array | None:
-    """[levels] times between tokens in seconds; None where there are none."""
+    """Return [levels] quantiles of the time between tokens in seconds; None where there are no gaps."""
     if gaps.total == 0:
         return None
     if gaps.gap_s is not None and gaps.count is not None:
         values, count = gaps.gap_s, gaps.count
     else:
         values, count = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s), gaps.histogram
-    up_to = np.cumsum(count)
-    curve: Array = values[np.searchsorted(up_to, np.maximum(1, np.ceil(at * up_to[-1])))]
+    cumulative = np.cumsum(count)
+    curve: Array = values[np.searchsorted(cumulative, np.maximum(1, np.ceil(at * cumulative[-1])))]
     return curve
 
 
 def over_time(result: Result, points: int) -> dict[str, Array]:
-    """Batch, queue, KV share and output rate over time, at most ``points`` bins; NaN in idle bins."""
+    """Return batch, queue, KV share and output rate over time in at most ``points`` bins; NaN in idle bins."""
     series = result.records.series
     fold = -(-len(series.step_s) // points)
-    width_s = fold * series.bin_s
 
     def folded(column: Array) -> Array:
         padded = np.concatenate([column, np.zeros(-len(column) % fold)])
@@ -63,9 +82,10 @@ def over_time(result: Result, points: int) -> dict[str, Array]:
     step_s = folded(series.step_s)
 
     def mean(column: Array) -> Array:
-        out: Array = np.full(len(step_s), np.nan)
-        return np.divide(folded(column), step_s, out=out, where=step_s > 0)
+        means: Array = np.full(len(step_s), np.nan)
+        return np.divide(folded(column), step_s, out=means, where=step_s > 0)
 
+    width_s = fold * series.bin_s
     blocks = np.nan if result.deployment is None else result.deployment.kv.num_blocks
     return {
         "time_s": (np.arange(len(step_s)) + 0.5) * width_s,

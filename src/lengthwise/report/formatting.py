@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
@@ -7,57 +7,70 @@ import math
 from lengthwise.metrics import Counts
 
 UNKNOWN = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """A value and its half-width as text: two digits of the latter, at most four of the former.
+    """Return a value and its half-width as text: two digits of the half-width, at most four of the value.
 
-    A half-width always shows a digit other than 0. Without one the value has three digits and
-    the second text is empty.
+    A half-width always shows a digit other than 0. Without one, the value has three digits and the second text is
+    empty.
     """
     if not math.isfinite(value):
         return UNKNOWN, ""
     if not (math.isfinite(half_width) and half_width > 0):
-        return _fixed(value, _decimals(value, 3)), "0" if half_width == 0 else ""
+        return amount(value), "0" if half_width == 0 else ""
     decimals = max(_decimals(half_width, 1), min(_decimals(half_width, 2), _decimals(value, 4)))
-    return _fixed(value, decimals), _fixed(half_width, decimals)
+    return f"{value:,.{decimals}f}", f"{half_width:,.{decimals}f}"
+
+
+def amount(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:,.{_decimals(value, 3)}f}" if math.isfinite(value) else UNKNOWN
 
 
 def span(low: float, high: float) -> str:
-    """An interval's ends as text, "1.1 to 1.5" with a dash: two digits of each, up to four where it is narrow."""
+    """Return the ends of an interval ("1.1-1.5"): two digits each, up to four where the interval is narrow."""
     fine = _decimals((high - low) / 2, 1)
-    ends = (_fixed(end, max(_decimals(end, 2), min(fine, _decimals(end, 4)))) for end in (low, high))
-    return "\N{EN DASH}".join(ends)
+    decimals = (max(_decimals(end, 2), min(fine, _decimals(end, 4))) for end in (low, high))
+    return "\N{EN DASH}".join(f"{end:,.{d}f}" for end, d in zip((low, high), decimals, strict=True))
 
 
 def percent(share: float) -> str:
-    """A share as a whole percentage ("37 %"), with a decimal below 1 %."""
+    """Return a share as a percentage without decimals ("37 %"), with one decimal below 1 %."""
     if not math.isfinite(share):
         return UNKNOWN
     return f"{100 * share:.1f} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
 def seconds(value: float) -> str:
-    """A time with the unit that suits it ("12.3 ms", "4.56 s")."""
+    """Return a time in milliseconds or seconds ("12.3 ms", "4.56 s")."""
     if not math.isfinite(value):
         return UNKNOWN
-    scale, unit = (1e3, "ms") if abs(value) < 1 else (1.0, "s")
-    return f"{rounded(value * scale, math.nan)[0]} {unit}"
+    return f"{amount(value * 1e3)} ms" if abs(value) < 1 else f"{amount(value)} s"
 
 
-def _decimals(value: float, digits: int) -> int:
-    """Decimals that show so many digits of a value; never below 0."""
-    if value == 0 or not math.isfinite(value):
-        return 0
-    return min(9, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+def capitalized(text: str) -> str:
+    """Return the text with its first letter in upper case; unlike ``str.capitalize``, keeps the others."""
+    return text[:1].upper() + text[1:]
 
 
-def _fixed(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}"
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun ("1 GPU", "1,024 tokens")."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def buckets(counts: Counts, noun: str = "") -> list[str]:
-    """How many finished of how many, then the other buckets; those that are empty go without saying."""
+    """Return how many requests finished, then the other outcomes that occurred."""
     others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
     parts = [f"{counts.finished:,} of {counts.arrivals:,} {noun}".rstrip() + " finished"]
     return parts + [f"{count:,} {name}" for name, count in others.items() if count]
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Return the decimals that show so many digits of a value; never below 0."""
+    if value == 0 or not math.isfinite(value):
+        return 0
+    return min(9, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,4 +1,4 @@
-"""The numbers of the headline table: which, in which order, unit and direction."""
+"""The rows of the metrics table: which metrics, in which order, with unit and direction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lengthwise.metrics import Hardware, Summary, difference
-from lengthwise.report.formatting import rounded, span
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, rounded, span
 from lengthwise.report.result import Result
 from lengthwise.schema.estimate import Estimate
 
@@ -16,13 +16,14 @@ Read = Callable[[Summary], Estimate | None]
 Unit = Literal["s", "1/s", "share", "seqs", "usd", "J"]
 
 LESS, MORE, NEITHER = -1, 1, 0
+"""Which direction is better."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a summary; ``unit`` decides how it is scaled, ``better`` which way is good.
+    """One number of a summary; ``unit`` decides how it is scaled, ``better`` is a direction.
 
-    A terminal shows the ``headline`` ones, the page all.
+    A terminal shows the ``headline`` metrics, the page all.
     """
 
     key: str
@@ -49,10 +50,9 @@ def _rate(key: str, label: str, read: Read) -> Metric:
 
 
 def _hardware(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]) -> Metric:
-    def known(s: Summary) -> Estimate | None:
-        return None if s.hardware is None else read(s.hardware)
-
-    return Metric(f"hardware.{key}", "Hardware", label, unit, NEITHER, known)
+    return Metric(
+        f"hardware.{key}", "Hardware", label, unit, NEITHER, lambda s: None if s.hardware is None else read(s.hardware)
+    )
 
 
 def _cost(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]) -> Metric:
@@ -75,28 +75,27 @@ METRICS: tuple[Metric, ...] = (
     _hardware("batch", "Batch", "seqs", lambda h: h.batch_seqs),
     _hardware("mfu", "MFU", "share", lambda h: h.mfu),
     _hardware("mbu", "MBU", "share", lambda h: h.mbu),
-    _hardware("kv", "KV cache held", "share", lambda h: h.kv_utilization),
+    _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
     _cost("output", "Per M output tokens", "usd", lambda h: h.cost.usd_per_million_output_tokens),
     replace(_cost("total", "Per M tokens, all", "usd", lambda h: h.cost.usd_per_million_tokens), headline=False),
     _cost("energy", "Energy/output token", "J", lambda h: h.energy_j_per_output_token),
 )
 
-
 MIN_SHARE = 0.005
-"""A smaller difference than this is nothing to choose by, however sure it is."""
+"""Smaller relative differences do not matter for a choice, even if they are significant."""
+
+_UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant's number: texts in the row's unit, the estimate in SI, and whether it leads.
+    """One variant's number: texts in the row's unit, the estimate in SI units, and whether the variant leads.
 
-    ``interval`` is "± half-width", or both sides where one would reach what cannot be: below 0,
-    or a share above 100 %; it is empty where none is known. ``model`` is the interval by the cost
-    model's own error, "(low - high)", or empty.
+    ``interval`` is "± half-width", or both sides where the interval would reach impossible values (below 0, or a share
+    above 100 %); empty where unknown. ``model`` is the interval of the cost model's error, "(low-high)", or empty.
 
-    A variant leads where it is better than every other one beyond doubt, and by enough to
-    matter: where the paired differences (same seeds) have intervals without 0, or, without
-    summaries a seed, where intervals do not overlap.
+    A variant leads where it is better than every other variant by at least ``MIN_SHARE``, significantly: the intervals
+    of the paired differences (same seeds) exclude 0, or, without summaries per seed, the intervals do not overlap.
     """
 
     text: str
@@ -115,54 +114,47 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-_UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
-
-
 def rows(results: Sequence[Result]) -> list[Row]:
-    """All rows; one that no variant can tell is left out."""
-    made = [_row(metric, results) for metric in METRICS]
-    return [row for row in made if any(math.isfinite(c.estimate.value) for c in row.cells)]
+    """Return the rows for which at least one variant has a value."""
+    made = []
+    for metric in METRICS:
+        estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
+        if not any(math.isfinite(e.value) for e in estimates):
+            continue
+        scale, unit = latency_unit(metric.key, results) if metric.unit == "s" else _UNITS[metric.unit]
+        leader = _leader(metric, results, estimates)
+        largest = scale if metric.unit == "share" else math.inf
+        cells = (
+            Cell(
+                *bounded_texts(e.value * scale, e.half_width * scale, largest),
+                f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else "",
+                e,
+                i == leader,
+            )
+            for i, e in enumerate(estimates)
+        )
+        made.append(Row(metric, unit, tuple(cells)))
+    return made
 
 
 def paired(results: Sequence[Result]) -> bool:
-    """Whether all variants were run with the same seeds, at least two of them."""
+    """Return whether all variants ran with the same seeds, at least two."""
     seeds = [{s.seeds for s in r.summaries} for r in results]
     return len(results) > 1 and len(seeds[0]) > 1 and all(s == seeds[0] for s in seeds)
 
 
-def _row(metric: Metric, results: Sequence[Result]) -> Row:
-    estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
-    scale, unit = _scale(metric, results)
-    leader = _leader(metric, results, estimates)
-    top = scale if metric.unit == "share" else math.inf
-    cells = (
-        Cell(*_texts(e.value * scale, e.half_width * scale, top), _model(e, scale), e, i == leader)
-        for i, e in enumerate(estimates)
-    )
-    return Row(metric, unit, tuple(cells))
-
-
-def _texts(value: float, half_width: float, top: float) -> tuple[str, str]:
-    """Value and interval as text, the interval cut to what can be: from 0 to ``top``."""
+def bounded_texts(value: float, half_width: float, largest: float) -> tuple[str, str]:
+    """Return value and interval as text, the interval clipped to the possible range from 0 to ``largest``."""
     text, half = rounded(value, half_width)
-    up, down = min(half_width, top - value), min(half_width, value)
+    up, down = min(half_width, largest - value), min(half_width, value)
     if not half or min(up, down) >= half_width or min(up, down) < 0:
-        return text, f"\N{PLUS-MINUS SIGN} {half}" if half else ""
+        return text, f"{PLUS_MINUS} {half}" if half else ""
     decimals = len(half.partition(".")[2])
-    return text, f"+{up:,.{decimals}f} \N{MINUS SIGN}{down:,.{decimals}f}"
-
-
-def _model(estimate: Estimate, scale: float) -> str:
-    low, high = estimate.model_low * scale, estimate.model_high * scale
-    return f"({span(low, high)})" if estimate.has_model_interval else ""
-
-
-def _scale(metric: Metric, results: Sequence[Result]) -> tuple[float, str]:
-    return latency_unit(metric.key, results) if metric.unit == "s" else _UNITS[metric.unit]
+    return text, f"+{up:,.{decimals}f} {MINUS}{down:,.{decimals}f}"
 
 
 def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
-    """Factor and unit for a latency in all its statistics, so that they compare at a glance."""
+    """Return factor and unit for a latency; all its statistics share them, so that they compare at a glance."""
     family = key.partition(".")[0]
     reads = [m.read for m in METRICS if m.key.partition(".")[0] == family]
     values = [e.value for r in results for read in reads if (e := read(r.summary)) is not None]
@@ -170,22 +162,19 @@ def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
 
 
 def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate]) -> int | None:
+    """Return the index of the variant that is significantly better than all others."""
     values = [e.value for e in estimates]
     if metric.better == NEITHER or len(results) < 2 or not all(map(math.isfinite, values)):
         return None
     best = max(range(len(values)), key=lambda i: metric.better * values[i])
-    others = [i for i in range(len(values)) if i != best]
-    return best if all(_improvement(metric, results, estimates, best, i) for i in others) else None
-
-
-def _improvement(
-    metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate], one: int, other: int
-) -> bool:
-    """Whether ``one`` is better than ``other`` beyond their intervals; never where one is unknown."""
-    if abs(estimates[one].value - estimates[other].value) < MIN_SHARE * abs(estimates[other].value):
-        return False
-    if paired(results):
-        gap = metric.read(difference(results[one].summaries, results[other].summaries))
-        return gap is not None and metric.better * gap.value > gap.half_width
-    a, b = estimates[one], estimates[other]
-    return metric.better * (a.value - b.value) > a.half_width + b.half_width
+    for i, value in enumerate(values):
+        if i == best:
+            continue
+        gap = Estimate(values[best] - value, estimates[best].half_width + estimates[i].half_width)
+        if abs(gap.value) < MIN_SHARE * abs(value):
+            return None
+        if paired(results):
+            gap = metric.read(difference(results[best].summaries, results[i].summaries)) or Estimate(math.nan)
+        if not metric.better * gap.value > gap.half_width:
+            return None
+    return best

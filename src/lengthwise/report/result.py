@@ -1,4 +1,4 @@
-"""What a report shows: one variant and all that is known of it."""
+"""One variant of a report, and what its scenario asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lengthwise.metrics import Beyond, Summary
-from lengthwise.report.formatting import seconds
+from lengthwise.report.formatting import TIMES, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
@@ -19,16 +19,15 @@ class Result:
     """One variant: its numbers, the records its curves are drawn from, and what ran.
 
     Attributes:
-        name: Of the variant, unique in a report.
-        summary: Its numbers, over as many seeds as were run.
-        records: One run of it; curves and timelines show this one.
-        deployment: What ran; None where a real engine was measured, whose hardware nobody described.
-        scenario_text: The scenario it came from, shown as it is; may be empty.
-        summaries: One a seed, where there are several; variants with the same seeds are then
-            compared pair by pair, which tells smaller differences apart.
-        notes: What limits the trust in the numbers, a sentence each: extrapolated costs, for one.
-        out_of_range: Where runs went beyond the measurements behind the cost tables.
-        model_draws: Runs under tables that are a little off, behind the model intervals.
+        name: Unique in a report.
+        summary: Numbers over all seeds.
+        records: One run, which curves and timelines show.
+        deployment: What ran; None where a real engine was measured.
+        scenario_text: The scenario as TOML, shown verbatim; may be empty.
+        summaries: One per seed. Variants with the same seeds are compared in pairs, which resolves smaller differences.
+        notes: Sentences that limit the trust in the numbers, for example extrapolated costs.
+        out_of_range: Where runs left the range of the measurements behind the cost tables.
+        model_draws: Runs under perturbed cost tables, behind the model intervals.
         engine: What is known of a measured engine, by label.
     """
 
@@ -45,21 +44,17 @@ class Result:
 
 
 def check_results(results: list[Result]) -> None:
-    """Raises InputError when there is nothing to show or two variants share a name."""
+    """Raise InputError where there is no result or two variants share a name."""
     if not results:
         raise InputError("a report needs at least one result; the list is empty")
     names = [r.name for r in results]
     if len(set(names)) < len(names):
-        twice = sorted({n for n in names if names.count(n) > 1})
-        raise InputError(f"variants in a report must have names of their own; used twice: {', '.join(twice)}")
+        repeated = sorted({n for n in names if names.count(n) > 1})
+        raise InputError(f"variants in a report must have unique names; used twice: {', '.join(repeated)}")
 
 
-TIMES = "\N{MULTIPLICATION SIGN}"
-SLOS = {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}
-
-
-def asked(result: Result) -> dict[str, Any]:
-    """The scenario as nested tables; empty where there is none that can be read."""
+def scenario_of(result: Result) -> dict[str, Any]:
+    """Return the scenario as nested tables; empty where there is none or it cannot be parsed."""
     try:
         return tomllib.loads(result.scenario_text)
     except tomllib.TOMLDecodeError:
@@ -67,65 +62,61 @@ def asked(result: Result) -> dict[str, Any]:
 
 
 def title(results: Sequence[Result]) -> str:
-    """The question in one line: the description, else a lone scenario's name, else the hardware."""
-    descriptions = {str(asked(r).get("description", "")) for r in results}
-    if len(descriptions) == 1 and (described := descriptions.pop()):
-        return described
-    named = str(asked(results[0]).get("name", "")) if len(results) == 1 else ""
-    return named or hardware(results)
+    """Return the common description, else the name of a single scenario, else the hardware."""
+    descriptions = {str(scenario_of(r).get("description", "")) for r in results}
+    if len(descriptions) == 1 and (description := descriptions.pop()):
+        return description
+    name = str(scenario_of(results[0]).get("name", "")) if len(results) == 1 else ""
+    return name or hardware(results)
 
 
 def hardware(results: Sequence[Result]) -> str:
-    """Model and GPUs where all variants share them, else how many there are to compare."""
+    """Return model and GPUs where all variants share them, else the number of deployments."""
     known = [r.deployment for r in results if r.deployment is not None]
     if len(known) < len(results):
-        return " / ".join(dict.fromkeys(_measured(r) for r in results if r.deployment is None))
+        measured = [r for r in results if r.deployment is None]
+        labels = (
+            " on ".join(filter(None, (r.engine.get("Model"), r.engine.get("Engine")))) or r.name for r in measured
+        )
+        return " / ".join(dict.fromkeys(labels))
     setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in known}
     if len(setups) == 1:
         model, gpus, gpu = setups.pop()
         return f"{model} on {gpus} {TIMES} {gpu}"
     models = {model for model, _, _ in setups}
-    some = f"{len(results)} deployments"
-    return f"{models.pop()}: {some}" if len(models) == 1 else some
-
-
-def _measured(result: Result) -> str:
-    """A measured engine in a few words."""
-    return " on ".join(filter(None, (result.engine.get("Model"), result.engine.get("Engine")))) or result.name
+    count = f"{len(results)} deployments"
+    return f"{models.pop()}: {count}" if len(models) == 1 else count
 
 
 def workload(result: Result) -> str:
-    """Where requests came from and how fast: "chat-1m, 4.5 requests a second"; "" if unknown."""
-    told = asked(result).get("workload", {})
-    source = told.get("preset") or told.get("trace")
-    if not source and "prompt" in told:
-        source = f"prompts {_lengths(told['prompt'])}, outputs {_lengths(told.get('output'))}"
-    return ", ".join(part for part in (str(source or ""), _load(told)) if part)
+    """Return the source and the load of requests ("chat-1m, 4.5 requests/s"); "" if unknown."""
+    table = scenario_of(result).get("workload", {})
+    source = table.get("preset") or table.get("trace")
+    if not source and "prompt" in table:
+        source = f"prompts {_lengths(table['prompt'])}, outputs {_lengths(table.get('output'))}"
+    rate, arrivals = table.get("request_rate"), table.get("arrivals")
+    if "concurrency" in table:
+        load = f"{table['concurrency']:,} concurrent requests"
+    elif isinstance(rate, int | float):
+        load = "all at once" if rate == float("inf") else f"{rate:g} requests/s"
+    else:
+        kind = arrivals.get("kind") if isinstance(arrivals, dict) else arrivals
+        load = str(kind or "").replace("_", " ")
+    return ", ".join(filter(None, (str(source or ""), load)))
 
 
-def promises(result: Result) -> str:
-    """The SLOs: "TTFT ≤ 2 s, TPOT ≤ 120 ms"; "" where there are none."""
+def _lengths(table: Any) -> str:
+    """Return the kind and the numbers of a length distribution."""
+    if not isinstance(table, dict):
+        return str(table)
+    numbers = [f"{key} {value:g}" for key, value in table.items() if isinstance(value, int | float)]
+    return " ".join([str(table.get("kind", "")), *numbers]).strip()
+
+
+def slo_text(result: Result) -> str:
+    """Return the SLOs ("TTFT ≤ 2 s, TPOT ≤ 120 ms"); "" where there are none."""
     goodput = result.summary.goodput
-    if goodput is None:
-        return ""
-    limits = goodput.slo.limits.items()
-    return ", ".join(f"{SLOS[name.removesuffix('_s')]} \N{LESS-THAN OR EQUAL TO} {seconds(v)}" for name, v in limits)
-
-
-def _load(report: dict[str, Any]) -> str:
-    if "concurrency" in report:
-        return f"{report['concurrency']:,} requests at a time"
-    rate = report.get("request_rate")
-    if isinstance(rate, int | float):
-        return "all at once" if rate == float("inf") else f"{rate:g} requests a second"
-    kind = report.get("arrivals")
-    kind = kind.get("kind") if isinstance(kind, dict) else kind
-    return str(kind).replace("_", " ") if kind else ""
-
-
-def _lengths(report: Any) -> str:
-    """A distribution of lengths: its kind and its first numbers."""
-    if not isinstance(report, dict):
-        return str(report)
-    numbers = [f"{key} {value:g}" for key, value in report.items() if isinstance(value, int | float)]
-    return " ".join([str(report.get("kind", "")), *numbers]).strip()
+    limits = {} if goodput is None else goodput.slo.limits
+    return ", ".join(
+        f"{name.removesuffix('_s').upper()} \N{LESS-THAN OR EQUAL TO} {seconds(v)}" for name, v in limits.items()
+    )

@@ -1,11 +1,11 @@
-"""The answer in sentences, and cells of the tables that the terminal and the page share."""
+"""A schedule under a latency bound in sentences, and the cells of the tables that terminal and page share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from lengthwise.report.formatting import UNKNOWN, percent, rounded, seconds, span
+from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, percent, seconds, span
 from lengthwise.schema.schedule import (
     SYSTEM_NAMES,
     Adaptation,
@@ -20,18 +20,176 @@ from lengthwise.schema.schedule import (
     Watched,
 )
 
-OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "of the choice")
+OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "x chosen")
+SPREAD_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound met in")
+SIDE_HEADS = ("strategy", "TP", "best seen", "requests/s", "latency", "worst case", "at most", "why not")
+DRIFT_HEADS = (
+    "outputs", "mean", "sd", "requests/s", "latency", "bound", "re-planned", "requests/s then", "reload", "margin",
+)  # fmt: skip
+SPREAD_CAUSES = {
+    "lengths": "the {requests:,} requests behind the lengths are sampled again",
+    "costs": "costs have the estimated errors",
+}
+SIMILAR_NEIGHBOURS = 0.15
+"""Rank correlation of consecutive requests from which a watch's false-alarm probability no longer holds."""
+
+
+def sentences(plan: SchedulePlan) -> list[str]:
+    """Return what the plan says: the choice, alternatives, uncertainty, effort, drift."""
+    chosen, static = plan.chosen, plan.static
+    bound = "Without a latency bound"
+    if math.isfinite(plan.bound_s):
+        case = "even in the worst case" if plan.worst_case else "as expected"
+        bound = f"Within {plan.bound_s:g} s for outputs of {tokens_text(plan.quantile_tokens)} {case}"
+    rate, latency, worst_case = yield_cells(chosen)
+    choice = f"the best schedule by these cost tables is {chosen.words}"
+    made = [f"{bound}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
+    if plan.parts is not None:
+        parts = plan.parts
+        made.append(
+            f"This schedule uses all GPUs as one pipeline. {parts.words}, with {parts.row.words}, reach "
+            f"{parts.throughput_rps / chosen.throughput_rps:.2f} times its throughput: {amount(parts.throughput_rps)} "
+            f"requests/s (--gpus {parts.gpus} plans one part)."
+        )
+    if static is None:
+        made.append("Static batching: no batch meets the bound.")
+    else:
+        made.append(
+            f"Static batching with batches of {static.encode_batch} serves {amount(static.throughput_rps)} requests/s "
+            f"at {seconds(static.latency_s)}; the chosen schedule reaches "
+            f"{chosen.throughput_rps / static.throughput_rps:.2f} times this throughput."
+        )
+    made += _other_sentences(plan)
+    made += [_spread_sentence(spread, plan) for spread in plan.spreads]
+    return [*made, *plan.spread_notes, _search_sentence(plan), *_drift_sentences(plan)]
+
+
+def _other_sentences(plan: SchedulePlan) -> list[str]:
+    """Compare the choice with other systems on the same GPUs: faster, not significantly different, slower."""
+    own = plan.chosen.throughput_rps
+    found = sorted(((other, other.best) for other in plan.others if other.best), key=lambda one: -one[1].throughput_rps)
+
+    def ratios(some: Sequence[tuple[OtherSystem, ScheduleRow]]) -> str:
+        return ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / own:.2f}" for one, row in some)
+
+    faster = [(other, row) for other, row in found if other.low_rps > own]
+    similar = [SYSTEM_NAMES[other.system] for other, _ in found if other.low_rps <= own <= other.high_rps]
+    slower = [(other, row) for other, row in found if other.high_rps < own]
+    infeasible = [SYSTEM_NAMES[other.system] for other in plan.others if other.best is None]
+    made = []
+    if faster:
+        best = faster[0][1]
+        more = f" So do (times the chosen throughput): {ratios(faster[1:])}." if len(faster) > 1 else ""
+        made.append(
+            f"Another system does better with the same costs and memory: {best.words} serves "
+            f"{best.throughput_rps:.3g} requests/s, {best.throughput_rps / own:.2f} times the chosen throughput.{more}"
+        )
+    if similar:
+        made.append(f"No significant difference in throughput: {', '.join(similar)}.")
+    if slower:
+        made.append(
+            "Slower in simulation on the same GPUs with the same costs (times the chosen throughput): "
+            f"{ratios(slower)}."
+        )
+    if infeasible:
+        made.append(f"No configuration meets the bound: {', '.join(infeasible)}.")
+    return made
+
+
+def _spread_sentence(spread: Spread, plan: SchedulePlan) -> str:
+    """Return how far off the chosen schedule may be by one source of error."""
+    latency_s = spread.latency_high_s if plan.worst_case else spread.latency_s
+    text = (
+        f"If {SPREAD_CAUSES[spread.source].format(requests=spread.requests)}: {_interval(spread.throughput_rps)} "
+        f"requests/s, latency {_interval(latency_s)} s{' in the worst case' if plan.worst_case else ''} "
+        f"({percent(spread.level)} interval)"
+    )
+    share = percent(spread.held_share)
+    if math.isfinite(plan.bound_s):
+        return f"{text}; the bound is met in {share} of {spread.draws} draws."
+    return f"{text}." if spread.held_share == 1 else f"{text}; the memory suffices in {share} of {spread.draws} draws."
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    low, high = ends
+    if not math.isfinite(low):
+        return UNKNOWN
+    return span(low, high) if math.isfinite(high) else f"from {span(low, low).split(UNKNOWN)[0]}"
+
+
+def _search_sentence(plan: SchedulePlan) -> str:
+    """Return how many schedules were evaluated, and how certain it is that none is better."""
+    if plan.evaluated >= plan.points:
+        return f"All {plan.points:,} schedules were evaluated; none has a higher throughput."
+    text = f"{plan.evaluated:,} of {plan.points:,} schedules were evaluated"
+    if not math.isfinite(plan.gap):
+        return f"{text}; the bound is at the edge of what is feasible, so little is known about the others."
+    more = "a higher throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
+    if all(side.at_most_proved for side in plan.sides if side.evaluated):
+        return f"{text}; as far as the estimates are monotone, none has {more}."
+    return (
+        f"{text}; by the bounds of the search none has {more}. This is not proved: RRA's estimates are not monotone "
+        "for short phases, so these were evaluated as well."
+    )
+
+
+def _drift_sentences(plan: SchedulePlan) -> list[str]:
+    """Return the drifts that break the bound or exceed the memory, and the margin that would have prevented it."""
+    is_bounded = math.isfinite(plan.bound_s)
+    unfit = [row for row in plan.drift if row.retained is None]
+    broken = [row for row in plan.drift if is_bounded and row.retained is not None and not row.is_satisfied]
+    made = []
+    if broken:
+        made.append(f"The bound breaks if the output lengths change by: {_moves(broken)}.{_margin_sentence(broken)}")
+    if unfit:
+        margin = _margin_sentence(unfit) if is_bounded else ""
+        made.append(f"The schedule exceeds the memory if the output lengths change by: {_moves(unfit)}.{margin}")
+    if is_bounded and plan.drift and not made:
+        return ["The bound holds under every tried change of the output lengths."]
+    return made
+
+
+def _margin_sentence(rows: Sequence[DriftRow]) -> str:
+    margins = [row.margin for row in rows if math.isfinite(row.margin)]
+    beyond_help = [row for row in rows if not math.isfinite(row.margin)]
+    if not margins:
+        return " No tried tighter bound would have prevented it."
+    exception = f", except for {_moves(beyond_help)}." if beyond_help else "."
+    return f" Planning with a bound {percent(max(margins))} tighter would have prevented it{exception}"
+
+
+def _moves(rows: Sequence[DriftRow]) -> str:
+    return ", ".join(map(move_text, rows))
+
+
+def tokens_text(tokens: int) -> str:
+    """Return a number of tokens ("1 token", "1,024 tokens")."""
+    return counted(tokens, "token")
+
+
+def move_text(row: DriftRow) -> str:
+    """Return a change of lengths ("mean +15 %")."""
+    if row.changed == "skewness":
+        return f"skewness {row.change:+.1f}"
+    return f"{row.changed} {100 * row.change:+.0f} %"
+
+
+def yield_cells(row: ScheduleRow | None) -> list[str]:
+    """Return throughput, latency and worst case."""
+    if row is None:
+        return [UNKNOWN] * 3
+    return [amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s)]
 
 
 def other_cells(other: OtherSystem, chosen: ScheduleRow) -> list[str]:
-    """A system as cells under ``OTHER_HEADS``."""
+    """Return a system's cells under ``OTHER_HEADS``."""
     name, row = SYSTEM_NAMES[other.system], other.best
     if row is None:
         return [name, f"none of {other.configurations:,} tried", *[UNKNOWN] * 5]
     return [
         name,
         row.words.removeprefix(f"{name}, "),
-        _amount(row.throughput_rps),
+        f"{row.throughput_rps:.3g}",
         span(other.low_rps, other.high_rps),
         seconds(row.latency_s),
         seconds(row.latency_high_s),
@@ -39,328 +197,119 @@ def other_cells(other: OtherSystem, chosen: ScheduleRow) -> list[str]:
     ]
 
 
-def others_said(plan: SchedulePlan) -> list[str]:
-    """How the choice does beside other systems on the same GPUs: who has more, who as many, who fewer."""
-    if not plan.others:
-        return []
-    ours = plan.chosen.throughput_rps
-    some = [(other, other.best) for other in plan.others if other.best]
-    some.sort(key=lambda one: -one[1].throughput_rps)
-    above = [(other, row) for other, row in some if other.low_rps > ours]
-    level = [other for other, _ in some if other.low_rps <= ours <= other.high_rps]
-    below = [(other, row) for other, row in some if other.high_rps < ours]
-    told = _above(above, ours) + _level(level)
-    if below:
-        fewer = ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / ours:.2f}" for one, row in below)
-        told.append(f"Played out on the same GPUs with the same costs, fewer come from (of the choice): {fewer}.")
-    none = [SYSTEM_NAMES[other.system] for other in plan.others if other.best is None]
-    return [*told, f"No configuration meets the bound of: {', '.join(none)}."] if none else told
-
-
-def _above(found: list[tuple[OtherSystem, ScheduleRow]], own: float) -> list[str]:
-    if not found:
-        return []
-    (_, best), *rest = found
-    more = ", ".join(f"{SYSTEM_NAMES[one.system]} {row.throughput_rps / own:.2f}" for one, row in rest)
-    told = (
-        f"Another system does better here, with the same costs and memory: {best.words} serves "
-        f"{_amount(best.throughput_rps)} requests/s, {best.throughput_rps / own:.2f} times as many as the choice."
-    )
-    return [f"{told} So do (of the choice): {more}." if more else told]
-
-
-def _level(found: list[OtherSystem]) -> list[str]:
-    if not found:
-        return []
-    names = ", ".join(SYSTEM_NAMES[other.system] for other in found)
-    return [f"As many, as far as can be told from what was played out: {names}."]
-
-
-def _amount(value: float) -> str:
-    return f"{value:.3g}"
-
-
-SURE_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound held in")
-
-_IF = {
-    "lengths": "the {requests:,} requests behind the lengths were others",
-    "costs": "costs are off as far as they may be",
-}
-
-
-def sure_said(plan: SchedulePlan) -> list[str]:
-    """How far off the chosen schedule may be, a sentence a source, and of which nothing is known."""
-    return [*(_description(spread, plan) for spread in plan.spreads), *plan.spread_notes]
-
-
-def sure_cells(spread: Spread) -> list[str]:
-    """A source of error as cells under ``SURE_HEADS``."""
+def spread_cells(spread: Spread) -> list[str]:
+    """Return the cells of a source of error under ``SPREAD_HEADS``."""
     return [
-        _IF[spread.source].format(requests=spread.requests),
-        _ends(spread.throughput_rps),
-        _ends(spread.latency_s),
-        _ends(spread.latency_high_s),
+        SPREAD_CAUSES[spread.source].format(requests=spread.requests),
+        *(_interval(ends) for ends in (spread.throughput_rps, spread.latency_s, spread.latency_high_s)),
         f"{percent(spread.level)} of {spread.draws}",
         percent(spread.held_share),
     ]
 
 
-def _description(spread: Spread, plan: SchedulePlan) -> str:
-    held_s = spread.latency_high_s if plan.worst_case else spread.latency_s
-    told = (
-        f"If {_IF[spread.source].format(requests=spread.requests)}: {_ends(spread.throughput_rps)} requests/s, latency "
-        f"{_ends(held_s)} s{' in the worst case' if plan.worst_case else ''} ({percent(spread.level)} interval)"
-    )
-    share = percent(spread.held_share)
-    if math.isfinite(plan.bound_s):
-        return f"{told}; the bound holds in {share} of {spread.draws} draws."
-    return f"{told}." if spread.held_share == 1 else f"{told}; memory holds it in {share} of {spread.draws} draws."
-
-
-def _ends(ends: tuple[float, float]) -> str:
-    low, high = ends
-    if not math.isfinite(low):
-        return UNKNOWN
-    return span(low, high) if math.isfinite(high) else f"from {span(low, low).split(UNKNOWN)[0]}"
-
-
-SIDE_HEADS = ("strategy", "TP", "best seen", "requests/s", "latency", "worst case", "at most", "why not")
-DRIFT_HEADS = (
-    "outputs", "mean", "sd", "requests/s", "latency held", "bound", "re-planned", "requests/s then", "reload", "margin",
-)  # fmt: skip
-
-
-def sentences(plan: SchedulePlan) -> list[str]:
-    """What the plan says, a sentence each."""
-    row = plan.chosen
-    bound = "With no latency bound"
-    if math.isfinite(plan.bound_s):
-        held = "even in the worst case" if plan.worst_case else "as expected"
-        bound = f"Within {plan.bound_s:g} s for outputs of {tokens_said(plan.quantile_tokens)} {held}"
-    told = [
-        (
-            f"{bound}, by these cost tables, {row.words} is best: {amount(row.throughput_rps)} requests/s, latency "
-            f"{seconds(row.latency_s)}, {seconds(row.latency_high_s)} in the worst case."
-        ),
-        *_parts(plan),
-        _static(plan),
-        *others_said(plan),
-        *sure_said(plan),
-        f"{_looked_at(plan)}; {_certainty(plan)}.",
-    ]
-    return told + _of_drift(plan)
-
-
 def side_cells(side: ScheduleSide) -> list[str]:
-    """A runner-up as cells under ``SIDE_HEADS``."""
-    best = side.best
-    return [
-        side.strategy.upper(),
-        str(side.tp),
-        best.words if best else UNKNOWN,
-        *yield_cells(best),
-        _at_most(side),
-        side.cause or "chosen",
-    ]
-
-
-def _at_most(side: ScheduleSide) -> str:
-    """The most that a side has; "about" where the search proves nothing (RRA)."""
-    most = side.at_most_rps
-    if not (math.isfinite(most) and most > 0):
-        return UNKNOWN
-    return amount(most) if side.at_most_proved else f"about {amount(most)}"
+    """Return the cells of a strategy and degree under ``SIDE_HEADS``."""
+    limit_rps = side.at_most_rps
+    at_most = amount(limit_rps) if math.isfinite(limit_rps) and limit_rps > 0 else UNKNOWN
+    if at_most != UNKNOWN and not side.at_most_proved:
+        at_most = f"about {at_most}"
+    words = side.best.words if side.best else UNKNOWN
+    return [side.strategy.upper(), str(side.tp), words, *yield_cells(side.best), at_most, side.cause or "chosen"]
 
 
 def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
-    """A move of the lengths as cells under ``DRIFT_HEADS``; without a bound there is none to hold or to tighten."""
-    bounded = math.isfinite(bound_s)
-    kept, then = row.retained, row.replanned
+    """Return the cells of a change of lengths under ``DRIFT_HEADS``; dashes where there is no bound."""
+    bound = margin = UNKNOWN
+    if math.isfinite(bound_s):
+        bound = UNKNOWN if row.retained is None else "met" if row.is_satisfied else "broken"
+        margin = percent(row.margin) if math.isfinite(row.margin) else "none is enough"
     return [
         move_text(row),
         f"{row.mean_tokens:.1f}",
         f"{row.sd_tokens:.1f}",
-        amount(kept.throughput_rps) if kept else "does not fit",
+        amount(row.retained.throughput_rps) if row.retained else "does not fit",
         seconds(row.kept_held_s),
-        ("is_satisfied" if row.is_satisfied else "broken") if bounded and row.retained else UNKNOWN,
-        then.words if then else "none meets it",
-        amount(then.throughput_rps) if then else UNKNOWN,
+        bound,
+        row.replanned.words if row.replanned else "none meets it",
+        amount(row.replanned.throughput_rps) if row.replanned else UNKNOWN,
         "yes" if row.reload else "no",
-        (percent(row.margin) if math.isfinite(row.margin) else "none is enough") if bounded else UNKNOWN,
+        margin,
     ]
 
 
-def yield_cells(row: ScheduleRow | None) -> list[str]:
-    """Throughput, latency and worst case."""
-    if row is None:
-        return [UNKNOWN] * 3
-    return [amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s)]
-
-
-def amount(value: float) -> str:
-    """A number with three digits."""
-    return rounded(value, math.nan)[0]
-
-
-def tokens_said(tokens: int) -> str:
-    """A number of tokens: "1 token", "1,024 tokens"."""
-    return f"{tokens:,} {'token' if tokens == 1 else 'tokens'}"
-
-
-def move_text(row: DriftRow) -> str:
-    """A move in words: "mean +15 %"."""
-    moved = f"{row.change:+.0%}" if row.changed != "skewness" else f"{row.change:+.1f}"
-    return f"{row.changed} {moved}".replace("%", " %")
-
-
-def _parts(plan: SchedulePlan) -> list[str]:
-    """That parts of the GPUs by themselves serve more, where they do."""
-    cut = plan.parts
-    if cut is None:
-        return []
-    gain = cut.throughput_rps / plan.chosen.throughput_rps
-    told = (
-        f"That is all GPUs as one pipeline. {cut.words}, with {cut.row.words}, have {gain:.2f} times as much: "
-        f"{amount(cut.throughput_rps)} requests/s (--gpus {cut.gpus} plans a part)."
-    )
-    return [told]
-
-
-def _static(plan: SchedulePlan) -> str:
-    row = plan.static
-    if row is None:
-        return "Doing nothing: no static batch meets the bound."
-    gain = plan.chosen.throughput_rps / row.throughput_rps
-    return (
-        f"Doing nothing: static batches of {row.encode_batch} serve {amount(row.throughput_rps)} requests/s at "
-        f"{seconds(row.latency_s)}; the choice has {gain:.2f} times as much."
-    )
-
-
-def _looked_at(plan: SchedulePlan) -> str:
-    if plan.evaluated >= plan.points:
-        return f"All {plan.points:,} schedules were estimated"
-    return f"{plan.evaluated:,} of {plan.points:,} schedules were estimated"
-
-
-def _certainty(plan: SchedulePlan) -> str:
-    if plan.evaluated >= plan.points:
-        return "none of them has more throughput"
-    if not math.isfinite(plan.gap):
-        return "the bound is at the edge of what can be met, so that little is known of the others"
-    most = "more throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
-    if all(side.at_most_proved for side in plan.sides if side.evaluated):
-        return f"as far as estimates are monotone, none has {most}"
-    return (
-        f"by the bounds of the search none has {most}, which is not proved: RRA's estimates are not monotone where "
-        "phases are short, so that these were tried as well"
-    )
-
-
-def _of_drift(plan: SchedulePlan) -> list[str]:
-    """Under which drifts the bound breaks, under which memory holds the schedule no longer, and what would help."""
-    bounded = math.isfinite(plan.bound_s)
-    unfit = [row for row in plan.drift if row.retained is None]
-    broken = [row for row in plan.drift if bounded and row.retained is not None and not row.is_satisfied]
-    told = []
-    if broken:
-        told.append(f"The bound breaks when outputs move so: {_moves(broken)}.{_margin(broken)}")
-    if unfit:
-        margin = _margin(unfit) if bounded else ""
-        told.append(f"It does not fit the memory when outputs move so: {_moves(unfit)}.{margin}")
-    if bounded and plan.drift and not told:
-        return ["The bound holds under every drift of the outputs that was tried."]
-    return told
-
-
-def _margin(rows: Sequence[DriftRow]) -> str:
-    """What tighter bound would have kept a bound or fit the memory."""
-    kept = [row.margin for row in rows if math.isfinite(row.margin)]
-    lost = [row for row in rows if not math.isfinite(row.margin)]
-    if not kept:
-        return " No tighter bound that was tried would have kept it."
-    but = f", but for {_moves(lost)}." if lost else "."
-    return f" Choosing under a bound {percent(max(kept))} tighter would have kept it{but}"
-
-
-def _moves(rows: Sequence[DriftRow]) -> str:
-    return ", ".join(map(move_text, rows))
-
-
-MATCHING = 0.15
-"""From here on neighbours are too alike for the promise of a watch."""
-
-
-def watched_said(report: Watched) -> list[str]:
-    """The answer: what was watched, whether lengths moved, and what leaving the schedule alone would have meant."""
-    row = report.planned
-    left = f" ({report.left_out:,} more did not end on their own)" if report.left_out else ""
-    said = [
-        f"Planned for {_lengths(report.planned_lengths)}: {row.words}, {amount(row.throughput_rps)} requests/s.",
-        (
-            f"Watched {report.requests:,} requests{left}; an alarm while lengths never change: at most "
-            f"{_share(report.false_positive_rate)}."
-        ),
+def watch_sentences(report: Watched) -> list[str]:
+    """Return what was watched, whether lengths changed, and the effect of not adapting."""
+    planned = report.planned
+    cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
+    threshold = f"the {1 / report.false_positive_rate:,.0f} that raise an alarm"
+    false_alarms = f"probability of a false alarm: at most {100 * report.false_positive_rate:.2g} %"
+    rate = f"{amount(planned.throughput_rps)} requests/s"
+    made = [
+        f"Planned for {_lengths(report.planned_lengths)}: {planned.words}, {rate}.",
+        f"Watched {report.requests:,} requests{cut_off}; {false_alarms}.",
     ]
-    if report.matching > MATCHING:
-        said.append(
-            f"Neighbours are alike (rank correlation {report.matching:.2f} beyond that of requests far apart), so that "
-            "alarms may be of that: test one request in several (--every 10)."
+    if report.matching > SIMILAR_NEIGHBOURS:
+        made.append(
+            f"Consecutive requests have similar lengths (rank correlation {report.matching:.2f} above that of distant "
+            "requests), which can cause false alarms: test only one request in several (--every 10)."
         )
     if not report.adaptations:
-        return [
-            *said,
-            f"Lengths did not move as far as can be told; evidence {amount(report.evidence)} of {_alarm(report)}.",
-        ]
-    said += [description for one in report.adaptations for description in adapted_said(one)]
-    said += _free(report)
+        return [*made, f"No significant change of lengths; evidence {amount(report.evidence)} of {threshold}."]
+    made += [sentence for one in report.adaptations for sentence in adaptation_sentences(one)]
+    last = report.adaptations[-1].change
+    if last.made and last.margin and last.new and last.free_rps > last.new.throughput_rps:
+        unused = percent(1 - last.new.throughput_rps / last.free_rps)
+        made.append(
+            f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused, so "
+            "that lengths may change further; --margin 0 uses them."
+        )
     if math.isfinite(report.bound_s):
-        said.append(
-            f"Had the first schedule been left as it was, about {report.late:,.0f} requests would have taken longer than "
+        made.append(
+            f"With the first schedule unchanged, about {report.late:,.0f} requests would have taken longer than "
             f"{report.bound_s:g} s."
         )
-    runs = "the first schedule" if report.deployed == report.planned else report.deployed.words
-    return [*said, f"At the end {runs} runs; evidence for another move: {amount(report.evidence)} of {_alarm(report)}."]
+    deployed = "the first schedule" if report.deployed == planned else report.deployed.words
+    evidence = f"evidence for another change: {amount(report.evidence)} of {threshold}"
+    return [*made, f"At the end, {deployed} runs; {evidence}."]
 
 
-def adapted_said(one: Adaptation) -> list[str]:
-    """One alarm and what came of it."""
-    change = one.change
-    when = f"Request {one.request:,} ({seconds(one.at_s)}): " if one.at_s else f"Request {one.request:,}: "
-    moved = (
-        f"{when}{' and '.join(one.sides)} moved, about from request {one.started:,} on: {_lengths(change.after)}"
-        if one.first
-        else f"{when}planned once more, now that {one.requests:,} requests tell the lengths: {_lengths(change.after)}"
-    )
-    return [f"{moved}. {_retained(change)}", _done(change), *_out_of_range(change)]
+def adaptation_sentences(one: Adaptation) -> list[str]:
+    """Return one alarm, the effect of not adapting, and what was done."""
+    change, elsewhere = one.change, one.change.elsewhere
+    when = f"Request {one.request:,} ({seconds(one.at_s)})" if one.at_s else f"Request {one.request:,}"
+    event = f"planned again, with {one.requests:,} requests to estimate the lengths from"
+    if one.first:
+        event = f"{' and '.join(one.sides)} changed, from about request {one.started:,} on"
+    made = [f"{when}: {event}: {_lengths(change.after)}. {_unchanged(change)}", _done(change)]
+    if elsewhere is not None:
+        place = "host memory" if elsewhere.storage == "dram" else "drives"
+        made.append(
+            f"A better schedule needs other weights in memory: {elsewhere.row.words}, "
+            f"{amount(elsewhere.row.throughput_rps)} requests/s, latency {seconds(elsewhere.constrained_latency_s)}; "
+            f"{seconds(elsewhere.load_s)} without service to load from {place}{_repaid(elsewhere.repaid_s)}: "
+            f"{elsewhere.cause}."
+        )
+    return made
 
 
-def _free(report: Watched) -> list[str]:
-    """That a margin leaves throughput unused, and what frees it."""
-    last = report.adaptations[-1].change
-    if not (last.made and last.margin and last.new) or last.free_rps <= last.new.throughput_rps:
-        return []
-    unused = percent(1 - last.new.throughput_rps / last.free_rps)
-    left = f"The margin of {percent(last.margin)} leaves {unused} of {amount(last.free_rps)} requests/s unused"
-    return [f"{left}, so that lengths may move on; --margin 0 frees it."]
-
-
-def _retained(change: Change) -> str:
+def _unchanged(change: Change) -> str:
+    """Return the effect of leaving the schedule as it is."""
     if change.retained is None:
-        short = "fit the memory" if math.isinf(change.kept_held_s) else "find seats"
-        return f"What runs would not {short}."
+        limit = "the memory" if math.isinf(change.kept_held_s) else "the concurrency limit"
+        return f"The running schedule would exceed {limit}."
     rate = f"{amount(change.retained.throughput_rps)} requests/s, latency {seconds(change.kept_held_s)}"
     if math.isinf(change.bound_s):
-        return f"Left as it is: {rate}."
+        return f"Unchanged: {rate}."
     over = change.kept_held_s / change.bound_s - 1
-    holds = "which holds" if over <= 0 else f"{percent(over)} over"
-    late = f"{_share(change.late_share)} of requests take longer"
-    return f"Left as it is: {rate}, bound {change.bound_s:g} s, {holds}; {late}."
+    state = "met" if over <= 0 else f"exceeded by {percent(over)}"
+    late = f"{100 * change.late_share:.2g} % of requests take longer"
+    return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {late}."
 
 
 def _done(change: Change) -> str:
+    """Return whether the schedule was changed, to which one, and the reason."""
     if change.new is None:
-        return f"Nothing is changed: {change.cause}."
+        return f"Not changed: {change.cause}."
     margin = ""
     if change.margin:
         margin = f", bound {percent(change.margin)} tighter ({amount(change.free_rps)} requests/s without)"
@@ -368,33 +317,16 @@ def _done(change: Change) -> str:
     rate = f"{amount(change.new.throughput_rps)} requests/s, latency {seconds(change.new_held_s)}"
     best = f"{change.new.words}, {rate}{margin}, {load}"
     if not change.made:
-        return f"Left: the best now is {best}; {change.cause}."
-    repaid = f", repaid after {seconds(change.repaid_s)}" if 0 < change.repaid_s < math.inf else ""
-    return f"Changed to {best}{repaid}: {change.cause}."
+        return f"Not changed: the best schedule now is {best}; {change.cause}."
+    return f"Changed to {best}{_repaid(change.repaid_s)}: {change.cause}."
 
 
-def _out_of_range(change: Change) -> list[str]:
-    """What would be better, and is not done while requests are served."""
-    other = change.elsewhere
-    if other is None:
-        return []
-    place = "host memory" if other.storage == "dram" else "drives"
-    repaid = f", repaid after {seconds(other.repaid_s)}" if 0 < other.repaid_s < math.inf else ""
-    rate = f"{other.row.words}, {amount(other.row.throughput_rps)} requests/s, latency {seconds(other.constrained_latency_s)}"
-    load = f"{seconds(other.load_s)} without service, from {place}{repaid}"
-    return [f"Better, but it has to be loaded: {rate}; {load}: {other.cause}."]
+def _repaid(repaid_s: float) -> str:
+    return f", repaid after {seconds(repaid_s)}" if 0 < repaid_s < math.inf else ""
 
 
-def _lengths(metadata: LengthFacts) -> str:
+def _lengths(lengths: LengthFacts) -> str:
     return (
-        f"prompts {metadata.prompt_mean:.0f} \N{PLUS-MINUS SIGN} {metadata.prompt_sd:.0f}, outputs {metadata.output_mean:.0f} "
-        f"\N{PLUS-MINUS SIGN} {metadata.output_sd:.0f} tokens"
+        f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, outputs {lengths.output_mean:.0f} "
+        f"{PLUS_MINUS} {lengths.output_sd:.0f} tokens"
     )
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.2g} %"
-
-
-def _alarm(report: Watched) -> str:
-    return f"the {1 / report.false_positive_rate:,.0f} of an alarm"

@@ -1,29 +1,29 @@
-"""Plans to people: which deployment to buy, as a terminal table, a page and a file."""
+"""The page and the JSON file of a search for deployments."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lengthwise.report.formatting import UNKNOWN, rounded
-from lengthwise.report.html_document import asset, document, header, plotly_js, scrolling, section
-from lengthwise.report.json_file import plain
+from lengthwise.report.curves import json_number
+from lengthwise.report.formatting import TIMES, UNKNOWN, capitalized
+from lengthwise.report.html_page import Row, TableCell, write_page
+from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.search_text import (
     MONTH_H,
+    NO_ANSWER,
     Quantity,
-    amount,
     axis_labels,
     check_study,
-    description,
+    effort_text,
     estimate_text,
     in_order,
     limit_text,
     metric_name,
+    miss_text,
     nearest_misses,
     objective_head,
     objective_text,
@@ -31,588 +31,345 @@ from lengthwise.report.search_text import (
     rank_text,
     scale,
     setting_text,
-    shown,
-    spent_text,
-    standing,
-    tied_with_best,
+    simulated,
+    swap_ratios,
+    value_texts,
 )
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Region, Status, Study
+from lengthwise.schema.plan import Choice, Plan, Point, Status, Study
 
 BARS = 6
-"""So many of the ranking are drawn beside the answer."""
+"""So many of the ranking are drawn next to the answer."""
 NAMED = 4
 """So many tied configurations and reasons are named."""
-TIMES = "\N{MULTIPLICATION SIGN}"
+LISTED = 1000
+"""So many rejected or pruned configurations are listed; the table of reasons counts all."""
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
-
-SWAPS_NOTE = (
-    "How many times worse the best configuration of one question (row) is when it has to answer another "
-    "(column) than the best of that one."
-)
-
-
-def answers(study: Study) -> str:
-    """A card for each plan."""
-    title = "The answer" if len(study.plans) == 1 else "The answers"
-    cards = "".join(_card(plan, study) for plan in study.plans)
-    return section(title, f'<div class="answers">{cards}</div>')
+INFINITE = 1e300
+"""Stands for infinity, which JSON does not have."""
+LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
+"""What an objective follows from at any load; other objectives are only known at the operating point."""
 
 
-def shared_facts(study: Study) -> dict[str, str]:
-    """Facts that are the same for all plans."""
-    first, *others = (plan.metadata for plan in study.plans)
-    return {key: text for key, text in first.items() if all(metadata.get(key) == text for metadata in others)}
+def write_search_html(path: Path | str, study: Study) -> None:
+    """Write a self-contained page: the answer and its reasons, cost against latency, every configuration.
 
+    Readers can move limits on the page, which then finds the best configuration among the simulated loads.
 
-def _card(plan: Plan, study: Study) -> str:
-    shared = shared_facts(study)
-    own = [text for key, text in plan.metadata.items() if key not in shared]
-    asked = "".join(f"<li>{escape(str(part))}</li>" for part in (*own, *map(limit_text, plan.limits)))
-    body = _empty(plan) if plan.best is None else _winner(plan, plan.best)
-    return (
-        f'<article class="card answer"><h3 class="asked">{escape(plan.name)}</h3><ul class="facts">{asked}</ul>'
-        f'{body}<p class="muted spent">{escape(spent_text(plan.effort))}</p></article>'
+    Raises:
+        InputError: There is no plan, or two share a name.
+        MissingExtraError: jinja2 is not installed.
+        OutputError: The file cannot be written.
+    """
+    check_study(study)
+    plans = study.plans
+    first, *others = (plan.metadata for plan in plans)
+    shared = {key: text for key, text in first.items() if all(metadata.get(key) == text for metadata in others)}
+    objectives = dict.fromkeys(plan.objective.label for plan in plans)
+    questions = [f"{len(plans)} questions"] if len(plans) > 1 else []
+    candidates = sum(plan.effort.candidates for plan in plans)
+    write_page(
+        path,
+        "search",
+        data={"plans": [_plan_columns(plan) for plan in plans]},
+        heading=study.name or plans[0].name,
+        metadata=[*map(str, shared.values()), *objectives, *questions, f"{candidates:,} candidates"],
+        answers=[_answer(plan, shared) for plan in plans],
+        listings=[_listing(plan) for plan in plans],
+        names=[plan.name for plan in plans],
+        swaps=_swap_rows(study) if len(plans) > 1 and study.swaps else [],
+        has_axes=any(len(plan.axes) > 1 for plan in plans),
+        has_shifts=any(plan.shifts for plan in plans),
+        level=f"{100 * plans[0].level:g} %",
     )
 
 
-def _winner(plan: Plan, best: Choice) -> str:
-    value, half = shown(best.objective)
-    half = f' <span class="half">± {half}</span>' if half else ""
-    why = "".join(f"<p>{escape(description)}</p>" for description in plan.cause)
-    return (
-        f'<div class="split"><div><p class="winner">{escape(best.name)}</p>'
-        f'<p class="objective"><b>{value}</b>{half} <span class="unit">{escape(plan.objective.unit)}</span></p>'
-        f'<p class="muted">{escape(description(plan.objective.label))}</p>{_key_facts(best)}{_tied(plan)}</div>'
-        f'<div class="ranking">{_bars(plan)}</div></div>'
-        f'<div class="why"><h4>Why</h4>{why}{_binding(best)}</div>'
-    )
-
-
-def _key_facts(best: Choice) -> str:
-    month = f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}"
-    metadata = {
+def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
+    """Return the card of a plan: its question, and the best configuration or the nearest misses."""
+    own = [str(text) for key, text in plan.metadata.items() if key not in shared]
+    card: dict[str, Any] = {
+        "name": plan.name,
+        "question": [*own, *map(limit_text, plan.limits)],
+        "effort": effort_text(plan.effort),
+        "best": plan.best,
+    }
+    best = plan.best
+    if best is None:
+        regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
+        return card | {
+            "no_answer": NO_ANSWER,
+            "misses": [(miss.choice.name, miss_text(miss)) for miss in nearest_misses(plan)],
+            "reasons": [(f"{region.count:,}", region.name, region.example) for region in regions],
+        }
+    value, half = value_texts(best.objective)
+    key_values = {
         "GPUs": f"{best.gpus:,}",
-        "An hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
-        f"A month of {MONTH_H} h": month,
+        "Per hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
+        f"Per month of {MONTH_H} h": f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}",
     }
     if math.isfinite(best.capacity_rps.value):
-        metadata["Sustains"] = f"{estimate_text(best.capacity_rps)} requests/s"
+        key_values["Capacity"] = f"{estimate_text(best.capacity_rps)} requests/s"
     if best.binds:
-        metadata["Bound by"] = metric_name(best.binds)
-    items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in metadata.items())
-    return f'<dl class="common">{items}</dl>'
+        key_values["Bound by"] = metric_name(best.binds)
+    tied = [choice.name for choice in plan.choices[1 : plan.tied]]
+    more = f" and {len(tied) - NAMED:,} more" if len(tied) > NAMED else ""
+    tied_text = f"Tied with it, within the intervals: {', '.join(tied[:NAMED])}{more}." if tied else ""
+    return card | {
+        "value": value,
+        "half": half,
+        "unit": plan.objective.unit,
+        "objective": capitalized(plan.objective.label),
+        "hint": "higher is better" if plan.objective.higher_is_better else "lower is better",
+        "key_values": key_values,
+        "tied": tied_text or ("No other configuration is tied with it." if len(plan.choices) > 1 else ""),
+        "reasons": [*plan.cause, *([best.cause] if best.cause else [])],
+        "bars": _bars(plan),
+    }
 
 
-def _tied(plan: Plan) -> str:
-    others = tied_with_best(plan)
-    if not others:
-        return '<p class="muted">No other configuration is tied with it.</p>' if len(plan.choices) > 1 else ""
-    names = ", ".join(choice.name for choice in others[:NAMED])
-    more = f" and {len(others) - NAMED:,} more" if len(others) > NAMED else ""
-    return f'<p class="tied">Tied with it, within the intervals: {escape(names)}{more}.</p>'
-
-
-def _binding(best: Choice) -> str:
-    return f"<p>{escape(best.cause)}</p>" if best.cause else ""
-
-
-def _bars(plan: Plan) -> str:
-    """The first of the ranking as bars with their intervals."""
+def _bars(plan: Plan) -> list[dict[str, Any]]:
+    """Return the first configurations of the ranking as bars with their intervals."""
     first = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
-    top = max((_high(c) for _, c in first), default=1.0)
-    hint = "higher is better" if plan.objective.higher_is_better else "lower is better"
-    lines = "".join(_bar(rank_text(plan, i), c, top, leads=i < max(plan.tied, 1)) for i, c in first)
-    return f'<p class="hint">{escape(description(plan.objective.label))}, {hint}</p><ul>{lines}</ul>'
+    ends = (c.objective.high if c.objective.has_interval else c.objective.value for _, c in first)
+    largest = max(ends, default=1.0)
 
+    def share(value: float) -> float:
+        return 100 * max(0.0, value) / largest if largest > 0 else 0.0
 
-def _high(choice: Choice) -> float:
-    return choice.objective.high if choice.objective.has_interval else choice.objective.value
-
-
-def _bar(rank: str, choice: Choice, top: float, *, leads: bool) -> str:
-    whisker = ""
-    if choice.objective.half_width > 0 and top > 0:
-        left, right = (100 * max(0.0, end) / top for end in (choice.objective.low, choice.objective.high))
-        whisker = f'<i class="whisker" style="left:{left:.2f}%;width:{right - left:.2f}%"></i>'
-    width = 100 * max(0.0, choice.objective.value) / top if top > 0 else 0.0
-    colour = "var(--good)" if leads else "var(--faint)"
-    return (
-        f'<li class="bar{" leads" if leads else ""}" style="--c:{colour}">'
-        f'<span class="name"><span class="rank">{rank}</span>{escape(choice.name)}</span>'
-        f'<span class="value">{rounded(choice.objective.value, choice.objective.half_width)[0]}</span>'
-        f'<span class="track"><i class="fill" style="width:{width:.2f}%"></i>{whisker}</span></li>'
-    )
-
-
-def _empty(plan: Plan) -> str:
-    misses = []
-    for miss in nearest_misses(plan):
-        seen = quantity(miss.limit.metric)
-        off = f"{miss.times:.3g} {TIMES} off" if math.isfinite(miss.times) else "far off"
-        reached = amount(seen, miss.point.value(miss.limit.metric))
-        misses.append(
-            f"<li><b>{escape(miss.choice.name)}</b>: {escape(seen.label)} {reached} at "
-            f"{miss.point.rate_rps:.3g} requests/s, {off} ({escape(limit_text(miss.limit))})</li>"
+    bars = []
+    for i, choice in first:
+        o, leads = choice.objective, i < max(plan.tied, 1)
+        bars.append(
+            {
+                "rank": rank_text(plan, i),
+                "name": choice.name,
+                "value": value_texts(o)[0],
+                "width": share(o.value),
+                "colour": "var(--good)" if leads else "var(--faint)",
+                "spans": [("whisker", share(o.low), share(o.high) - share(o.low))] if o.half_width > 0 else [],
+                "leads": leads,
+            }
         )
-    regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
-    reasons = [f"<li><b>{r.count:,}</b> {escape(r.name)}: {escape(r.example)}</li>" for r in regions]
-    return '<p class="winner none">Nothing that was tried holds the limits.</p>' + "".join(
-        f'<h4>{title}</h4><ul class="misses">{"".join(items)}</ul>'
-        for title, items in (("Nearest misses", misses), ("What stood in the way", reasons))
-        if items
-    )
+    return bars
 
 
-def swaps(study: Study) -> str:
-    """The matrix of misplacement; nothing where there is one question."""
-    if len(study.plans) < 2 or not study.swaps:
-        return ""
-    names = [plan.name for plan in study.plans]
-    ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in study.swaps}
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    lines = "".join(
-        f'<tr><th scope="row">{escape(of)}</th>{"".join(_ratio(ratios, of, used) for used in names)}</tr>'
-        for of in names
-    )
-    table = f"<thead><tr><td>best of … used for</td>{heads}</tr></thead><tbody>{lines}</tbody>"
-    return section("What the wrong question costs", scrolling("Misplacement", table, "swaps"), SWAPS_NOTE)
+def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
+    """Return (name, [(text, class, heat in percent)]) for each question."""
+
+    def cell(ratio: float | None) -> tuple[str, str, float]:
+        if ratio is None:
+            return UNKNOWN, "", 0.0
+        if math.isnan(ratio):
+            return "breaks a limit", "worse", 0.0
+        return f"{ratio:.2f} {TIMES}", "", min(60.0, max(0.0, 60 * math.log2(ratio))) if ratio > 0 else 0.0
+
+    return [(p.name, list(map(cell, row))) for p, row in zip(study.plans, swap_ratios(study), strict=True)]
 
 
-def _ratio(ratios: dict[tuple[str, str], float], of: str, used: str) -> str:
-    ratio = ratios.get((of, used), 1.0 if of == used else None)
-    if ratio is None:
-        return f"<td>{UNKNOWN}</td>"
-    if math.isnan(ratio):
-        return '<td class="worse">does not hold</td>'
-    heat = min(60.0, max(0.0, 60 * math.log2(ratio))) if ratio > 0 else 0.0
-    return f'<td style="--heat:{heat:.0f}%">{ratio:.2f} {TIMES}</td>'
-
-
-LISTED = 1000
-"""So many rejected or pruned configurations are listed; regions tell of all."""
-
-
-def listing(plan: Plan) -> str:
-    """All configurations that ran, in a table that sorts and filters, and the others folded away."""
-    ran = [(i, c) for i, c in enumerate(plan.choices) if c.status in (Status.RANKED, Status.SCOUTED)]
-    parts = [_ran(plan, ran)] if ran else ["<p>No configuration was ranked.</p>"]
-    parts += [_regions(plan)] if plan.regions else []
-    parts += [_excluded_listing(plan)] if len(ran) < len(plan.choices) else []
-    return "".join(parts)
-
-
-def _ran(plan: Plan, ran: list[tuple[int, Choice]]) -> str:
-    capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
+def _listing(plan: Plan) -> dict[str, Any]:
+    """Return the tables of a plan: simulated configurations, reasons of exclusion, and excluded configurations."""
+    ran = simulated(plan)
+    has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
     scales = [scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
-    units = [f"{quantity(li.metric).label} {s[1]}" for li, s in zip(plan.limits, scales, strict=True)]
+    limit_heads = [f"{quantity(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective_head(plan.objective)]
-    heads += [*(["req/s"] if capacity else []), *units, "binds", "runs"]
-    factors = [s[0] for s in scales]
-    lines = "".join(_line(plan, i, c, factors, capacity=capacity) for i, c in ran)
-    cells = "".join(_head(head, pressed=i == 1) for i, head in enumerate(heads))
-    table = f"<thead><tr>{cells}</tr></thead><tbody>{lines}</tbody>"
-    return (
-        '<p class="tools"><label>Show only <input type="search" class="filter" placeholder="text in a row">'
-        f'</label> <output class="count muted">{len(ran):,} configurations</output></p>'
-        f"{scrolling('All configurations', table, 'table')}"
-    )
-
-
-def _head(head: str, *, pressed: bool) -> str:
-    order = "ascending" if pressed else "none"
-    return f'<th scope="col" aria-sort="{order}"><button type="button">{escape(head)}</button></th>'
-
-
-def _line(plan: Plan, index: int, choice: Choice, factors: list[float], *, capacity: bool) -> str:
-    numbers = [
-        _cell(index, rank_text(plan, index)),
-        _cell(choice.gpus, f"{choice.gpus:,}"),
-        _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
-        _cell(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
-        _number(choice.objective),
-        *([_number(choice.capacity_rps)] if capacity else []),
-        *(_limit(choice, li, f) for li, f in zip(plan.limits, factors, strict=True)),
-    ]
-    scouted = ' class="scouted"' if choice.status is Status.SCOUTED else ""
-    binds = escape(metric_name(choice.binds)) or UNKNOWN
-    return (
-        f'<tr{scouted}><th scope="row">{escape(choice.name)}</th>{"".join(numbers)}'
-        f"<td>{binds}</td>{_cell(choice.simulations, f'{choice.simulations:,}')}</tr>"
-    )
-
-
-def _cell(value: float, text: str, kind: str = "") -> str:
-    sorts = f' data-v="{value:.10g}"' if math.isfinite(value) else ' data-v=""'
-    return f"<td{kind}{sorts}>{text}</td>"
-
-
-def _number(estimate: Estimate, kind: str = "") -> str:
-    value, half = shown(estimate)
-    half = f' <span class="half">± {half}</span>' if half else ""
-    return _cell(estimate.value, f"{value}{half}", kind)
-
-
-def _limit(choice: Choice, limit: Limit, factor: float) -> str:
-    e = choice.at.values.get(limit.metric) if choice.at else None
-    shown = Estimate(math.nan) if e is None else Estimate(e.value * factor, e.half_width * factor)
-    return _number(shown, ' class="binds"' if choice.binds == limit.metric else "")
-
-
-def _regions(plan: Plan) -> str:
-    lines = "".join(_region(region, plan) for region in sorted(plan.regions, key=lambda r: -r.count))
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("cause", "how many", "what they share", "one of them"))
-    table = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
-    return f'<h3 class="later">What was left out</h3>{scrolling("Left out", table, "prose")}'
-
-
-def _region(region: Region, plan: Plan) -> str:
+    rows: list[tuple[bool, Row]] = []
+    for index, choice in ran:
+        estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
+        for limit, (factor, _) in zip(plan.limits, scales, strict=True):
+            e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
+            css = "binds" if choice.binds == limit.metric else ""
+            estimates.append((Estimate(e.value * factor, e.half_width * factor), css))
+        cells: Row = [
+            choice.name,
+            _sortable(index, rank_text(plan, index)),
+            _sortable(choice.gpus, f"{choice.gpus:,}"),
+            _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
+            _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
+            *(_sortable(estimate.value, *value_texts(estimate), css=css) for estimate, css in estimates),
+            metric_name(choice.binds) or UNKNOWN,
+            _sortable(choice.simulations, f"{choice.simulations:,}"),
+        ]
+        rows.append((choice.status is Status.SCOUTED, cells))
     labels = axis_labels(plan.axes)
-    shared = "; ".join(
-        f"{labels.get(key, key)}: {', '.join(setting_text(v) for v in values)}"
-        for key, values in region.settings.items()
-    )
-    return (
-        f'<tr><th scope="row">{escape(region.name)}</th><td>{region.count:,}</td>'
-        f"<td>{escape(shared) or UNKNOWN}</td><td>{escape(region.example)}</td></tr>"
-    )
+    regions = []
+    for region in sorted(plan.regions, key=lambda r: -r.count):
+        shared = "; ".join(
+            f"{labels.get(key, key)}: {', '.join(map(setting_text, values))}" for key, values in region.settings.items()
+        )
+        regions.append([region.name, f"{region.count:,}", shared or UNKNOWN, region.example])
+    excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
+    reasons = []
+    for choice in excluded[:LISTED]:
+        bound = (
+            f" (bound: {objective_text(plan.objective, Estimate(choice.bound))})" if math.isfinite(choice.bound) else ""
+        )
+        reasons.append([choice.name, choice.status.value, f"{choice.reason or choice.region}{bound}"])
+    return {
+        "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
+        "rows": rows,
+        "regions": regions,
+        "excluded": reasons,
+        "num_excluded": len(excluded),
+    }
 
 
-def _excluded_listing(plan: Plan) -> str:
-    others = standing(plan, Status.REJECTED, Status.PRUNED)
-    lines = "".join(_reason(plan, choice) for choice in others[:LISTED])
-    more = f"<p>{len(others) - LISTED:,} more are not listed.</p>" if len(others) > LISTED else ""
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("configuration", "status", "reason"))
-    table = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
-    return (
-        f"<details><summary>{len(others):,} rejected or pruned configurations</summary>"
-        f"{scrolling('Rejected and pruned', table, 'prose')}{more}</details>"
-    )
+def _sortable(value: float, text: str, interval: str = "", css: str = "") -> TableCell:
+    return TableCell(text, interval, css=css, sort=f"{value:.10g}" if math.isfinite(value) else "")
 
 
-def _reason(plan: Plan, choice: Choice) -> str:
-    known = math.isfinite(choice.bound)
-    bound = f" (bound: {objective_text(plan.objective, Estimate(choice.bound))})" if known else ""
-    return (
-        f'<tr><th scope="row">{escape(choice.name)}</th><td>{choice.status.value}</td>'
-        f"<td>{escape(choice.reason or choice.region)}{escape(bound)}</td></tr>"
-    )
-
-
-SCATTER_NOTE = (
-    "One mark for each load that was simulated; the large ones are operating points. The line is the "
-    "frontier: nothing that keeps the other limits is both cheaper and faster. Drag a limit, or change it "
-    "beside the figure."
-)
-MEASURED_NOTE = (
-    "Nothing is interpolated: under other limits the best is the best among the simulated loads, and a search "
-    "with those limits may find a better one. Few loads lie above what the limits allow, so loosened limits "
-    "show little here."
-)
-COMPARE_NOTE = "At their operating points. Coloured where the intervals do not overlap: the second one better or worse."
-HEAT_NOTE = "The best objective over all other axes. A cell tells which configuration it is, or why there is none."
-SHIFTS_NOTE = (
-    "The best objective, and who has it, if one limit were another and the others stayed: roughly, from "
-    "fewer simulations than the answer's."
-)
-LISTING_NOTE = "Click a heading to sort. Bold: the limit that binds. Pale: scouted, known roughly."
-
-SCATTER = """<div class="tools"><div class="tabs" id="metrics" role="group" aria-label="Latency metric"></div>
-<label>Colour <select id="colour"></select></label>
-<label id="one-label" hidden>of <select id="one"></select></label></div>
-<div class="explorer"><figure><div class="plot tall" id="scatter"></div></figure>
-<aside class="card panel"><h3>Limits</h3><div id="limits"></div>
-<button type="button" id="reset">Back to what was asked</button>
-<h3 class="later">Best now</h3><div id="now" aria-live="polite"></div></aside></div>
-<ul class="legend" id="colours"></ul>
-<p class="muted after">{measured}</p>"""
-
-COMPARE = """<div class="tools"><label><i class="swatch" style="--c:var(--series-0)"></i>
-<select id="first" aria-label="First configuration"></select></label>
-<label><i class="swatch" style="--c:var(--series-1)"></i>
-<select id="second" aria-label="Second configuration"></select></label></div>
-<div class="halves"><div class="scroll" tabindex="0" role="region" aria-label="Comparison">
-<table id="compared"></table></div>
-<div><div class="tools"><label>Load curve of <select id="curve"></select></label></div>
-<figure><div class="plot" id="curves"></div></figure>
-<p class="muted">Lines join simulated loads; the large marks are operating points.</p></div></div>"""
-
-HEAT = """<div class="tools"><label>Across <select id="across"></select></label>
-<label>Down <select id="down"></select></label></div>
-<div class="scroll" tabindex="0" role="region" aria-label="Heat map"><table id="heat"></table></div>
-<p class="muted" id="cell" aria-live="polite"></p>"""
-
-SHIFTS = '<div class="grid" id="shifts"></div><ul class="legend" id="winners"></ul>'
-
-NOTES = """<dl class="notes">
-<dt>TTFT</dt><dd>arrival until first token</dd>
-<dt>TPOT</dt><dd>time from first to last token over output tokens less one, a request each</dd>
-<dt>TBT</dt><dd>time between two tokens (also ITL), tokens of all requests pooled</dd>
-<dt>JCT</dt><dd>arrival until last token (also end-to-end latency)</dd>
-<dt>Cost</dt><dd>the price of all GPUs for an hour over the requests that arrive in it; a month has 730 hours</dd>
-<dt>req/s</dt><dd>the largest rate of requests at which all limits hold</dd>
-<dt>Interval</dt><dd>± is the half-width of a {level} interval over seeds of the simulation; it says how well the
-simulator's own answer is known, not how well the simulator knows the hardware</dd>
-<dt>Tied</dt><dd>its interval overlaps that of the best: more seeds, not this ranking, would tell them apart</dd>
-<dt>Scouted</dt><dd>simulated shortly and clearly worse than the best, so its objective is known only roughly</dd>
-<dt>Pruned</dt><dd>a bound by closed forms says that it cannot be among the best; not simulated</dd>
-<dt>Rejected</dt><dd>cannot run, or breaks a limit at any rate</dd>
-<dt>MFU, MBU</dt><dd>FLOPs that the model needs, and bytes that steps must read, over the hardware's peak,
-idle time included</dd>
-</dl>"""
-
-
-def page(study: Study, *, styles: str, scripts: Sequence[str], data: str) -> str:
-    """The whole document; ``data`` is what its figures draw, as JSON."""
-    plans, heading = study.plans, study.name or study.plans[0].name
-    level = f"{100 * plans[0].level:g} %"
-    axes = any(len(plan.axes) > 1 for plan in plans)
-    shifts = any(plan.shifts for plan in plans)
-    body = [
-        header(heading, _metadata(study)),
-        answers(study),
-        swaps(study),
-        _which(plans),
-        section("Cost against latency", _interactive(SCATTER.format(measured=MEASURED_NOTE)), SCATTER_NOTE),
-        section("Two side by side", _interactive(COMPARE), COMPARE_NOTE),
-        section("Two axes at a time", _interactive(HEAT), HEAT_NOTE) if axes else "",
-        section("If a limit were another", _interactive(SHIFTS), SHIFTS_NOTE) if shifts else "",
-        section("All configurations", _by_plan(plans), LISTING_NOTE),
-        section("How to read it", NOTES.format(level=level)),
-    ]
-    return document(heading, "".join(body), styles=styles, scripts=scripts, data=data)
-
-
-def _metadata(study: Study) -> list[str]:
-    """Facts that all plans share, what was optimised, how many questions and candidates there are."""
-    shared = [str(text) for text in shared_facts(study).values()]
-    objectives = list(dict.fromkeys(plan.objective.label for plan in study.plans))
-    candidates = sum(plan.effort.candidates for plan in study.plans)
-    questions = [f"{len(study.plans)} questions"] if len(study.plans) > 1 else []
-    return [*shared, *objectives, *questions, f"{candidates:,} candidates"]
-
-
-def _which(plans: Sequence[Plan]) -> str:
-    """The choice of the plan that all sections below show; hidden where there is no choice."""
-    options = "".join(f'<option value="{i}">{escape(plan.name)}</option>' for i, plan in enumerate(plans))
-    hidden = "" if len(plans) > 1 else " hidden"
-    return f'<p class="which interactive"{hidden}><label>Question <select id="plan">{options}</select></label></p>\n'
-
-
-def _interactive(html: str) -> str:
-    return f'<div class="interactive">{html}</div>'
-
-
-def _by_plan(plans: Sequence[Plan]) -> str:
-    """Every plan's list; the script shows one at a time."""
-    return "".join(f'<div data-plan="{i}">{_named(plan, plans)}{listing(plan)}</div>' for i, plan in enumerate(plans))
-
-
-def _named(plan: Plan, plans: Sequence[Plan]) -> str:
-    return f'<h3 class="later">{escape(plan.name)}</h3>' if len(plans) > 1 else ""
-
-
-KNOWN = (Status.RANKED, Status.SCOUTED)
-
-BEYOND = 1e300
-"""Stands for infinity, which JSON does not know."""
-
-LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
-"""What an objective follows from at any load; others are known only where they were measured."""
-
-
-def study_data(study: Study) -> dict[str, Any]:
-    """Everything that the figures draw, five digits a number."""
-    return {"plans": [_plan_columns(plan) for plan in study.plans]}
-
-
-def figure_metrics(plan: Plan) -> list[Quantity]:
-    """All metrics that a point of the plan was measured by."""
-    names = {name for c in plan.choices for p in load_curve(c) for name in p.values}
-    return [quantity(name) for name in in_order(names)]
+def finite_number(value: float, digits: int = 5) -> float | None:
+    """Return so many significant digits of ``value``, ``INFINITE`` for infinity, None where it is unknown."""
+    return math.copysign(INFINITE, value) if math.isinf(value) else json_number(value, digits)
 
 
 def load_curve(choice: Choice) -> tuple[Point, ...]:
-    """All points of a choice by rate; a lone operating point is one, too."""
+    """Return the points of a choice by rate, its operating point among them."""
     if choice.at is None or choice.at in choice.points:
         return choice.points
     return tuple(sorted((*choice.points, choice.at), key=lambda point: point.rate_rps))
 
 
 def usd_per_thousand(choice: Choice, point: Point) -> float:
-    """What a thousand requests cost at a point's rate; for all at once, at the rate they were served."""
-    rate = point.rate_rps if 0 < point.rate_rps < math.inf else point.value("requests_per_s")
-    return choice.price_per_hour_usd / (3600 * rate) * 1000 if rate > 0 else math.nan
+    """Return the cost of 1,000 requests at a point's rate; at the served rate where all requests arrive at once."""
+    rate_rps = point.rate_rps if 0 < point.rate_rps < math.inf else point.value("requests_per_s")
+    return choice.price_per_hour_usd / (3600 * rate_rps) * 1000 if rate_rps > 0 else math.nan
 
 
 def _plan_columns(plan: Plan) -> dict[str, Any]:
-    metrics, shown = figure_metrics(plan), _shown(plan)
+    """Return everything that the figures of a plan draw."""
+    shown, without_numbers = [], []
+    for i, choice in enumerate(plan.choices):
+        if choice.at or choice.points or choice.status in (Status.RANKED, Status.SCOUTED):
+            shown.append(i)
+        else:
+            without_numbers.append(choice)
+    metrics = [quantity(name) for name in in_order(n for c in plan.choices for p in load_curve(c) for n in p.values)]
     labels = axis_labels(plan.axes)
-    values = {key: _axis_values(plan, key) for key in plan.axes}
-    reasons, left = _excluded_choices(plan, values)
+    values = {
+        key: list(
+            dict.fromkeys(map(setting_text, [*tried, *(c.settings[key] for c in plan.choices if key in c.settings)]))
+        )
+        for key, tried in plan.axes.items()
+    }
+    # Frontiers and shifts name a choice by its key or, as tables do, by its name.
+    places = {plan.choices[i].name: k for k, i in enumerate(shown)} | {
+        plan.choices[i].key: k for k, i in enumerate(shown)
+    }
+    shifts: dict[str, list[Any]] = {shift.metric: [] for shift in plan.shifts}
+    for s in plan.shifts:
+        shifts[s.metric].append([finite_number(s.bound), finite_number(s.objective), places.get(s.choice, -1)])
+    reasons, excluded = _excluded_counts(without_numbers, values)
     return {
         "name": plan.name,
-        "objective": _objective(plan.objective),
+        "objective": {
+            "label": capitalized(plan.objective.label),
+            "unit": plan.objective.unit,
+            "higher": plan.objective.higher_is_better,
+        },
         "live": LIVE.get(plan.objective.name, "own"),
         "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
         "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
         "metrics": [_metric(plan, metric) for metric in metrics],
         "choices": [_choice(plan, i, metrics, values) for i in shown],
         "reasons": reasons,
-        "left": left,
-        **_lines(plan, [plan.choices[i] for i in shown]),
+        "excluded": excluded,
+        "frontiers": {
+            name: [
+                [
+                    finite_number(t.latency_s),
+                    finite_number(t.cost_usd),
+                    places.get(t.choice, -1),
+                    finite_number(t.rate_rps),
+                ]
+                for t in trades
+            ]
+            for name, trades in plan.frontiers.items()
+        },
+        "shifts": shifts,
         "best": 0 if plan.best else -1,
     }
 
 
-def _shown(plan: Plan) -> list[int]:
-    """Places of the choices that there is a number of; the others may be very many."""
-    return [i for i, c in enumerate(plan.choices) if c.at or c.points or c.status in KNOWN]
+def _excluded_counts(
+    choices: Sequence[Choice], values: dict[str, list[str]]
+) -> tuple[list[tuple[str, str]], dict[str, list[list[int]]]]:
+    """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them.
 
-
-def _excluded_choices(plan: Plan, values: dict[str, list[str]]) -> tuple[list[list[str]], list[list[int]]]:
-    """Reasons, and for every other choice the place of its reason and its settings."""
-    shown, reasons = set(_shown(plan)), dict[tuple[str, str], int]()
-    left = []
-    for choice in (c for i, c in enumerate(plan.choices) if i not in shown):
-        reason = (choice.region or choice.reason, choice.reason)
-        left.append([reasons.setdefault(reason, len(reasons)), *_settings(choice, values)])
-    return [list(reason) for reason in reasons], left
+    Returns:
+        (region, example) of each reason; and by "i,j" for axes i < j, rows of (value of i, value of j, reason, count).
+    """
+    reasons: dict[tuple[str, str], int] = {}
+    pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
+    counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}
+    for choice in choices:
+        settings, region = _settings(choice, values), choice.region or choice.reason
+        for a, b in pairs:
+            cell = counts[f"{a},{b}"]
+            key = settings[a], settings[b], region
+            if key not in cell:  # the first choice's reason is the example
+                cell[key] = [reasons.setdefault((region, choice.reason), len(reasons)), 0]
+            cell[key][1] += 1
+    return list(reasons), {pair: [[a, b, *count] for (a, b, _), count in cell.items()] for pair, cell in counts.items()}
 
 
 def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
-    """For each axis the place of the choice's value; -1 where it has none."""
+    """Return, for each axis, the index of the choice's value; -1 where it has none."""
     return [
         texts.index(setting_text(choice.settings[key])) if key in choice.settings else -1
         for key, texts in values.items()
     ]
 
 
-def _lines(plan: Plan, shown: Sequence[Choice]) -> dict[str, Any]:
-    """Frontiers and shifts; they name a choice by its key or, as tables do, by its name."""
-    places = {c.name: i for i, c in enumerate(shown)} | {c.key: i for i, c in enumerate(shown)}
-    frontiers = {
-        name: [[short(t.latency_s), short(t.cost_usd), places.get(t.choice, -1), short(t.rate_rps)] for t in ts]
-        for name, ts in plan.frontiers.items()
-    }
-    shifts: dict[str, list[Any]] = {shift.metric: [] for shift in plan.shifts}
-    for s in plan.shifts:
-        shifts[s.metric].append([short(s.bound), short(s.objective), places.get(s.choice, -1)])
-    return {"frontiers": frontiers, "shifts": shifts}
-
-
-def _objective(objective: Objective) -> dict[str, Any]:
-    return {"label": description(objective.label), "unit": objective.unit, "higher": objective.higher_is_better}
-
-
-def _axis_values(plan: Plan, key: str) -> list[str]:
-    """The axis' values as texts, and those that only choices have."""
-    told = [*plan.axes[key], *(c.settings[key] for c in plan.choices if key in c.settings)]
-    return list(dict.fromkeys(setting_text(value) for value in told))
-
-
 def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
-    values = [p.value(metric.name) for c in plan.choices for p in load_curve(c)]
-    factor, unit = scale(metric, _middle(values))
+    """Return a metric with a unit that suits most values: that of the upper quartile, not of the largest queue."""
+    values = (p.value(metric.name) for c in plan.choices for p in load_curve(c))
+    known = sorted(v for v in values if math.isfinite(v))
+    factor, unit = scale(metric, known[len(known) * 3 // 4 :][:1])
     return {"name": metric.name, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 
-def _middle(values: Sequence[float]) -> list[float]:
-    """The upper quartile: a unit that suits most values, not the queue of the most overloaded one."""
-    known = sorted(v for v in values if math.isfinite(v))
-    return [known[len(known) * 3 // 4]] if known else []
-
-
-def _choice(plan: Plan, index: int, metrics: Sequence[Quantity], values: dict[str, list[str]]) -> dict[str, Any]:
+def _choice(plan: Plan, index: int, metrics: Iterable[Quantity], values: dict[str, list[str]]) -> dict[str, Any]:
     c = plan.choices[index]
-    made: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "name": c.name,
         "gpus": c.gpus,
-        "price": short(c.price_per_hour_usd),
+        "price": finite_number(c.price_per_hour_usd),
         "status": c.status.value,
         "rank": rank_text(plan, index),
         "settings": _settings(c, values),
-        "objective": [short(c.objective.value, 9), short(c.objective.half_width, 9)],
+        "objective": [finite_number(c.objective.value, 9), finite_number(c.objective.half_width, 9)],
     }
     curve = load_curve(c)
-    if not curve:
-        return made
-    at = curve.index(c.at) if c.at else -1
-    halves = [short(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None for m in metrics]
-    return made | {
-        "binds": metric_name(c.binds),
-        "cause": c.cause,
-        "at": at,
-        "halves": halves,
-        "points": [_point(c, p, metrics) for p in curve],
-    }
-
-
-def _point(choice: Choice, point: Point, metrics: Iterable[Quantity]) -> list[float | int | None]:
-    """Rate, cost, whether it held, and every metric."""
-    values = (short(point.value(metric.name)) for metric in metrics)
-    return [short(point.rate_rps), short(usd_per_thousand(choice, point)), int(point.satisfied), *values]
-
-
-def short(value: float, digits: int = 5) -> float | None:
-    """So many digits of a number; null where it is not known."""
-    if math.isnan(value):
-        return None
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else math.copysign(BEYOND, value)
-
-
-SCRIPTS = ("study.js", "scatter.js", "compare.js", "heat.js", "shifts.js", "listing.js")
-
-
-def write_search_html(path: Path | str, study: Study) -> None:
-    """A self-contained page: the answer and why, cost against latency, and every configuration.
-
-    Limits can be moved on it: the best configuration is then found again among the loads that were
-    simulated. Nothing is fetched when it is opened (a content security policy sees to that), and the
-    same study gives the same bytes.
-
-    Raises:
-        InputError: There is no plan, or two share a name.
-        MissingExtraError: plotly is not installed.
-        OutputError: The file cannot be written.
-    """
-    check_study(study)
-    plotly = plotly_js()
-    data = json.dumps(study_data(study), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    ours = [asset(f"search/{name}") for name in SCRIPTS]
-    text = page(
-        study,
-        styles=asset("page.css") + asset("search/search.css"),
-        scripts=[plotly, asset("look.js"), *ours],
-        data=data,
-    )
-    write_whole(path, text.encode())
-
-
-VERSION = 1
+    if curve:
+        columns |= {
+            "binds": metric_name(c.binds),
+            "at": curve.index(c.at) if c.at else -1,
+            "halves": [
+                finite_number(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None
+                for m in metrics
+            ],
+            "points": [
+                [
+                    finite_number(p.rate_rps),
+                    finite_number(usd_per_thousand(c, p)),
+                    int(p.satisfied),
+                    *(finite_number(p.value(m.name)) for m in metrics),
+                ]
+                for p in curve
+            ],
+        }
+    return columns
 
 
 def write_search_json(path: Path | str, study: Study) -> None:
-    """A JSON file with everything that a search found, under stable keys (see the module).
+    """Write everything that a search found to a JSON file.
 
     Raises:
         InputError: There is no plan, or two share a name.
         OutputError: The file cannot be written.
     """
     check_study(study)
-    made = {
-        "format": "lengthwise.study",
-        "version": VERSION,
-        "name": study.name,
-        "plans": [_plan_dict(plan) for plan in study.plans],
-        "swaps": plain([dataclasses.asdict(swap) for swap in study.swaps]),
-    }
-    text = json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False, default=str)
-    write_whole(path, (text + "\n").encode())
-
-
-def _plan_dict(plan: Plan) -> dict[str, Any]:
-    best = plan.best
-    fields: dict[str, Any] = plain(dataclasses.asdict(plan))
-    return {"name": plan.name, "best": best.key if best else None, **fields}
+    plans = [{"name": plan.name, "best": plan.best.key if plan.best else None, **plain(plan)} for plan in study.plans]
+    write_whole(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())

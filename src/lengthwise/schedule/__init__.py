@@ -1,4 +1,4 @@
-"""The best schedule under a latency bound: RRA, WAA, what they take and what they yield."""
+"""Schedules with the highest throughput under a latency bound (ExeGPT): RRA and WAA, their estimates and plans."""
 
 import lazy_loader
 

@@ -1,10 +1,10 @@
-"""The configurations of a system on a cluster, each played out once, and which of them are near the best."""
+"""Configurations of a baseline system on a cluster, each simulated once, and the throughput-latency curve of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,16 +14,19 @@ from lengthwise.schedule.simulation import Replica, Simulated
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, ScheduleRow
 
-LARGEST_BATCH = 4096
-"""Sequences on a replica that are tried at most."""
-_FLAT, _PATIENCE = 1.005, 2
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_BATCH = 4096
+"""Largest number of sequences per replica."""
+_MIN_RISE, _PATIENCE = 1.005, 2
 
 
 @dataclass(frozen=True)
-class Line:
-    """Configurations that differ in the batch alone: a cut of the cluster, a budget, micro-batches of prompts.
+class Sweep:
+    """Configurations that differ only in the batch: a division of the cluster, a token budget, prompt micro-batches.
 
-    ``prefill``: how those of the replicas are cut that only prefill; None: all of them do both.
+    ``prefill`` divides the replicas that only prefill; None: all replicas do both.
     """
 
     replica: Replica
@@ -34,153 +37,112 @@ class Line:
 
 @dataclass(frozen=True)
 class Configuration:
-    """A line, a batch, and how many of the replicas only prefill."""
+    """A sweep, a batch, and the number of replicas that only prefill."""
 
-    line: Line
+    sweep: Sweep
     batch: int
     prefills: int = 0
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a configuration yields on all replicas; ``played`` None: memory does not hold it."""
+class Outcome:
+    """Results of a configuration on all replicas; ``simulated`` None: it does not fit in memory."""
 
     simulated: Simulated | None
     memory_share: float = math.nan
 
-    @property
-    def columns(self) -> dict[str, float]:
-        """The columns of a curve that are not the configuration's."""
-        played = self.simulated or _EMPTY
-        return {
-            "throughput_rps": played.throughput_rps,
-            "throughput_low_rps": played.low_rps,
-            "throughput_high_rps": played.high_rps,
-            "latency_s": played.latency_s,
-            "latency_high_s": played.latency_high_s,
-            "fits": self.simulated is not None,
-            "first_s": played.first_s,
-            "token_s": played.token_s,
-            "residents": played.residents,
-            "memory_share": self.memory_share,
-        }
+
+class SystemSimulator(Protocol):
+    """Simulates one kind of system."""
+
+    first_sweeps: int
+    """Number of sweeps of a division that are tried first."""
+
+    def sweeps(self) -> Sequence[Sequence[Sweep]]:
+        """Return by division of the cluster its sweeps, those to try first in front."""
+
+    def max_batch(self, sweep: Sweep) -> int:
+        """Return the largest batch worth trying; 0: none fits in memory."""
+
+    def configurations(self, sweep: Sweep, batch: int) -> Sequence[Configuration]:
+        """Return the configurations of a batch, at least one."""
+
+    def simulate(self, configuration: Configuration) -> Outcome:
+        """Return the results of a configuration."""
 
 
-_EMPTY = Simulated(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0.0, 0.0)
+class ConfigurationSearch:
+    """Simulates configurations of a system, each once, and calls ``report`` after each."""
 
+    def __init__(self, system: SystemSimulator, report: Callable[[], None] = lambda: None) -> None:
+        self.system, self._report = system, report
+        self._divisions = system.sweeps()
+        self.outcomes: dict[Configuration, Outcome] = {}
 
-def times(simulated: Simulated, replicas: int) -> Simulated:
-    """What so many replicas yield, each of which is the same."""
-    rates = {name: getattr(simulated, name) * replicas for name in ("throughput_rps", "low_rps", "high_rps")}
-    return replace(simulated, **rates)
+    def sweeps(self, *, first: bool) -> list[Sweep]:
+        """Return all sweeps, or only those of every division to try first."""
+        most = self.system.first_sweeps if first else None
+        return [sweep for division in self._divisions for sweep in division[:most]]
 
+    def siblings(self, of: Sweep) -> list[Sweep]:
+        """Return the other sweeps of the same division."""
+        return [sweep for division in self._divisions if of in division for sweep in division if sweep != of]
 
-class Player(Protocol):
-    """How one kind of system is played out."""
-
-    def cuts(self) -> Sequence[Sequence[Line]]:
-        """By cut of the cluster its lines, those that are looked at first in front."""
-
-    @property
-    def first(self) -> int:
-        """How many lines of a cut are looked at first."""
-
-    def most(self, line: Line) -> int:
-        """The largest batch worth a try; 0: memory holds none."""
-
-    def each(self, line: Line, batch: int) -> Sequence[Configuration]:
-        """The configurations of a batch, one or more."""
-
-    def play(self, at: Configuration) -> Row:
-        """What one yields."""
-
-
-class Configurations:
-    """What was tried of a system so far; ``report`` of each when it was played out."""
-
-    def __init__(self, player: Player, report: Callable[[], None] = lambda: None) -> None:
-        self._player, self._report = player, report
-        self._cuts = player.cuts()
-        self._rows: dict[Configuration, Row] = {}
-
-    @property
-    def rows(self) -> list[tuple[Configuration, Row]]:
-        """All that were tried."""
-        return list(self._rows.items())
-
-    def lines(self, *, every: bool) -> list[Line]:
-        """All lines, or those of every cut that are looked at first."""
-        return [line for cut in self._cuts for line in cut[: None if every else self._player.first]]
-
-    def siblings(self, of: Line) -> list[Line]:
-        """The other lines of the same cut."""
-        return [line for cut in self._cuts if of in cut for line in cut if line != of]
-
-    def most(self, line: Line) -> int:
-        """The largest batch worth a try; 0: memory holds none."""
-        return self._player.most(line)
-
-    def go(self, line: Line, batches: Sequence[int], *, complete: bool = False) -> None:
-        """Tries batches from small to large, as long as throughput rises; ``complete``: all of them."""
-        best_rps, waited = 0.0, 0
+    def run(self, sweep: Sweep, batches: Sequence[int], *, complete: bool = False) -> None:
+        """Try batches from small to large while throughput rises; ``complete``: all of them."""
+        best_rps, since_rise = 0.0, 0
         for batch in batches or [1]:
-            got_rps = max(self._attempted(at) for at in self._player.each(line, batch))
-            waited = 0 if got_rps > best_rps * _FLAT else waited + 1
-            best_rps = max(best_rps, got_rps)
-            if waited >= _PATIENCE and not complete:
+            rps = max(self._throughput_rps(one) for one in self.system.configurations(sweep, batch))
+            since_rise = 0 if rps > best_rps * _MIN_RISE else since_rise + 1
+            best_rps = max(best_rps, rps)
+            if since_rise >= _PATIENCE and not complete:
                 return
 
-    def near(self, share: float) -> list[Configuration]:
-        """Configurations that have at least 1 - ``share`` of the best throughput at their latency."""
-        some = [(at, row.simulated) for at, row in self._rows.items() if row.simulated]
-        some.sort(key=lambda one: one[1].latency_high_s)
+    def near_best(self, share: float) -> list[Configuration]:
+        """Return configurations with at least 1 - ``share`` of the best throughput at their latency."""
+        feasible = [(one, outcome.simulated) for one, outcome in self.outcomes.items() if outcome.simulated]
+        feasible.sort(key=lambda pair: pair[1].latency_high_s)
         found, best_rps = [], 0.0
-        for at, played in some:
-            best_rps = max(best_rps, played.throughput_rps)
-            if played.throughput_rps >= best_rps * (1 - share):
-                found.append(at)
+        for configuration, simulated in feasible:
+            best_rps = max(best_rps, simulated.throughput_rps)
+            if simulated.throughput_rps >= best_rps * (1 - share):
+                found.append(configuration)
         return found
 
-    def _attempted(self, at: Configuration) -> float:
-        if at not in self._rows:
-            self._rows[at] = self._player.play(at)
+    def _throughput_rps(self, configuration: Configuration) -> float:
+        if configuration not in self.outcomes:
+            self.outcomes[configuration] = self.system.simulate(configuration)
             self._report()
-        played = self._rows[at].simulated
-        return played.throughput_rps if played else 0.0
-
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+        simulated = self.outcomes[configuration].simulated
+        return simulated.throughput_rps if simulated else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A system's configurations, a row each. What does not fit has no throughput and infinite latency.
+    """Configurations of a system, one row each; those that do not fit have no throughput and infinite latency.
 
     Attributes:
-        system: Whose.
+        system: Name of the system.
         tp: Tensor-parallel degree.
         pp: Pipeline stages of a replica.
-        replicas: Of it.
-        batch: Sequences resident on a replica at most.
-        chunk: Tokens of a step at most; 0: no limit.
-        throughput_rps: Requests that complete a second, on all replicas.
+        replicas: Number of replicas.
+        batch: Maximum sequences per replica.
+        chunk: Maximum tokens per step; 0: no limit.
+        throughput_rps: Requests completed per second, on all replicas.
         throughput_low_rps: Lower end of its 95 % interval.
         throughput_high_rps: Upper end.
-        latency_s: From when a request is first put into a step to its last token, for an output of the level's
-            quantile, mean.
-        latency_high_s: Within which the same share of these outputs is done. Where nobody leaves a batch: for
-            outputs as long as the task's longest.
-        fits: Whether memory holds it.
+        latency_s: Mean latency, from a request's first step to its last token, of outputs of the level's quantile.
+        latency_high_s: Latency within which the level's share of these outputs is done; of batches that run to
+            completion: for outputs of the task's maximum length.
+        fits: Whether the configuration fits in memory.
         parts: Micro-batches of prompts.
-        first_s: To the first token, mean.
-        token_s: Between tokens, mean.
+        first_s: Time to the first token, mean.
+        token_s: Time between tokens, mean.
         residents: Sequences on a replica, mean.
-        memory_share: What the fullest GPU needs over what it has, mean.
-        prefill_tp: Of replicas that only prefill, where there are some; the columns above are then of those that only
-            decode.
-        prefill_pp: Likewise.
-        prefill_replicas: Likewise.
+        memory_share: Memory needs of the fullest GPU over its usable memory, mean.
+        prefill_tp: Degree of replicas that only prefill, or 0; the columns above then describe those that decode.
+        prefill_pp: Pipeline stages of a replica that only prefills.
+        prefill_replicas: Number of replicas that only prefill.
     """
 
     system: str
@@ -206,15 +168,13 @@ class Curve:
 
     @property
     def configurations(self) -> int:
-        """How many there are."""
+        """Return the number of configurations."""
         return len(self.batch)
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
-        """The configuration of the highest throughput that meets a bound; None: none does.
+        """Return the configuration of the highest throughput that meets a bound; None: none does.
 
-        Args:
-            bound_s: Latency; infinite: any.
-            worst_case: Whether it is held against ``latency_high_s``, else against ``latency_s``.
+        The bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``.
 
         Raises:
             InputError: The bound is not above 0.
@@ -223,24 +183,25 @@ class Curve:
         return None if at is None else self.row(at)
 
     def best_at(self, bound_s: float, *, worst_case: bool = True) -> int | None:
-        """Where the best configuration stands; None: none meets the bound."""
+        """Return the index of the best configuration; None: none meets the bound."""
         if not bound_s > 0:
             raise InputError(f"a latency bound must be above 0 seconds; it is {bound_s}")
-        good = np.flatnonzero(self.fits & (self._held_s(worst_case=worst_case) <= bound_s))
+        latency_s = self.latency_high_s if worst_case else self.latency_s
+        good = np.flatnonzero(self.fits & (latency_s <= bound_s))
         return int(good[np.argmax(self.throughput_rps[good])]) if len(good) else None
 
     def front(self, *, worst_case: bool = True) -> tuple[FrontPoint, ...]:
-        """The configurations that none beats in both throughput and latency, from the least latency on."""
-        held_s = self._held_s(worst_case=worst_case)
+        """Return the configurations that no other beats in both throughput and latency, by latency."""
+        latency_s = self.latency_high_s if worst_case else self.latency_s
         found, best_rps = [], 0.0
-        for at in np.lexsort((-self.throughput_rps, held_s)).tolist():
+        for at in np.lexsort((-self.throughput_rps, latency_s)).tolist():
             if self.fits[at] and self.throughput_rps[at] > best_rps:
                 best_rps = float(self.throughput_rps[at])
-                found.append(FrontPoint(float(held_s[at]), self.row(at)))
+                found.append(FrontPoint(float(latency_s[at]), self.row(at)))
         return tuple(found)
 
     def row(self, at: int) -> ScheduleRow:
-        """One of them as a schedule."""
+        """Return one configuration as a schedule."""
         tp, pp, replicas = int(self.tp[at]), int(self.pp[at]), int(self.replicas[at])
         prefill = int(self.prefill_tp[at]), int(self.prefill_pp[at]), int(self.prefill_replicas[at])
         return ScheduleRow(
@@ -265,35 +226,40 @@ class Curve:
             prefill_cut=prefill if all(prefill) else None,
         )
 
-    def _held_s(self, *, worst_case: bool) -> Floats:
-        return self.latency_high_s if worst_case else self.latency_s
+
+_INFEASIBLE = Simulated(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0.0, 0.0)
 
 
-def curve_of(system: str, rows: Sequence[tuple[Configuration, Row]]) -> Curve:
-    """The rows as columns."""
-    told = [_cells(at, row) for at, row in rows]
-    columns: dict[str, Any] = {
-        name: np.array([cells[name] for cells in told], dtype=_INTEGERS.get(name, np.float64)) for name in _NAMES
-    }
-    return Curve(system, **columns)
+def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
+    """Return configurations and their results as columns."""
+    sweeps = [(one, one.sweep, one.sweep.prefill) for one in outcomes]
+    results = [outcome.simulated or _INFEASIBLE for outcome in outcomes.values()]
 
+    def ints(values: Any) -> Ints:
+        return np.array(list(values), dtype=np.int64)
 
-def _cells(at: Configuration, row: Row) -> dict[str, float]:
-    of, apart = at.line.replica, at.line.prefill
-    return row.columns | {
-        "tp": of.tp,
-        "pp": of.pp,
-        "replicas": of.replicas - at.prefills,
-        "batch": at.batch,
-        "chunk": at.line.budget,
-        "parts": at.line.parts,
-        "prefill_tp": apart.tp if apart else 0,
-        "prefill_pp": apart.pp if apart else 0,
-        "prefill_replicas": at.prefills,
-    }
+    def floats(name: str) -> Floats:
+        return np.array([getattr(result, name) for result in results], dtype=np.float64)
 
-
-_NAMES = tuple(field.name for field in fields(Curve) if field.name != "system")
-_PREFILL = ("prefill_tp", "prefill_pp", "prefill_replicas")
-_INTEGERS: dict[str, Any] = dict.fromkeys(("tp", "pp", "replicas", "batch", "chunk", "parts", *_PREFILL), np.int64)
-_INTEGERS["fits"] = np.bool_
+    return Curve(
+        system=system,
+        tp=ints(sweep.replica.tp for _, sweep, _ in sweeps),
+        pp=ints(sweep.replica.pp for _, sweep, _ in sweeps),
+        replicas=ints(sweep.replica.replicas - one.prefills for one, sweep, _ in sweeps),
+        batch=ints(one.batch for one in outcomes),
+        chunk=ints(sweep.budget for _, sweep, _ in sweeps),
+        throughput_rps=floats("throughput_rps"),
+        throughput_low_rps=floats("low_rps"),
+        throughput_high_rps=floats("high_rps"),
+        latency_s=floats("latency_s"),
+        latency_high_s=floats("latency_high_s"),
+        fits=np.array([outcome.simulated is not None for outcome in outcomes.values()], dtype=np.bool_),
+        parts=ints(sweep.parts for _, sweep, _ in sweeps),
+        first_s=floats("first_s"),
+        token_s=floats("token_s"),
+        residents=floats("residents"),
+        memory_share=np.array([outcome.memory_share for outcome in outcomes.values()], dtype=np.float64),
+        prefill_tp=ints(prefill.tp if prefill else 0 for _, _, prefill in sweeps),
+        prefill_pp=ints(prefill.pp if prefill else 0 for _, _, prefill in sweeps),
+        prefill_replicas=ints(one.prefills for one in outcomes),
+    )

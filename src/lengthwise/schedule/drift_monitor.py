@@ -1,13 +1,13 @@
-"""Whether live lengths are still those that were planned for: a test that may be looked at for ever.
+"""Sequential test of whether live lengths still follow the planned distributions; it may be checked at any time.
 
-Every request has two ranks, of its prompt and of its output, among the lengths planned for. While lengths do not
-change, each is uniform; ``_evidence`` bets against that, and an alarm is given where the mean of both sides' evidence
-reaches ``1 / false_alarms``. While nothing changes this ever happens with a probability of at most ``false_alarms``,
-whatever the distributions are, however prompts and outputs hang together, and however long is watched. Where the
-plan's lengths were counted over requests, ranks are among these and all that followed: that they are a sample is
-part of the test.
+Every request has two ranks, of its prompt and of its output, among the planned lengths. While lengths do not change,
+each rank is uniform. ``Evidence`` bets against that, and an alarm is raised where the mean of both sides' evidence
+reaches ``1 / false_positive_rate``. By Ville's inequality an unchanged stream ever raises one with a probability of at
+most ``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. Where the
+planned lengths were counted over requests, ranks are among these and all later ones, so that the test accounts for
+their sampling error.
 
-After an alarm the watch begins anew among what comes from then on, with a false-alarm rate of its own.
+After an alarm the test restarts on the following requests, with a false-positive rate of its own.
 """
 
 from __future__ import annotations
@@ -26,30 +26,35 @@ from lengthwise.schedule.lengths import MAX_TOKENS, TaskLengths
 from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
+SIDES = ("prompts", "outputs")
 BLOCK = 16
-"""Requests from one start to the next."""
+"""Requests from one start of bets to the next."""
 CELLS = 256
-"""A bet is a constant on each so large a part of [0, 1], its mean there: it adds up to 1 exactly."""
+"""A bet is constant on each 1 / CELLS of [0, 1], equal to its mean there, so that it integrates to 1 exactly."""
 SHIFTS = (-0.8, -0.4, -0.2, 0.2, 0.4, 0.8)
-"""Standard deviations by which normal scores are moved."""
+"""Shifts of the normal scores of ranks, in standard deviations."""
 SPREADS = (0.75, 0.87, 1.15, 1.35)
-"""Factors on their standard deviation."""
-BENDS = (-0.5, -0.25, 0.25, 0.5)
-"""Weights of the polynomial."""
-SLACK = 2.0
-"""Logarithm of how many times likelier another start may be than the one that is taken: late ones mix nothing in."""
-BETS = len(SHIFTS) + len(SPREADS) + len(BENDS)
-
-_MOST = 1e290
+"""Factors on the standard deviation of the normal scores."""
+CUBIC_WEIGHTS = (-0.5, -0.25, 0.25, 0.5)
+"""Weights of the third Legendre polynomial in the density of ranks."""
+BETS = len(SHIFTS) + len(SPREADS) + len(CUBIC_WEIGHTS)
+LOG_SLACK = 2.0
+"""Log likelihood ratio within which the latest possible start of a change is chosen, which mixes in no old lengths."""
+BUCKET = 256
+"""Lengths per bucket of counts, so that a rank need not sum over all of them."""
+RETAINED = 1 << 14
+"""Requests retained for an alarm."""
+_MAX_STAKE = 1e290
 
 
 class Evidence:
-    """What one unit has become, for each of some streams of ranks.
+    """The wealth of one unit bet against uniform ranks, for several streams side by side (a test martingale).
 
     Args:
-        streams: Shape of the streams that are watched side by side.
-        retained: Last ranks of which what each bet paid is kept, to tell where a change began.
+        streams: Shape of the streams.
+        retained: Latest ranks whose bet factors are retained, to locate the start of a change.
 
     Attributes:
         seen: Ranks of each stream so far.
@@ -58,140 +63,119 @@ class Evidence:
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
         self.seen = 0
         self._stakes = np.zeros((*streams, BETS))
-        self._paid: deque[Floats] = deque(maxlen=retained)
+        self._factors: deque[Floats] = deque(maxlen=retained)
 
     def add(self, ranks: npt.ArrayLike) -> None:
-        """One more rank of each stream, 0 to 1."""
-        factor = _factors()[np.minimum((np.asarray(ranks) * CELLS).astype(np.int64), CELLS - 1)]
+        """Add one rank, from 0 to 1, of each stream."""
+        factor = bet_factors()[np.minimum((np.asarray(ranks) * CELLS).astype(np.int64), CELLS - 1)]
         if self.seen % BLOCK == 0:
-            self._stakes += _left(self.seen // BLOCK) - _left(self.seen // BLOCK + 1)
-        self._stakes = np.minimum(self._stakes * factor, _MOST)
-        self._paid.append(factor)
+            self._stakes += _reserve(self.seen // BLOCK) - _reserve(self.seen // BLOCK + 1)
+        self._stakes = np.minimum(self._stakes * factor, _MAX_STAKE)
+        self._factors.append(factor)
         self.seen += 1
 
     @property
     def amount(self) -> Floats:
-        """[streams] what became of one unit; its mean stays 1 while nothing changes."""
-        return np.asarray(self._stakes.mean(axis=-1) + _left(-(-self.seen // BLOCK)))
+        """Return [streams] the wealth of one unit; its expectation is 1 while nothing changes."""
+        return np.asarray(self._stakes.mean(axis=-1) + _reserve(-(-self.seen // BLOCK)))
 
-    def length(self, stream: int) -> int:
-        """How many of the last ranks of a stream are of the change: the fewest that are about as likely as any."""
-        paid = np.log(np.array([factors[stream] for factors in reversed(self._paid)]))
-        best = np.cumsum(paid, axis=0).max(axis=1)
-        return int(np.argmax(best >= best.max() - SLACK)) + 1
+    def change_length(self, stream: int) -> int:
+        """Return how many of the latest ranks of a stream follow the change: the fewest that are about as likely."""
+        logs = np.log(np.array([factors[stream] for factors in reversed(self._factors)]))
+        best = np.cumsum(logs, axis=0).max(axis=1)
+        return int(np.argmax(best >= best.max() - LOG_SLACK)) + 1
 
 
-def _left(blocks: int) -> float:
-    """What is not staked yet after so many blocks: it falls as slowly as a logarithm grows."""
+def _reserve(blocks: int) -> float:
+    """Return the share not yet staked after some blocks: it falls as slowly as a logarithm grows."""
     return 1.0 / math.log(blocks + math.e)
 
 
 @lru_cache(maxsize=1)
-def _factors() -> Floats:
-    """[cells, bets] what each bet pays there."""
-    edges = np.arange(CELLS + 1) / CELLS
-    columns = [
-        *(_scores(edges, shift, 1.0) for shift in SHIFTS),
-        *(_scores(edges, 0.0, spread) for spread in SPREADS),
-        *(_bent(edges, bend) for bend in BENDS),
+def bet_factors() -> Floats:
+    """Return [CELLS, BETS] the factor that each bet pays for a rank in each cell."""
+    edges, normal = np.arange(CELLS + 1) / CELLS, NormalDist()
+
+    def normal_cdf(shift: float, spread: float) -> Floats:
+        """Return [edges] the share of ranks below each if normal scores are ``shift + spread z``."""
+        inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
+        return np.array([0.0, *inner, 1.0])
+
+    x = 2 * edges - 1  # The cubic bets have the density 1 + weight P3(2 u - 1).
+    cdfs = [
+        *(normal_cdf(shift, 1.0) for shift in SHIFTS),
+        *(normal_cdf(0.0, spread) for spread in SPREADS),
+        *(edges + weight * (5 * x**4 - 6 * x**2 + 1) / 16 for weight in CUBIC_WEIGHTS),
     ]
-    made = np.column_stack([CELLS * np.diff(column) for column in columns])
-    made.setflags(write=False)
-    return made
-
-
-def _scores(edges: Floats, shift: float, spread: float) -> Floats:
-    """[edges] share of ranks below each where normal scores are ``shift + spread z``."""
-    normal = NormalDist()
-    inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
-    return np.array([0.0, *inner, 1.0])
-
-
-def _bent(edges: Floats, bend: float) -> Floats:
-    """[edges] the same of the density ``1 + bend P3(2 u - 1)``."""
-    x = 2 * edges - 1
-    return np.asarray(edges + bend * (5 * x**4 - 6 * x**2 + 1) / 16)
-
-
-WIDTH = 256
-"""Lengths that are counted together, so that a rank need not count them all."""
+    factors = np.column_stack([CELLS * np.diff(cdf) for cdf in cdfs])
+    factors.setflags(write=False)
+    return factors
 
 
 class Ranks(Protocol):
-    """What tells ranks."""
+    """Ranks of lengths in a distribution."""
 
     def of(self, tokens: int, draw: float) -> float:
-        """The rank of a length; ``draw``, uniform from 0 to 1, decides among equal ones."""
+        """Return the rank of a length; ``draw``, uniform from 0 to 1, breaks ties."""
         ...
 
 
 class KnownRanks:
-    """Ranks in a distribution that is known: its probability integral transform."""
+    """Ranks in a known distribution (its probability integral transform)."""
 
     def __init__(self, pmf: Floats) -> None:
         self._pmf = pmf
         self._below = np.concatenate([[0.0], np.cumsum(pmf)])
 
     def of(self, tokens: int, draw: float) -> float:
-        """As ``Ranks``; what is longer than anything ranks 1."""
+        """Return the rank of a length; 1 beyond the longest."""
         if tokens >= len(self._pmf):
             return 1.0
         return float(min(self._below[tokens] + draw * self._pmf[tokens], 1.0))
 
 
-class SeenRanks:
-    """Ranks among all that were seen, each new length included and then counted.
+class EmpiricalRanks:
+    """Ranks among all lengths observed so far, each new one included.
 
-    Of lengths that come in no particular order these ranks are exactly uniform and independent, whatever their
-    distribution is (Vovk, Gammerman and Shafer, 2005): that the first of them are few costs power, and no truth.
+    For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk,
+    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity.
 
     Args:
-        counts: [longest + 1] how often each length was seen before, in whole requests.
+        counts: [longest + 1] how often each length was observed before, in whole requests.
     """
 
     def __init__(self, counts: Floats | None = None) -> None:
         known = np.zeros(0) if counts is None else counts
-        rows = max(1, -(-len(known) // WIDTH))
-        self._counts = np.zeros((rows, WIDTH))
+        self._counts = np.zeros((max(1, -(-len(known) // BUCKET)), BUCKET))
         self._counts.reshape(-1)[: len(known)] = known
-        self._rows = self._counts.sum(axis=1)
-        self._seen = float(self._rows.sum())
+        self._totals = self._counts.sum(axis=1)
+        self._seen = float(self._totals.sum())
 
     def of(self, tokens: int, draw: float) -> float:
-        """As ``Ranks``; the length is counted from then on."""
-        row, column = divmod(tokens, WIDTH)
-        if row >= len(self._rows):
-            self._grow(row + 1)
-        below = float(self._rows[:row].sum()) + float(self._counts[row, :column].sum())
-        self._counts[row, column] += 1
-        self._rows[row] += 1
+        """Return the rank of a length and count it."""
+        bucket, column = divmod(tokens, BUCKET)
+        if bucket >= len(self._totals):
+            more = bucket + 1 - len(self._totals)
+            self._counts = np.concatenate([self._counts, np.zeros((more, BUCKET))])
+            self._totals = np.concatenate([self._totals, np.zeros(more)])
+        below = float(self._totals[:bucket].sum()) + float(self._counts[bucket, :column].sum())
+        self._counts[bucket, column] += 1
+        self._totals[bucket] += 1
         self._seen += 1
-        return (below + draw * float(self._counts[row, column])) / self._seen
-
-    def _grow(self, rows: int) -> None:
-        more = rows - len(self._rows)
-        self._counts = np.concatenate([self._counts, np.zeros((more, WIDTH))])
-        self._rows = np.concatenate([self._rows, np.zeros(more)])
-
-
-Ints = npt.NDArray[np.int64]
-
-SIDES = ("prompts", "outputs")
-RETAINED = 1 << 14
-"""Last requests that are remembered for an alarm."""
+        return (below + draw * float(self._counts[bucket, column])) / self._seen
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """How lengths are watched.
+    """Settings of a drift test.
 
     Attributes:
-        false_positive_rate: Probability that lengths which never change raise an alarm, ever.
-        min_requests: An alarm waits until so many have come since the change began, to know the new lengths by.
-        every: One request in so many is tested. The promise is of requests that come in no particular order: where
-            neighbours are alike, as turns of one conversation are, test so few that they no longer are.
-        seed: Of the draws that decide among equal lengths, and which counted requests are kept with ``every``.
-        sides: Which lengths are tested, "prompts", "outputs" or both: leave out one that is only estimated.
+        false_positive_rate: Probability that lengths which never change ever raise an alarm.
+        min_requests: Minimum requests since the change before an alarm is raised, as a sample of the new lengths.
+        every: One request in ``every`` is tested. The guarantee is for exchangeable requests: where neighbours are
+            similar, such as turns of a conversation, test so few that they no longer are.
+        seed: Seed of the draws that break ties, and of the choice of counted requests that ``every`` retains.
+        sides: Tested lengths, "prompts", "outputs" or both; leave out a side that is only estimated.
     """
 
     false_positive_rate: float = 0.01
@@ -202,9 +186,9 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if not 0 < self.false_positive_rate < 1:
-            raise InputError(f"false_alarms must be above 0 and below 1; it is {self.false_positive_rate}")
+            raise InputError(f"false_positive_rate must be above 0 and below 1; it is {self.false_positive_rate}")
         if not 1 <= self.min_requests <= RETAINED:
-            raise InputError(f"least_requests must be from 1 to {RETAINED}; it is {self.min_requests}")
+            raise InputError(f"min_requests must be from 1 to {RETAINED}; it is {self.min_requests}")
         if self.every < 1:
             raise InputError(f"every must be at least 1; it is {self.every}")
         if not self.sides or not set(self.sides) <= set(SIDES):
@@ -213,18 +197,18 @@ class Monitor:
 
 @dataclass(frozen=True, eq=False)
 class Alarm:
-    """That lengths moved.
+    """A detected change of lengths.
 
     Attributes:
-        request: The request at which it was sure, counted from 1 over all that was observed.
-        at_s: When that was.
-        started: The request from which on lengths are taken to be others.
-        started_s: When that was.
-        evidence: By side, what a unit staked on its change became.
-        sides: Those that moved: at least the one with most evidence.
-        prompt_tokens: Of the requests since the change, oldest first; of very many the last.
-        output_tokens: Of the same.
-        watched: Sides that were tested; of the others nothing is known.
+        request: Number of the request at which it was detected, counted from 1 over all observed ones.
+        at_s: Time of that request.
+        started: Number of the first request of the changed lengths.
+        started_s: Time of that request.
+        evidence: Wealth by side.
+        sides: Changed sides: at least the one with most evidence.
+        prompt_tokens: Prompts since the change, oldest first; of very many the latest.
+        output_tokens: Outputs of the same requests.
+        watched: Tested sides.
     """
 
     request: int
@@ -239,15 +223,20 @@ class Alarm:
 
 
 class Watcher:
-    """Watches requests one after another. Equal requests and seeds give equal alarms.
+    """Tests requests one after another. Equal requests and seeds give equal alarms.
 
-    Requests are to be told in the order of their arrival, not of their end: at any time those that ended
-    early are the short ones. Who was cut short by something else than its own end says nothing of lengths.
+    Observe requests in the order of arrival, not of completion: at any time those completed early are the short ones.
+    Exclude outputs that were cut off (censored): they do not show their length.
 
     Args:
-        task: Lengths that were planned for.
-        requests: How many requests they were counted over; None: they are known.
-        monitor: How to watch.
+        task: Planned lengths.
+        requests: Number of requests that these were counted over; None: the distributions are known.
+        monitor: Settings.
+
+    Attributes:
+        ranks: Ranks of each tested side.
+        observed: Requests so far.
+        alarms: Alarms so far.
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -257,74 +246,68 @@ class Watcher:
         self._rng = np.random.default_rng(monitor.seed)
         self._sides = tuple(SIDES.index(side) for side in SIDES if side in monitor.sides)
         planned = (task.prompt_pmf, task.output_pmf)
-        self._ranks: tuple[Ranks, ...] = tuple(
-            KnownRanks(planned[n]) if requests is None else SeenRanks(self._sampled(planned[n], requests))
+        self.ranks: tuple[Ranks, ...] = tuple(
+            KnownRanks(planned[n]) if requests is None else EmpiricalRanks(self._subsample(planned[n], requests))
             for n in self._sides
         )
-        self._evidence, self._significant = self._anew()
+        self._evidence, self._significant = Evidence((len(self._sides),), RETAINED), False
         self._retained: deque[tuple[int, int, float]] = deque(maxlen=RETAINED)
-        self._last_s, self.observed, self.alarms = -np.inf, 0, 0
+        self._last_s, self.observed, self.alarms = -math.inf, 0, 0
 
-    @property
-    def evidence(self) -> float:
-        """What a unit became since the watch began; an alarm is given from ``1 / false_alarms`` on."""
-        return float(self._evidence.amount.mean())
+    def _subsample(self, pmf: Floats, requests: int) -> Floats:
+        """Return [longest + 1] counts of one in ``every`` of the counted requests, drawn at random.
 
-    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
-        """One request that ended on its own; an alarm if it makes sure that lengths moved.
-
-        Args:
-            prompt_tokens: Of the request.
-            output_tokens: Likewise.
-            at_s: When it is told, by any clock that does not go back.
-
-        Raises:
-            InputError: A length is no whole number from 1 on, or time goes back.
-        """
-        prompt, output = _checked("prompts", prompt_tokens), _checked("outputs", output_tokens)
-        if not at_s >= self._last_s:
-            raise InputError(f"requests must be told in order of time; one at {at_s} s came after {self._last_s} s")
-        self._retained.append((prompt, output, at_s))
-        self._last_s, self.observed = at_s, self.observed + 1
-        if self.observed % self.monitor.every == 0:
-            self._test(prompt, output)
-        return self._alarm() if self._significant else None
-
-    def _sampled(self, pmf: Floats, requests: int) -> Floats:
-        """[longest + 1] how often each length is among one in ``every`` of the counted requests, by chance.
-
-        As few of them are tested as of those that come. Each of them counts whole: ranks among parts of requests
-        would not be uniform.
+        As many of them are used as of the live ones. Each counts as one: ranks among fractions of requests would not
+        be uniform.
         """
         counts = np.rint(pmf * requests).astype(np.int64)
         if self.monitor.every == 1:
             return counts.astype(np.float64)
-        kept = int(counts.sum()) // self.monitor.every
-        chosen = self._rng.multivariate_hypergeometric(counts, kept, method="marginals")
+        size = int(counts.sum()) // self.monitor.every
+        chosen = self._rng.multivariate_hypergeometric(counts, size, method="marginals")
         return np.asarray(chosen, dtype=np.float64)
 
-    def _anew(self) -> tuple[Evidence, bool]:
-        return Evidence((len(self._sides),), RETAINED), False
+    @property
+    def evidence(self) -> float:
+        """Return the wealth since the test started; an alarm is raised at ``1 / false_positive_rate``."""
+        return float(self._evidence.amount.mean())
 
-    def _test(self, prompt: int, output: int) -> None:
-        draws, pair = self._rng.random(len(self._sides)), (prompt, output)
-        tested = zip(self._ranks, self._sides, draws.tolist(), strict=True)
-        self._evidence.add([ranks.of(pair[side], draw) for ranks, side, draw in tested])
-        self._significant = self._significant or self.evidence >= 1 / self.monitor.false_positive_rate
+    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
+        """Observe one completed request; return an alarm if it makes a change significant.
+
+        ``at_s`` is by any clock that does not go back.
+
+        Raises:
+            InputError: A length is not an integer from 1 on, or time goes back.
+        """
+        for side, tokens in zip(SIDES, (prompt_tokens, output_tokens), strict=True):
+            if not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
+                raise InputError(f"{side} must be whole numbers of tokens from 1 to {MAX_TOKENS}; one is {tokens}")
+        if not at_s >= self._last_s:
+            raise InputError(f"requests must be observed in order of time; {at_s} s came after {self._last_s} s")
+        pair = int(prompt_tokens), int(output_tokens)
+        self._retained.append((*pair, at_s))
+        self._last_s, self.observed = at_s, self.observed + 1
+        if self.observed % self.monitor.every == 0:
+            draws = self._rng.random(len(self._sides)).tolist()
+            tested = zip(self.ranks, self._sides, draws, strict=True)
+            self._evidence.add([ranks.of(pair[side], draw) for ranks, side, draw in tested])
+            self._significant = self._significant or self.evidence >= 1 / self.monitor.false_positive_rate
+        return self._alarm() if self._significant else None
 
     def _alarm(self) -> Alarm | None:
-        """The alarm, once enough is known of the new lengths; then all begins anew."""
+        """Return the alarm and restart the test; None while there are too few requests since the change."""
         amounts = self._evidence.amount
-        tested = self._evidence.length(int(amounts.argmax()))
+        tested = self._evidence.change_length(int(amounts.argmax()))
         since = min(tested * self.monitor.every, len(self._retained))
         if since < self.monitor.min_requests:
             return None
         rows = list(self._retained)[-since:]
-        enough = min(float(amounts.max()), self.monitor.false_positive_rate**-0.5)
-        told = dict(zip((SIDES[n] for n in self._sides), amounts.tolist(), strict=True))
+        threshold = min(float(amounts.max()), self.monitor.false_positive_rate**-0.5)
+        evidence = dict(zip((SIDES[n] for n in self._sides), amounts.tolist(), strict=True))
         prompts, outputs, _ = zip(*rows, strict=True)
-        self._evidence, self._significant = self._anew()
-        self._ranks = tuple(SeenRanks() for _ in self._sides)
+        self._evidence, self._significant = Evidence((len(self._sides),), RETAINED), False
+        self.ranks = tuple(EmpiricalRanks() for _ in self._sides)
         self._retained.clear()
         self.alarms += 1
         return Alarm(
@@ -332,15 +315,9 @@ class Watcher:
             at_s=self._last_s,
             started=self.observed - since + 1,
             started_s=rows[0][2],
-            evidence=told,
-            sides=tuple(side for side, amount in told.items() if amount >= enough),
+            evidence=evidence,
+            sides=tuple(side for side, amount in evidence.items() if amount >= threshold),
             prompt_tokens=np.array(prompts, dtype=np.int64),
             output_tokens=np.array(outputs, dtype=np.int64),
-            watched=tuple(told),
+            watched=tuple(evidence),
         )
-
-
-def _checked(side: str, tokens: int) -> int:
-    if not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
-        raise InputError(f"{side} must be whole numbers of tokens from 1 to {MAX_TOKENS}; one is {tokens}")
-    return int(tokens)

@@ -1,8 +1,9 @@
-"""Throughput against the latency bound: what each strategy has to offer, and where another one takes over.
+"""Throughput against the latency bound: the frontier of each strategy, where another one takes over, static batches.
 
-A few bounds between the least latency and that of the highest throughput are searched, all with the same estimates;
-whatever of those no other beats in both is the frontier. At the bounds themselves it is the best there is, between
-them at least that. What is left out of a long frontier costs it the least throughput at any bound, and none at these.
+Some bounds between the minimum latency and that of the highest throughput are searched, all with the same estimates;
+the schedules that no other beats in both form the frontier. At the searched bounds it is optimal, in between a lower
+bound. A long frontier is thinned so that the largest relative loss of throughput at any bound is minimal, and zero at
+the searched ones.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schedule.choose import Planner, improved
-from lengthwise.schedule.controls import Layout, Stage, Strategy, rra_layout
+from lengthwise.schedule.controls import Layout, Strategy, rra_layout
 from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.optimizer import Place
-from lengthwise.schedule.sides import Side, row_of
-from lengthwise.schedule.stage_costs import Setting, stage_bytes, visits_s
+from lengthwise.schedule.planner import Planner, refine
+from lengthwise.schedule.search_space import SearchSpace, row_of
+from lengthwise.schedule.stage_costs import Setting, stage_bytes, stage_kinds, visits_s
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, Kink, ScheduleRow
 
@@ -31,241 +32,214 @@ Ints = npt.NDArray[np.int64]
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 BOUNDS = 14
-"""Bounds that are searched for each strategy, beside those near its least latency."""
-NEAR_LEAST = (1.0, 1.02, 1.05, 1.1)
-"""Bounds over the least latency that are searched, too: there a little latency is worth most."""
-MOST_POINTS = 100
-"""Points of a frontier that are kept, unless more bounds than these were searched."""
-NEAR_BOUND = 1.1
-"""How much looser a bound may be at which another kind of schedule would not yet be told apart."""
+"""Bounds searched per strategy, in addition to those near its minimum latency."""
+NEAR_MINIMUM = (1.0, 1.02, 1.05, 1.1)
+"""Multiples of the minimum latency that are searched too: there throughput rises most with latency."""
+MAX_POINTS = 100
+"""Points of a thinned frontier, unless more bounds than these were searched."""
+OVERTAKE = 1.1
+"""A kind of schedule takes over only where the previous one has less even at a bound looser by this factor."""
+MULTIPLE, MAX_STATIC_BATCH = 4, 4096
+"""Static batches are multiples of so many requests, and smaller ones."""
 
-_NO_TIME_S = 1e-9
+_IMPOSSIBLE_S = 1e-9
 _HALVINGS = 30
-_NEAR = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
+_NEARBY = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
 class _Seen(NamedTuple):
-    """A schedule that was estimated: its latency, its throughput, whose it is among some sides, and where it lies."""
+    """An evaluated schedule: its latency, throughput, the number of its space, and its point."""
 
-    constrained_latency_s: float
+    latency_s: float
     rps: float
-    side: int
+    space: int
     point: Place
 
 
 def frontiers(planner: Planner, bounds: int = BOUNDS) -> Fronts:
-    """By strategy, its schedules from the least latency to the highest throughput; strategies that cannot run are out.
+    """Return the frontier of each feasible strategy, from the minimum latency to the highest throughput.
 
-    Args:
-        planner: Whose schedules.
-        bounds: How many bounds are searched, no bound at all among them, beside those near the least latency.
+    ``bounds`` are searched per strategy, among them no bound at all, in addition to those near the minimum latency.
     """
-    return fronts_seen(planner, explored_s(planner, bounds))
+    return evaluated_fronts(planner, explore(planner, bounds))
 
 
-def explored_s(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[float]]:
-    """Bounds that were searched for each strategy; what was seen on the way is the planner's."""
+def explore(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[float]]:
+    """Search bounds for each strategy and return them; the planner stores the estimates."""
     searched_s = {}
-    for strategy in dict.fromkeys(side.strategy for side in planner.sides):
-        sides = _sides(planner, strategy)
-        searched_s[strategy] = _search_between(planner, sides, bounds)
-        for side in sides:
-            side.perf(_near(side))
+    for strategy in dict.fromkeys(space.strategy for space in planner.spaces):
+        spaces = _spaces(planner, strategy)
+        searched_s[strategy] = _search_between(planner, spaces, bounds)
+        for space in spaces:  # The best points so far with other batches: steps between two bounds pass over them.
+            points, latency_s, rps = space.evaluated_points()
+            best, batches = points[_best_so_far(latency_s, rps)], space.variables[0].values
+            nearby = [best]
+            for factor in _NEARBY:
+                other = best.copy()
+                other[:, 0] = np.clip(np.rint(best[:, 0] * factor), batches[0], batches[-1])
+                nearby.append(other)
+            space.perf(np.unique(np.concatenate(nearby), axis=0))
     return searched_s
 
 
-def fronts_seen(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
-    """``frontiers`` of what a planner has seen; at some bounds none of them is left out."""
+def _spaces(planner: Planner, strategy: Strategy) -> list[SearchSpace]:
+    return [space for space in planner.spaces if space.strategy is strategy and space.variables]
+
+
+def _search_between(planner: Planner, spaces: Sequence[SearchSpace], bounds: int) -> list[float]:
+    """Search bounds from the minimum latency on, next always in the steepest or widest gap; return the bounds."""
+    ends = [one.best for one in planner.search(math.inf, spaces) if one.result.best]
+    if not ends:
+        return []
+    top = max(ends, key=lambda end: end.throughput_rps)
+    fastest = refine(planner.search(_IMPOSSIBLE_S, spaces), _IMPOSSIBLE_S)
+    min_s = min(one.result.fastest.latency_s for one in fastest)
+    searched_s = [min_s * factor for factor in NEAR_MINIMUM if min_s * factor < top.latency_s]
+    for bound_s in searched_s:
+        refine(planner.search(bound_s, spaces), bound_s)
+    gaps = [(-1.0, min_s, 0.0, top.latency_s, top.throughput_rps)]
+    for _ in range(bounds - 1):
+        _, low_s, low_rps, high_s, high_rps = heapq.heappop(gaps)
+        middle_s = math.sqrt(low_s * high_s)
+        planner.search(middle_s, spaces, known_rps=low_rps)
+        searched_s.append(middle_s)
+        rps = max([low_rps, *(_max_rps(space, middle_s) for space in spaces)])
+        for from_s, from_rps, to_s, to_rps in ((low_s, low_rps, middle_s, rps), (middle_s, rps, high_s, high_rps)):
+            loss = (to_rps - from_rps) / to_rps * math.log(to_s / from_s) if to_rps > 0 else 0.0
+            heapq.heappush(gaps, (-loss, from_s, from_rps, to_s, to_rps))
+    return searched_s
+
+
+def _max_rps(space: SearchSpace, bound_s: float) -> float:
+    _, latency_s, rps = space.evaluated_points()
+    return float(rps[latency_s <= bound_s].max(initial=0.0))
+
+
+def best_evaluated_rps(planner: Planner, bound_s: float) -> float:
+    """Return the highest throughput evaluated so far within a bound."""
+    return max((_max_rps(space, bound_s) for space in planner.spaces), default=0.0)
+
+
+def evaluated_fronts(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
+    """Return the thinned frontiers of what a planner has evaluated, exact at the given bounds of each strategy."""
     fronts = []
-    for strategy, kept_s in at_s.items():
-        sides = _sides(planner, strategy)
-        points = _rows(sides, _sampled(_undominated(sides), kept_s))
-        if points:
+    for strategy, exact_s in at_s.items():
+        spaces = _spaces(planner, strategy)
+        found = _undominated(spaces)
+        latency_s, rps = np.array([one.latency_s for one in found]), np.array([one.rps for one in found])
+        if found:
+            points = _front_points(spaces, [found[at] for at in thinned(latency_s, rps, exact_s)])
             fronts.append((strategy.value, tuple(points)))
     return tuple(fronts)
 
 
-def most_seen_rps(planner: Planner, bound_s: float) -> float:
-    """The most that was seen within a bound."""
-    return max((_seen_within(side, bound_s) for side in planner.sides), default=0.0)
+def non_dominated(spaces: Sequence[SearchSpace]) -> list[FrontPoint]:
+    """Return the evaluated schedules that no other of the spaces beats in both latency and throughput, by latency."""
+    return _front_points(spaces, _undominated(spaces))
 
 
-def _sides(planner: Planner, strategy: Strategy) -> list[Side]:
-    return [side for side in planner.sides if side.strategy is strategy and side.variables]
-
-
-def _search_between(planner: Planner, sides: Sequence[Side], bounds: int) -> list[float]:
-    """Searches bounds from the least latency on, always where most may be missed: steep or wide stretches; which."""
-    ends = [one.best for one in planner.search(math.inf, sides) if one.found.best]
-    if not ends:
-        return []
-    top = max(ends, key=lambda end: end.throughput_rps)
-    min_s = _least_s(planner, sides)
-    searched_s = [min_s * times for times in NEAR_LEAST if min_s * times < top.latency_s]
-    for bound_s in searched_s:
-        improved(planner.search(bound_s, sides), bound_s)
-    stretches = [(-1.0, min_s, 0.0, top.latency_s, top.throughput_rps)]
-    for _ in range(bounds - 1):
-        _, low_s, low_rps, high_s, high_rps = heapq.heappop(stretches)
-        middle_s = math.sqrt(low_s * high_s)
-        planner.search(middle_s, sides, known_rps=low_rps)
-        searched_s.append(middle_s)
-        rps = max([low_rps, *(_seen_within(side, middle_s) for side in sides)])
-        for stretch in ((low_s, low_rps, middle_s, rps), (middle_s, rps, high_s, high_rps)):
-            heapq.heappush(stretches, (-_may_miss(*stretch), *stretch))
-    return searched_s
-
-
-def _least_s(planner: Planner, sides: Sequence[Side]) -> float:
-    """The least latency there is, as it is told where nothing meets a bound."""
-    search_results = improved(planner.search(_NO_TIME_S, sides), _NO_TIME_S)
-    return min(one.found.fastest.latency_s for one in search_results)
-
-
-def _near(side: Side) -> Ints:
-    """[n, variables] a side's best points so far with other batches: what a step between two bounds passes over."""
-    points, latency_s, rps = side.seen()
-    best = points[_best_so_far(latency_s, rps)]
-    batches = side.variables[0].values
-    near = [best]
-    for times in _NEAR:
-        other = best.copy()
-        other[:, 0] = np.clip(np.rint(best[:, 0] * times), batches[0], batches[-1])
-        near.append(other)
-    return np.unique(np.concatenate(near), axis=0)
-
-
-def _may_miss(low_s: float, low_rps: float, high_s: float, high_rps: float) -> float:
-    return (high_rps - low_rps) / high_rps * math.log(high_s / low_s) if high_rps > 0 else 0.0
-
-
-def _seen_within(side: Side, bound_s: float) -> float:
-    _, latency_s, rps = side.seen()
-    return float(rps[latency_s <= bound_s].max(initial=0.0))
-
-
-def non_dominated(sides: Sequence[Side]) -> list[FrontPoint]:
-    """The schedules seen so far that none of the sides' beats in both, by latency."""
-    return _rows(sides, _undominated(sides))
-
-
-def _undominated(sides: Sequence[Side]) -> list[_Seen]:
-    """Those that no other beats, as they were seen."""
+def _undominated(spaces: Sequence[SearchSpace]) -> list[_Seen]:
     rows: list[tuple[float, float, int, Place]] = []
-    for number, side in enumerate(sides):
-        points, latency_s, rps = side.seen()
-        keep = _best_so_far(latency_s, rps)
-        rows += [(float(latency_s[i]), -float(rps[i]), number, tuple(points[i].tolist())) for i in keep]
+    for number, space in enumerate(spaces):
+        points, latency_s, rps = space.evaluated_points()
+        best = _best_so_far(latency_s, rps)
+        rows += [(float(latency_s[i]), -float(rps[i]), number, tuple(points[i].tolist())) for i in best]
     rows.sort()
-    best, found = 0.0, []
-    for held_s, loss, number, point in rows:
-        if -loss > best:
-            best = -loss
-            found.append(_Seen(held_s, best, number, point))
+    best_rps, found = 0.0, []
+    for latency, loss, number, point in rows:
+        if -loss > best_rps:
+            best_rps = -loss
+            found.append(_Seen(latency, best_rps, number, point))
     return found
 
 
-def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
-    """From which bound on which strategy at which degree is the best of all.
-
-    One takes over where the last one would not have as much within a bound ``NEAR_BOUND`` times as loose: kinds that
-    overtake each other at every step of a batch are as good as one.
-    """
-    points = sorted(
-        (p for _, front in fronts for p in front), key=lambda p: (p.constrained_latency_s, -p.row.throughput_rps)
-    )
-    best, last, found = 0.0, ("", 0), []
-    for point in points:
-        if point.row.throughput_rps <= best:
-            continue
-        best, kind = point.row.throughput_rps, point.row.family[:2]
-        if kind != last and _most_rps(points, last, NEAR_BOUND * point.constrained_latency_s) < best:
-            found.append(Kink(point.constrained_latency_s, f"{_kind_words(*kind)}: {point.row.words}"))
-            last = kind
-    return tuple(found)
-
-
-def _most_rps(points: Sequence[FrontPoint], kind: tuple[str, int], bound_s: float) -> float:
-    """The most that schedules of a kind have within a bound."""
-    own = (p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s and p.row.family[:2] == kind)
-    return max(own, default=0.0)
-
-
-def _kind_words(strategy: str, tp: int) -> str:
-    return f"{strategy.upper()} with TP {tp}" if tp > 1 else f"{strategy.upper()} without tensor parallelism"
-
-
 def _best_so_far(latency_s: Floats, rps: Floats) -> list[int]:
+    """Return the indices with more throughput than any of lower latency, by latency."""
     order = np.lexsort((-rps, latency_s))
     before = np.concatenate([[0.0], np.maximum.accumulate(rps[order])[:-1]]) if len(order) else rps
     return [int(i) for i in order[rps[order] > before]]
 
 
-def _rows(sides: Sequence[Side], found: Sequence[_Seen]) -> list[FrontPoint]:
-    """The points with all that is estimated of them, a call a side."""
-    made: dict[int, FrontPoint] = {}
-    for number in {one.side for one in found}:
-        side = sides[number]
-        at = [i for i, one in enumerate(found) if one.side == number]
-        points = np.array([found[i].point for i in at], dtype=np.int64)
-        got, controls = side.estimates(points), side.columns(points)
+def _front_points(spaces: Sequence[SearchSpace], found: Sequence[_Seen]) -> list[FrontPoint]:
+    """Return evaluated schedules with all their estimates, with one call per space."""
+    points: dict[int, FrontPoint] = {}
+    for number in {one.space for one in found}:
+        at = [i for i, one in enumerate(found) if one.space == number]
+        places = np.array([found[i].point for i in at], dtype=np.int64)
+        got, controls = spaces[number].estimates(places), spaces[number].columns(places)
         for row, i in enumerate(at):
-            made[i] = FrontPoint(found[i].constrained_latency_s, row_of(controls.row(row), got, row))
-    return [made[i] for i in range(len(found))]
+            points[i] = FrontPoint(found[i].latency_s, row_of(controls.row(row), got, row))
+    return [points[i] for i in range(len(found))]
 
 
-def _sampled(found: Sequence[_Seen], at_s: Sequence[float]) -> list[_Seen]:
-    held_s, rps = np.array([one.constrained_latency_s for one in found]), np.array([one.rps for one in found])
-    return [found[at] for at in shown_of(held_s, rps, at_s)]
+def thinned(latency_s: Floats, rps: Floats, exact_s: Sequence[float]) -> list[int]:
+    """Return the indices of about ``MAX_POINTS`` points of a frontier, in order.
 
-
-def shown_of(constrained_latency_s: Floats, rps: Floats, at_s: Sequence[float]) -> list[int]:
-    """Which points of a frontier are shown, in its order.
-
-    About ``MOST_POINTS``, so that at every bound as small a share of throughput is lacking as may be, and none at some.
+    The largest relative loss of throughput at any bound is minimal; at the bounds ``exact_s`` there is none.
     """
-    if len(rps) <= MOST_POINTS:
+    if len(rps) <= MAX_POINTS:
         return list(range(len(rps)))
-    kept = {0, len(rps) - 1} | {
-        int(at) for at in np.searchsorted(constrained_latency_s, at_s, side="right") - 1 if at >= 0
-    }
+    exact = np.searchsorted(latency_s, exact_s, side="right") - 1
+    required = {0, len(rps) - 1} | {int(at) for at in exact if at >= 0}
     low, high = 0.0, math.log(rps[-1] / rps[0])
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        enough = len(_steps(rps, math.exp(middle), kept)) <= max(MOST_POINTS, len(kept))
+        enough = len(growth_steps(rps, math.exp(middle), required)) <= max(MAX_POINTS, len(required))
         low, high = (low, middle) if enough else (middle, high)
-    return _steps(rps, math.exp(high), kept)
+    return growth_steps(rps, math.exp(high), required)
 
 
-def _steps(rps: Floats, times: float, retained: Iterable[int]) -> list[int]:
-    """Those kept, and from each on the first that has more than so many ``times`` its throughput."""
-    found, wanted = [0], sorted(retained)
-    while found[-1] < wanted[-1]:
-        after = int(np.searchsorted(rps, times * rps[found[-1]], side="right"))
-        found.append(min(after, wanted[bisect.bisect_right(wanted, found[-1])]))
+def growth_steps(rps: Floats, factor: float, required: Iterable[int]) -> list[int]:
+    """Return the required indices, and from each on the next one whose throughput has grown by more than a factor."""
+    found, stops = [0], sorted(required)
+    while found[-1] < stops[-1]:
+        after = int(np.searchsorted(rps, factor * rps[found[-1]], side="right"))
+        found.append(min(after, stops[bisect.bisect_right(stops, found[-1])]))
     return found
 
 
-MULTIPLE = 4
-"""Batches are multiples of so many requests, and smaller ones."""
-LARGEST = 4096
+def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
+    """Return the bounds from which another strategy or degree is the best of all.
+
+    A kind takes over where the previous one has less even at an ``OVERTAKE`` times looser bound: kinds that overtake
+    each other at every step of the batch size count as equal.
+    """
+    points = sorted(
+        (p for _, front in fronts for p in front), key=lambda p: (p.constrained_latency_s, -p.row.throughput_rps)
+    )
+
+    def max_rps(kind: tuple[str, int], bound_s: float) -> float:
+        own = (p.row.throughput_rps for p in points if p.constrained_latency_s <= bound_s and p.row.family[:2] == kind)
+        return max(own, default=0.0)
+
+    best, last, found = 0.0, ("", 0), []
+    for point in points:
+        if point.row.throughput_rps <= best:
+            continue
+        best, kind = point.row.throughput_rps, point.row.family[:2]
+        if kind != last and max_rps(last, OVERTAKE * point.constrained_latency_s) < best:
+            strategy, tp = kind
+            degree = f"with TP {tp}" if tp > 1 else "without tensor parallelism"
+            found.append(Kink(point.constrained_latency_s, f"{strategy.upper()} {degree}: {point.row.words}"))
+            last = kind
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
 class StaticBatches:
-    """Static batches that memory holds, a row each, from small to large.
+    """Static batches that fit in memory, one row each, by size.
 
     Attributes:
-        batch: Requests.
-        latency_s: From a batch's encoding to its last token.
-        encode_s: Of the whole batch.
-        decode_s: A decode iteration, mean.
-        memory_share: What the fullest GPU needs over what it has.
+        batch: [n] requests.
+        latency_s: [n] from a batch's encoding to its last token.
+        encode_s: [n] encoding of the batch.
+        decode_s: [n] decode iteration, mean.
+        memory_share: [n] memory needs of the fullest GPU over its usable memory.
+        micro_batches: [n] parts of the batch in the pipeline.
         steps: Decode iterations.
-        micro_batches: Parts in the pipeline.
         tp: Tensor-parallel degree.
-        tp_groups: Stages of it; 0: of one GPU each.
-        gpus: In all.
+        tp_groups: Stages of this degree; 0: each stage is one GPU.
+        gpus: GPUs in total.
     """
 
     batch: Ints
@@ -273,36 +247,32 @@ class StaticBatches:
     encode_s: Floats
     decode_s: Floats
     memory_share: Floats
-    steps: int
     micro_batches: Ints
+    steps: int
     tp: int
     tp_groups: int
     gpus: int
 
     def best(self, bound_s: float) -> ScheduleRow | None:
-        """The batch of the highest throughput that meets a bound; None: none does."""
+        """Return the batch of the highest throughput that meets a bound; None: none does."""
         good = np.flatnonzero(self.latency_s <= bound_s)
-        if not len(good):
-            return None
-        return self.row(int(good[np.argmax((self.batch / self.latency_s)[good])]))
+        return self.row(int(good[np.argmax((self.batch / self.latency_s)[good])])) if len(good) else None
 
     def front(self, at_s: float = math.inf) -> tuple[FrontPoint, ...]:
-        """Those that none beats in both throughput and latency, thinned, by latency; the best at a bound is kept."""
+        """Return the thinned frontier by latency, exact at one bound."""
         rps = self.batch / self.latency_s
         before = np.maximum.accumulate(np.concatenate([[0.0], rps]))[:-1]
         best = np.flatnonzero(rps > before)
-        at = best[shown_of(self.latency_s[best], rps[best], [at_s])] if len(best) else best
+        at = best[thinned(self.latency_s[best], rps[best], [at_s])] if len(best) else best
         return tuple(FrontPoint(float(self.latency_s[i]), self.row(int(i))) for i in at)
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
-        """Quantiles of the latencies over batches in multiples of four, which ExeGPT takes for bounds."""
+        """Return quantiles of the latencies over batches in multiples of four, which ExeGPT takes for bounds."""
         latency_s = self.latency_s[self.batch % MULTIPLE == 0]
-        if not len(latency_s):
-            return ()
-        return tuple(float(bound_s) for bound_s in np.quantile(latency_s, quantiles))
+        return tuple(float(bound_s) for bound_s in np.quantile(latency_s, quantiles)) if len(latency_s) else ()
 
     def row(self, at: int) -> ScheduleRow:
-        """One of them as a schedule."""
+        """Return one of the batches as a schedule."""
         batch, latency_s = int(self.batch[at]), float(self.latency_s[at])
         return ScheduleRow(
             strategy="static",
@@ -324,98 +294,63 @@ class StaticBatches:
 
 
 def static_batches(estimator: Estimator) -> StaticBatches:
-    """All static batches of an estimator's task on its cluster; none where they do not fit."""
+    """Return all static batches of an estimator's task on its cluster; no rows where none fits."""
     setting = estimator.setting
-    tp, layout = _max_width(setting)
-    batch = np.concatenate([np.arange(1, MULTIPLE), np.arange(MULTIPLE, LARGEST + 1, MULTIPLE)])
-    if not layout.stages:
-        batch = batch[:0]
+    tp, layout = _widest_layout(setting)
+    batch = np.concatenate([np.arange(1, MULTIPLE), np.arange(MULTIPLE, MAX_STATIC_BATCH + 1, MULTIPLE)])
     stages = len(layout.stages)
-    parts = np.minimum(batch, max(stages, 1))
-    steps = setting.task.max_output_tokens - setting.assumptions.from_encode
-    share = _memory_share(setting, layout, batch, parts)
-    fits = share <= 1
+    steps = setting.task.max_output_tokens - setting.assumptions.encode_output_tokens
+    parts, share = np.minimum(batch, max(stages, 1)), np.zeros(len(batch))
+    if stages:  # Memory is reserved for outputs of maximum length.
+        visit = batch / parts
+        kv_tokens = setting.prompt_tokens_high(batch.astype(np.float64)) + batch * float(setting.task.max_output_tokens)
+        tokens = setting.prompt_tokens_high(visit)
+        needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv_tokens, None, tokens, visit)
+        share = needed / setting.available_bytes
+    fits = (share <= 1) & (stages > 0)
     batch, parts, share = batch[fits], parts[fits], share[fits]
-    encode_s = _encode_s(setting, layout, batch, parts)
-    decode_s = _decode_s(setting, layout, batch, parts, steps)
+    encode_s, decode_s = np.zeros(len(batch)), np.zeros(len(batch))
+    if stages and len(batch):
+        total, slowest = _pass_s(setting, layout, batch / parts, 0.0, encode=True)
+        encode_s = total + (parts - 1) * slowest
+    if steps and len(batch):
+        seqs = (batch / parts)[:, None] + np.zeros(steps)
+        kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
+        total, slowest = _pass_s(setting, layout, seqs, kv_tokens, encode=False)
+        decode_s = np.maximum(total, parts[:, None] * slowest).sum(axis=1)
     return StaticBatches(
         batch=batch,
         latency_s=encode_s + decode_s,
         encode_s=encode_s,
         decode_s=decode_s / max(steps, 1),
         memory_share=share,
-        steps=steps,
         micro_batches=parts,
+        steps=steps,
         tp=tp,
         tp_groups=stages if tp > 1 else 0,
         gpus=setting.cluster.gpus,
     )
 
 
-def _max_width(setting: Setting) -> tuple[int, Layout]:
-    """The widest degree that divides the cluster within a node, and its stages; none: no layout has layers for all."""
+def _widest_layout(setting: Setting) -> tuple[int, Layout]:
+    """Return the largest degree that divides the cluster within a node, and its stages; no stages if layers lack."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     for tp in sorted(setting.tables, reverse=True):
-        if tp > node or gpus % tp:
-            continue
-        try:
-            return tp, rra_layout(setting.model.layers, gpus, tp, gpus // tp if tp > 1 else 0)
-        except InputError:
-            break
+        if tp <= node and gpus % tp == 0:
+            try:
+                return tp, rra_layout(setting.model.layers, gpus, tp, gpus // tp if tp > 1 else 0)
+            except InputError:
+                break
     return 1, Layout(())
 
 
-def _memory_share(setting: Setting, layout: Layout, batch: Ints, parts: Ints) -> Floats:
-    """Room is kept for every output to be the longest."""
-    if not layout.stages:
-        return np.zeros(len(batch))
-    whole, in_visit = batch.astype(np.float64), batch / np.maximum(parts, 1)
-    kv_tokens = setting.prompt_tokens_high(whole) + whole * setting.task.max_output_tokens
-    tokens = setting.prompt_tokens_high(in_visit)
-    needed, _ = stage_bytes(setting.sizes(layout.stages), layout.stages, kv_tokens, None, tokens, in_visit)
-    return np.asarray(needed / setting.available_bytes)
-
-
-def _encode_s(setting: Setting, layout: Layout, batch: Ints, parts: Ints) -> Floats:
-    visits = [
-        count * _visit(setting, stage, place, len(layout.stages), batch / parts, 0.0, encode=True)
-        for place, (stage, count) in _kinds(layout)
-    ]
-    slowest = [
-        _visit(setting, stage, place, len(layout.stages), batch / parts, 0.0, encode=True)
-        for place, (stage, _) in _kinds(layout)
-    ]
-    if not visits:
-        return np.zeros(len(batch))
-    return np.asarray(np.sum(visits, axis=0) + (parts - 1) * np.max(slowest, axis=0))
-
-
-def _decode_s(setting: Setting, layout: Layout, batch: Ints, parts: Ints, steps: int) -> Floats:
-    """Seconds of all decode iterations: each one way through the stages, or the slowest stage's visits."""
-    if not steps or not len(batch):
-        return np.zeros(len(batch))
-    seqs = (batch / parts)[:, None] + np.zeros(steps)
-    kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
-    whole, slowest = np.zeros(seqs.shape), np.zeros(seqs.shape)
-    for place, (stage, count) in _kinds(layout):
-        visit = _visit(setting, stage, place, len(layout.stages), seqs, kv_tokens, encode=False)
-        whole, slowest = whole + count * visit, np.maximum(slowest, visit)
-    return np.asarray(np.maximum(whole, parts[:, None] * slowest).sum(axis=1))
-
-
-def _visit(
-    setting: Setting, stage: Stage, place: int, stages: int, seqs: Floats, kv_tokens: Floats | float, *, encode: bool
-) -> Floats:
-    ends = place == 0, place == stages - 1
-    return visits_s(setting.packed(stage.tp), seqs, kv_tokens, stage.layers, *ends, encode=encode)
-
-
-def _kinds(layout: Layout) -> list[tuple[int, tuple[Stage, int]]]:
-    """The first and the last stage, and those between them that differ: (place, (stage, how many))."""
-    last = len(layout.stages) - 1
-    found: dict[tuple[Stage, bool, bool], tuple[int, int]] = {}
-    for place, stage in enumerate(layout.stages):
-        key = stage, place == 0, place == last
-        first, count = found.get(key, (place, 0))
-        found[key] = first, count + 1
-    return [(place, (key[0], count)) for key, (place, count) in found.items()]
+def _pass_s(
+    setting: Setting, layout: Layout, seqs: Floats, kv_tokens: Floats | float, *, encode: bool
+) -> tuple[Floats, Floats]:
+    """Return the seconds of a pass through all stages, and of the slowest stage's visit."""
+    total, slowest = np.zeros(seqs.shape), np.zeros(seqs.shape)
+    for (stage, first, last), count in stage_kinds(layout.stages).items():
+        packed = setting.packed(stage.tp)
+        visit_s = visits_s(packed, seqs, kv_tokens, stage.layers, first, last, encode=encode)
+        total, slowest = total + count * visit_s, np.maximum(slowest, visit_s)
+    return total, slowest

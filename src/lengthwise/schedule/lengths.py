@@ -1,4 +1,4 @@
-"""How long a task's prompts and outputs are, as probabilities of every number of tokens."""
+"""Length distributions of a task, and what follows from them for batches and for phases of decode iterations."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from lengthwise.workload import Joint, Marginal, draw, preset
 Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 2**20
-"""Longest prompt or output that is tabled."""
+"""Longest prompt or output of a table."""
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Batch sizes at which dynamic adjustment is sampled; interpolated in between, constant beyond."""
 
 _BISECTIONS = 54
 _NEGLIGIBLE = 1e-12
-_SUM_SLACK = 1e-6
+_SUM_TOLERANCE = 1e-6
+_STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 
 
 @dataclass(frozen=True, eq=False)
 class TaskLengths:
-    """Lengths of a task. Prompts and outputs count as independent, as in ExeGPT's simulator.
+    """Lengths of a task's requests. Prompts and outputs count as independent, as in ExeGPT's simulator.
 
     Attributes:
-        prompt_pmf: [longest + 1] probability of so many prompt tokens; nothing at 0.
+        prompt_pmf: [longest + 1] probability of each number of prompt tokens; 0 at 0 tokens.
         output_pmf: [longest + 1] the same of output tokens.
-        name: For tables and reports.
+        name: Label in tables and reports.
     """
 
     prompt_pmf: Floats
@@ -40,42 +43,49 @@ class TaskLengths:
 
     def __post_init__(self) -> None:
         for side in ("prompt_pmf", "output_pmf"):
-            object.__setattr__(self, side, _checked(getattr(self, side), side))
+            pmf = np.array(getattr(self, side), dtype=np.float64)
+            valid = pmf.ndim == 1 and len(pmf) > 1 and np.isfinite(pmf).all() and (pmf >= 0).all()
+            if not valid or pmf[0] != 0 or abs(pmf.sum() - 1) > _SUM_TOLERANCE:
+                raise InputError(f"{side} must be probabilities of 0, 1, 2, ... tokens that add up to 1, 0 tokens at 0")
+            pmf = pmf[: np.flatnonzero(pmf)[-1] + 1]
+            pmf /= pmf.sum()
+            pmf.setflags(write=False)
+            object.__setattr__(self, side, pmf)
 
     @classmethod
     def from_marginals(cls, prompt: Marginal, output: Marginal, name: str = "") -> TaskLengths:
-        """The whole-token distributions of two marginals, exact to rounding.
+        """Return the whole-token distributions of two marginals, exact to rounding.
 
         Raises:
-            InputError: A tail reaches beyond ``MOST_TOKENS``; give the marginal a maximum.
+            InputError: A tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
         """
-        return cls(_pmf_of(prompt, "prompts"), _pmf_of(output, "outputs"), name)
+        return cls(_discretize(prompt, "prompts"), _discretize(output, "outputs"), name)
 
     @classmethod
     def from_samples(cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = "") -> TaskLengths:
-        """How often each length was seen.
+        """Return the empirical distributions of observed lengths.
 
         Raises:
-            InputError: There is none, or one is no whole number from 1 on.
+            InputError: A column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
         """
-        return cls(_counted(prompt_tokens, "prompts"), _counted(output_tokens, "outputs"), name)
+        return cls(_histogram(prompt_tokens, "prompts"), _histogram(output_tokens, "outputs"), name)
 
     @classmethod
     def from_workload(cls, workload: Workload) -> TaskLengths:
-        """How often each length occurs in a workload."""
+        """Return the empirical distributions of a workload."""
         return cls.from_samples(workload.prompt_tokens, workload.output_tokens, workload.name)
 
     @classmethod
     def fixed(cls, prompt_tokens: int, output_tokens: int, name: str = "") -> TaskLengths:
-        """All requests alike."""
+        """Return lengths that are the same for all requests."""
         return cls.from_samples([prompt_tokens], [output_tokens], name)
 
     @classmethod
     def from_preset(cls, name: str, samples: int = 1 << 17, seed: int = 0) -> TaskLengths:
-        """The lengths of a named workload: exact where it has two marginals, else from so many draws.
+        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws.
 
         Raises:
-            UnknownNameError: There is no such preset.
+            UnknownNameError: No preset has this name.
         """
         named = preset(name)
         if isinstance(named.lengths, Joint):
@@ -85,109 +95,95 @@ class TaskLengths:
 
     @cached_property
     def mean_prompt_tokens(self) -> float:
-        """Mean prompt."""
+        """Return the mean prompt length."""
         return _moment(self.prompt_pmf, 1)
 
     @cached_property
     def mean_square_prompt(self) -> float:
-        """Mean of the squared prompt tokens."""
+        """Return the mean of the squared prompt length."""
         return _moment(self.prompt_pmf, 2)
 
     @cached_property
     def prompt_variance(self) -> float:
-        """Variance of the prompt tokens; exactly 0 for prompts of one length."""
+        """Return the variance of the prompt length; exactly 0 for prompts of one length."""
         tokens = np.arange(len(self.prompt_pmf))
         return float(self.prompt_pmf @ (tokens - self.mean_prompt_tokens) ** 2)
 
     @cached_property
     def mean_output_tokens(self) -> float:
-        """Mean output."""
+        """Return the mean output length."""
         return _moment(self.output_pmf, 1)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longest prompt."""
+        """Return the longest prompt."""
         return len(self.prompt_pmf) - 1
 
     @property
     def max_output_tokens(self) -> int:
-        """Longest output."""
+        """Return the longest output."""
         return len(self.output_pmf) - 1
 
     def prompt_quantile(self, level: float) -> int:
-        """Fewest tokens that a share ``level`` of the prompts does not exceed."""
+        """Return the ``level`` quantile of the prompt length."""
         return _quantile(self.prompt_pmf, level)
 
     def output_quantile(self, level: float) -> int:
-        """Fewest tokens that a share ``level`` of the outputs does not exceed."""
+        """Return the ``level`` quantile of the output length."""
         return _quantile(self.output_pmf, level)
 
-    def decode_survival(self, from_encode: int = 1) -> Floats:
-        """[longest - from_encode] share of requests that need a 1st, 2nd, ... decode iteration.
+    def decode_survival(self, encode_output_tokens: int = 1) -> Floats:
+        """Return [longest - encode_output_tokens] shares of requests that need a 1st, 2nd, ... decode iteration.
 
-        ``from_encode`` tokens of every output come from its encoding.
+        The encoding of a request produces the first ``encode_output_tokens`` of its output.
         """
         at_least = np.cumsum(self.output_pmf[::-1])[::-1]
-        return np.asarray(np.minimum(at_least[1 + from_encode :], 1.0))
+        return np.asarray(np.minimum(at_least[1 + encode_output_tokens :], 1.0))
 
     def require_within(self, model: ModelSpec) -> None:
-        """Nothing, if the model takes the longest prompt with the longest output.
+        """Raise unless the model's context holds the longest prompt with the longest output.
 
         Raises:
             InputError: It does not.
         """
-        longest = self.max_prompt_tokens + self.max_output_tokens
-        if longest > model.max_model_len:
+        if self.max_prompt_tokens + self.max_output_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
                 f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum"
             )
 
 
-def _checked(pmf: npt.ArrayLike, side: str) -> Floats:
-    """The pmf with a sum of 1 and no empty tail, read-only."""
-    values = np.array(pmf, dtype=np.float64)
-    good = values.ndim == 1 and len(values) > 1 and np.isfinite(values).all() and (values >= 0).all()
-    if not good or values[0] != 0 or abs(values.sum() - 1) > _SUM_SLACK:
-        raise InputError(f"{side} must be probabilities of 0, 1, 2, ... tokens that add up to 1, 0 tokens at 0")
-    values = values[: np.flatnonzero(values)[-1] + 1]
-    values /= values.sum()
-    values.setflags(write=False)
-    return values
-
-
-def _counted(tokens: npt.ArrayLike, what: str) -> Floats:
-    seen = np.asarray(tokens)
-    if seen.ndim != 1 or seen.size == 0:
-        raise InputError(f"{what} must be a column of at least one length; the shape is {seen.shape}")
-    whole = np.isfinite(seen) & (seen == np.floor(seen)) & (seen >= 1) & (seen <= MAX_TOKENS)
-    if not whole.all():
+def _histogram(tokens: npt.ArrayLike, side: str) -> Floats:
+    values = np.asarray(tokens)
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"{side} must be a column of at least one length; the shape is {values.shape}")
+    valid = np.isfinite(values) & (values == np.floor(values)) & (values >= 1) & (values <= MAX_TOKENS)
+    if not valid.all():
         raise InputError(
-            f"{what} must be whole numbers of tokens from 1 to {MAX_TOKENS}; one is {seen[np.argmin(whole)]}"
+            f"{side} must be whole numbers of tokens from 1 to {MAX_TOKENS}; one is {values[np.argmin(valid)]}"
         )
-    return np.bincount(seen.astype(np.int64)) / seen.size
+    return np.bincount(values.astype(np.int64)) / values.size
 
 
-def _pmf_of(marginal: Marginal, what: str) -> Floats:
-    """Where the quantile function passes each half token, by bisection over its level."""
-    top = np.array([1 - _NEGLIGIBLE])
-    longest = int(_complete(marginal.quantile(top))[0])
+def _discretize(marginal: Marginal, side: str) -> Floats:
+    """Return the pmf of a rounded marginal: bisect for the level at which its quantile passes each half token."""
+
+    def tokens_at(level: Floats) -> Floats:
+        return np.asarray(np.maximum(np.rint(marginal.quantile(level)), 1.0))
+
+    longest = int(tokens_at(np.array([1 - _NEGLIGIBLE]))[0])
     if longest > MAX_TOKENS:
         raise InputError(
-            f"{what} must not be longer than {MAX_TOKENS} tokens; a tail reaches {longest}. Give a maximum."
+            f"{side} must not be longer than {MAX_TOKENS} tokens; a tail reaches {longest}. Give a maximum."
         )
     tokens = np.arange(longest)
     low, high = np.zeros(longest), np.ones(longest)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        below = _complete(marginal.quantile(np.clip(middle, _NEGLIGIBLE, 1 - _NEGLIGIBLE))) <= tokens
+        below = tokens_at(np.clip(middle, _NEGLIGIBLE, 1 - _NEGLIGIBLE)) <= tokens
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     cdf = np.append(np.where(tokens > 0, low, 0.0), 1.0)
     return np.diff(np.maximum.accumulate(cdf), prepend=0.0)
-
-
-def _complete(tokens: Floats) -> Floats:
-    return np.asarray(np.maximum(np.rint(tokens), 1.0))
 
 
 def _moment(pmf: Floats, power: int) -> float:
@@ -200,78 +196,73 @@ def _quantile(pmf: Floats, level: float) -> int:
     return int(np.argmax(np.cumsum(pmf) >= level - _NEGLIGIBLE))
 
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Prompts of a batch for which it is drawn; between them it is interpolated, beyond them batches are as of the last."""
-_STREAMS, _BATCHES, _LEAD = 400, 30, 3
-
-
 @dataclass(frozen=True, eq=False)
-class Resized:
-    """By ``SIZES``.
+class AdjustedBatches:
+    """Encode batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
 
     Attributes:
-        prompts: Mean prompts of a batch, over the size.
-        ranges: How far above its mean a batch's tokens are at the level, relative to the mean.
+        prompts: Mean prompts of a batch over its target size.
+        ranges: Relative excess of a batch's tokens over their mean at the level.
     """
 
     prompts: Floats
     ranges: Floats
 
-    def times(self, seqs: Floats) -> Floats:
-        """[n] how many times as many prompts batches have in the mean as the ``seqs`` they should have."""
+    def size_factor(self, seqs: Floats) -> Floats:
+        """Return [n] mean prompts of batches over their target sizes ``seqs``."""
         return np.asarray(np.interp(seqs, SIZES, self.prompts))
 
-    def ranges_of(self, seqs: Floats) -> Floats:
-        """[n] relative ranges of their tokens."""
+    def relative_range(self, seqs: Floats) -> Floats:
+        """Return [n] relative ranges of the tokens of batches of ``seqs`` prompts."""
         return np.asarray(np.interp(seqs, SIZES, self.ranges))
 
 
-UNCHANGED = Resized(np.ones(len(SIZES)), np.full(len(SIZES), np.inf))
-"""Without a threshold; that a range is infinite says that nothing bounds it."""
+UNADJUSTED = AdjustedBatches(np.ones(len(SIZES)), np.full(len(SIZES), np.inf))
+"""Batches without a threshold; an infinite range means that nothing limits it."""
 
 
-def resized(task: TaskLengths, threshold: float, level: float) -> Resized:
-    """What a threshold makes of a task's batches; the same for the same task."""
+def adjusted_batches(task: TaskLengths, threshold: float, level: float) -> AdjustedBatches:
+    """Return the effect of a threshold on a task's encode batches, sampled with fixed seeds."""
     if task.prompt_variance == 0:
-        return UNCHANGED
-    return _resized(task.prompt_pmf.tobytes(), threshold, level)
+        return UNADJUSTED
+    return _sampled_batches(task.prompt_pmf.tobytes(), threshold, level)
 
 
 @lru_cache(maxsize=64)
-def _resized(pmf: bytes, threshold: float, level: float) -> Resized:
-    cdf = np.cumsum(np.frombuffer(pmf))
-    mean = float((np.frombuffer(pmf) * np.arange(len(cdf))).sum())
-    rows = [_drawn(cdf, mean, size, threshold, level) for size in SIZES]
-    prompts, ranges = np.array(rows).T
-    return Resized(prompts / np.array(SIZES), ranges)
+def _sampled_batches(pmf_bytes: bytes, threshold: float, level: float) -> AdjustedBatches:
+    pmf = np.frombuffer(pmf_bytes)
+    cdf, mean = np.cumsum(pmf), float((pmf * np.arange(len(pmf))).sum())
+    prompts, ranges = np.array([_sample_batches(cdf, mean, size, threshold, level) for size in SIZES]).T
+    return AdjustedBatches(prompts / np.array(SIZES), ranges)
 
 
-def _drawn(cdf: Floats, mean: float, size: int, threshold: float, level: float) -> tuple[float, float]:
-    """(mean prompts, relative range) of batches cut from streams of prompts."""
-    rng, batch = np.random.default_rng([size, 1]), size * mean
-    low, high = (1 - threshold) * batch, (1 + threshold) * batch
+def _sample_batches(cdf: Floats, mean: float, size: int, threshold: float, level: float) -> tuple[float, float]:
+    """Return (mean prompts, relative range of tokens) of batches cut from streams of random prompts."""
+    rng, target = np.random.default_rng([size, 1]), size * mean
+    low, high = (1 - threshold) * target, (1 + threshold) * target
     tokens, prompts = np.zeros(_STREAMS), np.zeros(_STREAMS)
-    ended: list[tuple[Floats, Floats]] = []
-    for _ in range(math.ceil((_BATCHES + _LEAD) * size)):
-        following = np.searchsorted(cdf, rng.random(_STREAMS) * cdf[-1], side="right").astype(np.float64)
-        after, short = tokens + following, tokens < low
-        more = (after <= high) & ((prompts < size) | short)
-        over = (prompts > 0) & ~(more | (short & (tokens + after < 2 * batch)))
-        if over.any():
-            ended.append((prompts[over], tokens[over]))
-        tokens, prompts = np.where(over, following, after), np.where(over, 1.0, prompts + 1)
-    counts, sums = (np.concatenate(column[_LEAD:]) for column in zip(*ended, strict=True))
+    finished: list[tuple[Floats, Floats]] = []
+    for _ in range(math.ceil((_BATCHES + _WARM_UP_BATCHES) * size)):
+        new = np.searchsorted(cdf, rng.random(_STREAMS) * cdf[-1], side="right").astype(np.float64)
+        total, below = tokens + new, tokens < low
+        fits = (total <= high) & ((prompts < size) | below)
+        # A batch that is too small still takes a prompt beyond the upper limit if that is nearer to the target.
+        closed = (prompts > 0) & ~(fits | (below & (tokens + total < 2 * target)))
+        if closed.any():
+            finished.append((prompts[closed], tokens[closed]))
+        tokens, prompts = np.where(closed, new, total), np.where(closed, 1.0, prompts + 1)
+    counts, sums = (np.concatenate(column[_WARM_UP_BATCHES:]) for column in zip(*finished, strict=True))
     return float(counts.mean()), max(float(np.quantile(sums, level) / sums.mean()) - 1.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class PhaseShares:
-    """What each decode iteration of a phase works on, for one new request a phase.
+class PhaseLoads:
+    """Load of each decode iteration of a phase, per new request of the phase.
 
     Attributes:
         seqs: [N_D] sequences; the first is B_D / B_E.
-        kv_tokens: [N_D] cached tokens that they read.
-        seqs_variance: [N_D] variance of the sequences, over phases of one new request each.
+        kv_tokens: [N_D] cached tokens that these read.
+        seqs_variance: [N_D] variance of the sequences.
         kv_variance: [N_D] variance of the cached tokens.
     """
 
@@ -281,44 +272,49 @@ class PhaseShares:
     kv_variance: Floats
 
     def columns(self) -> Floats:
-        """[N_D, 4] all of it."""
+        """Return [N_D, 4] all four as columns, in this order."""
         return np.column_stack([self.seqs, self.kv_tokens, self.seqs_variance, self.kv_variance])
 
 
-def phase_shares(task: TaskLengths, steps: int, from_encode: int = 1, *, paper: bool = False) -> PhaseShares:
-    """The steady state of phases of ``steps`` decode iterations.
+def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
+    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations.
 
     Args:
         task: Lengths.
         steps: N_D.
-        from_encode: Output tokens that come from the encoding.
-        paper: Completions as ExeGPT writes them; the variances stay renewal theory's.
+        encode_output_tokens: Output tokens that the encoding produces.
+        paper: Whether completions follow ExeGPT's formula; the variances are those of renewal theory either way.
 
     Raises:
         InputError: ``steps`` is above the longest output.
     """
     require_steps(task, steps)
-    alive, age = _by_iteration(task, steps, from_encode)
+    alive, age = _by_iteration(task, steps, encode_output_tokens)
     seqs, prompt = alive.sum(axis=0), task.mean_prompt_tokens
     context = prompt + age
     kv_tokens = (alive * context).sum(axis=0)
     square = task.mean_square_prompt + 2 * age * prompt + age**2
     kv_variance = (alive * square - (alive * context) ** 2).sum(axis=0)
     if paper:
-        per_seq = kv_tokens.sum() / seqs.sum() if seqs.any() else prompt
-        seqs = _paper_seqs(task, steps, from_encode)
-        kv_tokens = seqs * per_seq
-    return PhaseShares(seqs, kv_tokens, (alive * (1 - alive)).sum(axis=0), np.maximum(kv_variance, 0.0))
+        tokens_per_seq = kv_tokens.sum() / seqs.sum() if seqs.any() else prompt
+        completions = paper_completions(task, steps, encode_output_tokens)
+        seqs = np.zeros(steps)
+        if total := completions.sum():
+            entering = float(task.decode_survival(encode_output_tokens)[:1].sum())
+            before = np.concatenate([[0.0], np.cumsum(completions)[:-1]])
+            seqs = np.asarray(entering / total * (1 - before))
+        kv_tokens = seqs * tokens_per_seq
+    return PhaseLoads(seqs, kv_tokens, (alive * (1 - alive)).sum(axis=0), np.maximum(kv_variance, 0.0))
 
 
-def paper_completions(task: TaskLengths, steps: int, from_encode: int = 0) -> Floats:
-    """[N_D] ExeGPT's P_D(U): the share of the decode batch that completes at each iteration of a phase.
+def paper_completions(task: TaskLengths, steps: int, encode_output_tokens: int = 0) -> Floats:
+    """Return [N_D] ExeGPT's P_D(U): the share of the decode batch that completes at each iteration U of a phase.
 
     ``P_D(U | n)`` is 1 at ``U = n`` for ``n <= N_D``, else ``1 / ceil(n / N_D)`` at ``U = 1 + (n - 1) mod N_D``.
-    Requests that need no decode iteration are left out.
+    Requests that need no decode iteration are excluded.
     """
     require_steps(task, steps)
-    needs = task.output_pmf[1 + from_encode :]
+    needs = task.output_pmf[1 + encode_output_tokens :]
     if not needs.any():
         return np.zeros(steps)
     n = np.arange(1, len(needs) + 1)
@@ -326,26 +322,26 @@ def paper_completions(task: TaskLengths, steps: int, from_encode: int = 0) -> Fl
     return np.asarray(np.bincount((n - 1) % steps, weights=weight, minlength=steps), dtype=np.float64)
 
 
-def renewal_completions(task: TaskLengths, steps: int, from_encode: int = 1) -> Floats:
-    """[N_D] the share of the decode batch at a phase's start that completes at each iteration."""
+def renewal_completions(task: TaskLengths, steps: int, encode_output_tokens: int = 1) -> Floats:
+    """Return [N_D] shares of a phase's first decode batch that complete at each iteration, by renewal theory."""
     require_steps(task, steps)
-    alive, _ = _by_iteration(task, steps, from_encode)
-    left = _after(alive)
+    alive, _ = _by_iteration(task, steps, encode_output_tokens)
     start = alive.sum(axis=0)[0]
-    return np.zeros(steps) if start == 0 else np.asarray((alive - left).sum(axis=0) / start)
+    alive_next = np.append(alive.reshape(-1)[1:], 0.0).reshape(alive.shape)
+    return np.zeros(steps) if start == 0 else np.asarray((alive - alive_next).sum(axis=0) / start)
 
 
-def finish(steps: int, iterations: int) -> tuple[int, int]:
-    """(phases, iteration of the last of them) in which a request's ``iterations`` are over."""
+def phase_position(steps: int, iterations: int) -> tuple[int, int]:
+    """Return (number of phases, iteration within the last one) at which a request's last iteration is done."""
     phases = max(1, -(-iterations // steps))
     return phases, iterations - (phases - 1) * steps
 
 
 def require_steps(task: TaskLengths, steps: int) -> None:
-    """Nothing, if a phase of ``steps`` decode iterations is no longer than the longest output.
+    """Raise unless a phase has from 1 to as many decode iterations as the longest output has tokens.
 
     Raises:
-        InputError: It is, or it has none.
+        InputError: It has not.
     """
     if not 1 <= steps <= task.max_output_tokens:
         raise InputError(
@@ -353,27 +349,11 @@ def require_steps(task: TaskLengths, steps: int) -> None:
         )
 
 
-def _by_iteration(task: TaskLengths, steps: int, from_encode: int) -> tuple[Floats, Floats]:
-    """[phases ago, N_D] share of requests alive, and which of its own iterations each is at."""
-    alive = task.decode_survival(from_encode)
+def _by_iteration(task: TaskLengths, steps: int, encode_output_tokens: int) -> tuple[Floats, Floats]:
+    """Return [phases since admission, N_D] shares of requests alive, and the iteration of its own each is at."""
+    alive = task.decode_survival(encode_output_tokens)
     phases = max(1, -(-len(alive) // steps))
     padded = np.zeros(phases * steps)
     padded[: len(alive)] = alive
     age = np.arange(1, phases * steps + 1, dtype=np.float64)
     return padded.reshape(phases, steps), age.reshape(phases, steps)
-
-
-def _after(alive: Floats) -> Floats:
-    """The same, one iteration later in each request's own life."""
-    flat = np.append(alive.reshape(-1)[1:], 0.0)
-    return flat.reshape(alive.shape)
-
-
-def _paper_seqs(task: TaskLengths, steps: int, from_encode: int) -> Floats:
-    completions = paper_completions(task, steps, from_encode)
-    total = completions.sum()
-    if total == 0:
-        return np.zeros(steps)
-    entering = float(task.decode_survival(from_encode)[:1].sum())
-    before = np.concatenate([[0.0], np.cumsum(completions)[:-1]])
-    return np.asarray(entering / total * (1 - before))

@@ -1,38 +1,36 @@
 """The best point under a latency bound, by branch and bound over monotone variables.
 
-After ExeGPT (Oh et al., ASPLOS 2024), Algorithm 1, for any number of variables. Raising a variable is
-meant to raise throughput T and latency L, or to leave them. A block is all points from a corner a up to a
-corner b.
+After ExeGPT (Oh et al., ASPLOS 2024), Algorithm 1, for any number of variables. A step up in a variable raises
+throughput T and latency L, or leaves them equal. A block is the set of points between a corner a and a corner b.
 
-**What is certain.** Let e_T and e_L be the tolerances and g the accepted gap (e_T unless given). If for all
-x <= y of which one meets the bound, T(x) <= T(y) (1 + e_T) and L(x) <= L(y) (1 + e_L), then the result has
-at least 1 / (1 + g) >= 1 - g of the best throughput of any point that meets the bound. With e_T = e_L = 0,
-on monotone functions, it is the best, and of equal ones the fastest. Of a variable whose direction is not
-known nothing is assumed: x and y are then equal in it, and no block spans two of its values.
+**Guarantee.** Let e_T and e_L be the tolerances and g the accepted gap (e_T unless given). If for all x <= y of which
+one meets the bound, T(x) <= T(y) (1 + e_T) and L(x) <= L(y) (1 + e_L), then the result has at least 1 / (1 + g) >=
+1 - g of the best throughput of any point that meets the bound. With e_T = e_L = 0 and monotone functions it is the
+best point, and among equal ones the fastest. About a variable of unknown direction nothing is assumed: x and y are
+equal in it, and no block spans two of its values.
 
-**Proof.** Every point is evaluated or lies in a block that was discarded, and a block is discarded for one
-of two reasons. *Too slow*: L(a) > bound (1 + e_L). Each y of the block has L(y) >= L(a) / (1 + e_L) >
-bound, so none meets the bound. *No better*: T(b) (1 + e_T) <= T* (1 + g), where T* is the best so far. Each
-x of the block that meets the bound has T(x) <= T(b) (1 + e_T) <= T* (1 + g). T* only grows. A block keeps
-the tightest of its ancestors' corners, as they bound it too. Where e_T = g the second reason is T(b) <= T*:
-a corner b that meets the bound settles its block, at no cost for the tolerance. At T(b) = T* a block is
-kept while its least latency is below that of the best, so that ties end at the fastest point.
+**Proof.** Every point is evaluated or lies in a block that is discarded, for one of two reasons. *Too slow*: L(a) >
+bound (1 + e_L). Each y of the block has L(y) >= L(a) / (1 + e_L) > bound, so none meets the bound. *No better*: T(b)
+(1 + e_T) <= T* (1 + g), where T* is the best so far. Each x of the block that meets the bound has T(x) <= T(b) (1 +
+e_T) <= T* (1 + g). T* only grows. A block inherits the tightest of its ancestors' corners, as they bound it too. Where
+e_T = g the second condition is T(b) <= T*: a corner b that meets the bound settles its block, at no cost for the
+tolerance. At T(b) = T* a block remains while its minimum latency is below that of the best, so that ties end at the
+fastest point.
 
-A point that cannot run has infinite latency and so is too slow with all above it. Its throughput, unless
-perf says what it would be, bounds nothing.
+An infeasible point has infinite latency, so it is too slow with all points above it. Its throughput bounds nothing,
+unless the performance function states what it would be.
 
-**Where the published algorithm differs, and why this is not it.** It updates T* only from the upper corners
-of halves, though lower corners are evaluated too and are the first to meet a tight bound; here every point
-that is evaluated counts. It starts with T* at the lowest corner whether or not that meets the bound, and may
-return it; here nothing is returned that does not meet it. It compares queued blocks with T* only when T*
-improves, so that worse blocks may enter later; here a block is judged when it is made and again when it is
-taken. It keeps, and splits down to points, a block whose upper corner meets the bound if it is within the
-tolerance of T*; here only a smaller accepted gap asks for that. It takes blocks by their lower corner; here
-by the upper one, so that, one block a wave, none below the final T* is split. It splits by the better of the
-single-axis corners, which costs d points a block: over random smooth instances of 3 and 4 variables it
-evaluated 1.6 to 2.3 times the points, on average, that halving the side with the longest share of its range
-needs, which is done here (11 times, where it measures sides by their number of values). Two neighbours and
-single points are never split; a line is bisected with one point a step, not two.
+**Differences from the published algorithm.** It updates T* only from the upper corners of halves, though lower corners
+are evaluated too and are the first to meet a tight bound; here every evaluated point counts. It starts with T* at the
+lowest corner whether or not that meets the bound, and may return it; here every returned point meets the bound. It
+compares queued blocks with T* only when T* improves, so that worse blocks may enter later; here a block is compared
+when it is created and again when it is taken. It splits a block whose upper corner meets the bound and is within the
+tolerance of T* down to points; here only a smaller accepted gap requires that. It takes blocks by their lower corner;
+here by the upper one, so that, with one block per wave, no block below the final T* is split. It splits by the better
+of the single-axis corners, which costs d points per block: over random smooth instances of 3 and 4 variables it
+evaluated 1.6 to 2.3 times as many points, on average, as halving the side with the longest share of its range, which
+is done here (11 times, if sides are measured by their number of values). Two neighbours and single points are never
+split; a line is bisected with one point per step, not two.
 """
 
 from __future__ import annotations
@@ -50,18 +48,23 @@ from lengthwise.schema.errors import InputError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Place = tuple[int, ...]
+Key = tuple[float, float, Place]
+
+CHUNK = 65_536
+_NO_POINT: Key = (math.inf, math.inf, ())
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One integer variable and the values it may take.
+    """An integer variable.
 
     Attributes:
-        name: What it is called.
-        values: All of them, each once, in the order of their effect.
-        rising: A later value raises throughput and latency; False: it lowers both; None: nothing is known of
-            its effect, so that its values are searched side by side, which costs more.
+        name: Label.
+        values: All values it may take, each once, ordered by their effect.
+        rising: Whether a later value raises throughput and latency (True) or lowers both (False). None: unknown; its
+            values are searched side by side, which costs more.
     """
 
     name: str
@@ -78,12 +81,12 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Perf:
-    """A row a point.
+    """Performance of points, one row each.
 
     Attributes:
-        latency_s: What is bounded; infinite where the point cannot run.
-        throughput_rps: What is to be high. Where the point cannot run: what it would be if it could, which
-            saves the search many points, or 0 or NaN: unknown.
+        latency_s: Latency, infinite where the point is infeasible.
+        throughput_rps: Throughput. Of an infeasible point the throughput it would have, which saves the search many
+            points; 0 or NaN: unknown.
     """
 
     latency_s: Floats
@@ -91,69 +94,68 @@ class Perf:
 
 
 Performance = Callable[[Ints], Perf]
-"""From points (a row a point, a column a variable) to what they yield."""
+"""Function from points (a row per point, a column per variable) to their performance."""
 
 
-class Box:
-    """All points of some variables; a place counts each variable's values from least to greatest effect."""
+class _Box:
+    """All points of some variables. A place is a point by the index of each value in order of rising effect."""
 
-    def __init__(self, variables: Sequence[Variable]) -> None:
+    def __init__(self, perf: Performance, variables: Sequence[Variable]) -> None:
         if not variables:
             raise InputError("a search must have 1 variable or more; there are none")
+        self._perf = perf
         self._values = [np.array(v.values[::-1] if v.rising is False else v.values, np.int64) for v in variables]
+        self._unknown = [variable.rising is None for variable in variables]
         self.shape = tuple(len(values) for values in self._values)
         self.size = math.prod(self.shape)
-        self._unknown = [variable.rising is None for variable in variables]
 
     def blocks(self) -> Iterator[tuple[Place, Place]]:
-        """The lowest and highest corners of the largest blocks: in each, every variable that differs rises."""
+        """Yield the lowest and highest corners of the largest blocks in which every variable that differs rises."""
         ranges = [range(n) if unknown else (0,) for n, unknown in zip(self.shape, self._unknown, strict=True)]
         for lowest in itertools.product(*ranges):
             sides = zip(lowest, self.shape, self._unknown, strict=True)
             yield lowest, tuple(at if unknown else n - 1 for at, n, unknown in sides)
 
-    def points(self, places: Ints) -> Ints:
-        """The variables' values at places, a row each."""
-        columns = [values[places[:, axis]] for axis, values in enumerate(self._values)]
-        return np.stack(columns, axis=1)
-
     def point(self, place: Place) -> Place:
-        """The variables' values at one place."""
+        """Return the variables' values at a place."""
         return tuple(int(values[at]) for values, at in zip(self._values, place, strict=True))
 
-    def chunks(self, points: int) -> Iterator[tuple[int, Ints]]:
-        """All places in order, so many at a time, each lot with the number of its first."""
+    def evaluated(self, key: Key) -> EvaluatedPoint:
+        """Return the point of a key (latency, -throughput, place)."""
+        return EvaluatedPoint(self.point(key[2]), key[0], -key[1])
+
+    def evaluate(self, places: Ints) -> Perf:
+        """Return the performance at places, one row each.
+
+        Raises:
+            InputError: The performance function does not return numbers of 0 or more for each point.
+        """
+        got = self._perf(np.stack([values[places[:, axis]] for axis, values in enumerate(self._values)], axis=1))
+        latency, throughput = np.asarray(got.latency_s, np.float64), np.asarray(got.throughput_rps, np.float64)
+        shapes = latency.shape, throughput.shape
+        if shapes != ((len(places),),) * 2:
+            raise InputError(f"perf must give a row for each of {len(places)} points; it gave shapes {shapes}")
+        feasible = np.isfinite(latency)
+        valid = (latency >= 0) & (~feasible | (np.isfinite(throughput) & (throughput >= 0)))
+        if not valid.all():
+            at = int(np.argmin(valid))
+            raise InputError(
+                f"perf must give a latency and a throughput of 0 or more; at {self.point(tuple(places[at]))} "
+                f"it gave {latency[at]} s and {throughput[at]} a second"
+            )
+        return Perf(latency, throughput)
+
+    def chunks(self, points: int) -> Iterator[tuple[slice, Ints, Perf]]:
+        """Evaluate all places in order, ``points`` at a time; yield their range, the places and their performance."""
         for start in range(0, self.size, points):
             numbers = np.arange(start, min(start + points, self.size), dtype=np.int64)
-            yield start, np.stack(np.unravel_index(numbers, self.shape), axis=1).astype(np.int64)
-
-
-def performance_at(perf: Performance, box: Box, places: Ints) -> Perf:
-    """What places yield.
-
-    Raises:
-        InputError: The answer is not a number of 0 or more for each point.
-    """
-    given = perf(box.points(places))
-    latency = np.asarray(given.latency_s, np.float64)
-    throughput = np.asarray(given.throughput_rps, np.float64)
-    shapes = latency.shape, throughput.shape
-    if shapes != ((len(places),),) * 2:
-        raise InputError(f"perf must give a row for each of {len(places)} points; it gave shapes {shapes}")
-    runs = np.isfinite(latency)
-    good = (latency >= 0) & (~runs | (np.isfinite(throughput) & (throughput >= 0)))
-    if not good.all():
-        at = int(np.argmin(good))
-        raise InputError(
-            f"perf must give a latency and a throughput of 0 or more; at {box.point(tuple(places[at]))} "
-            f"it gave {latency[at]} s and {throughput[at]} a second"
-        )
-    return Perf(latency, throughput)
+            places = np.stack(np.unravel_index(numbers, self.shape), axis=1).astype(np.int64)
+            yield slice(start, start + len(numbers)), places, self.evaluate(places)
 
 
 @dataclass(frozen=True)
-class Reached:
-    """A point, by the variables' values, and what it yields."""
+class EvaluatedPoint:
+    """A point, by the variables' values, and its performance."""
 
     point: Place
     latency_s: float
@@ -162,13 +164,13 @@ class Reached:
 
 @dataclass(frozen=True)
 class Block:
-    """All points from one corner to another, and what became of them.
+    """All points between two corners, and the fate of the block in the search.
 
     Attributes:
-        lowest: The corner of the least latency and throughput.
-        highest: The corner of the greatest.
-        fate: "split"; "too slow": none of them meets the bound; "no better": none is better than what was
-            found; "done": both corners are all there is.
+        lowest: Corner of minimum latency and throughput.
+        highest: Corner of maximum latency and throughput.
+        fate: "split"; "too slow": no point meets the bound; "no better": no point is better than the best so far;
+            "done": the two corners are its only points.
     """
 
     lowest: Place
@@ -177,24 +179,24 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The point of the highest throughput found that meets the bound, and how sure that is.
+class SearchResult:
+    """The feasible point of the highest throughput that a search found under the bound.
 
     Attributes:
-        best: The point; of equal throughput the least latency, then the least effect, first variable first.
-            None: nothing evaluated meets the bound.
-        fastest: The point of the least latency that was evaluated, whether it meets the bound or not; its
-            latency is infinite where none of them can run.
+        best: The point; of equal throughput that of minimum latency, then of minimum effect, first variable first.
+            None: no evaluated point meets the bound.
+        fastest: The evaluated point of minimum latency, whether it meets the bound or not; infinite latency if all
+            are infeasible.
         evaluated: Points evaluated, each once.
-        of: Points there are.
+        of: Points in total.
         calls: Calls of the performance function.
-        gap: The best of all points has at most (1 + gap) times the throughput of ``best``, if the tolerances
-            hold. Infinite where nothing is known.
-        trace: The first blocks, as many as were asked for.
+        gap: The best of all points has at most (1 + gap) times the throughput of ``best``, if the tolerances hold.
+            Infinite where nothing is known.
+        trace: The first blocks of the search, as many as requested.
     """
 
-    best: Reached | None
-    fastest: Reached
+    best: EvaluatedPoint | None
+    fastest: EvaluatedPoint
     evaluated: int
     of: int
     calls: int
@@ -203,85 +205,24 @@ class Found:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is better than ``best``, or nothing meets the bound, if the tolerances hold."""
+        """Return whether nothing is better than ``best``, or nothing meets the bound, if the tolerances hold."""
         return self.gap == 0.0
 
     @property
     def share(self) -> float:
-        """The share of the points that was evaluated."""
+        """Return the evaluated share of the points."""
         return self.evaluated / self.of
-
-
-Key = tuple[float, float, Place]
-EMPTY: Key = (math.inf, math.inf, ())
-
-
-class Seen:
-    """The points evaluated under a bound.
-
-    Attributes:
-        best: The least (-throughput, latency, place) of those that meet the bound.
-        fastest: The least (latency, -throughput, place) of all.
-        calls: Calls of the performance function.
-    """
-
-    def __init__(self, perf: Performance, box: Box, bound_s: float) -> None:
-        self._perf, self._box, self._bound_s = perf, box, bound_s
-        self._known: dict[Place, tuple[float, float]] = {}
-        self.best, self.fastest, self.calls = EMPTY, EMPTY, 0
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __getitem__(self, place: Place) -> tuple[float, float]:
-        """Latency and throughput of a place that was evaluated; infinite throughput: unknown."""
-        return self._known[place]
-
-    def evaluate(self, places: Iterable[Place]) -> None:
-        """Evaluates those that are new, all in one call."""
-        new = [place for place in dict.fromkeys(places) if place not in self._known]
-        if not new:
-            return
-        got = performance_at(self._perf, self._box, np.array(new, np.int64))
-        self.calls += 1
-        rows = zip(new, got.latency_s.tolist(), got.throughput_rps.tolist(), strict=True)
-        for place, latency_s, throughput_rps in rows:
-            self._keep(place, latency_s, throughput_rps)
-
-    def _keep(self, place: Place, latency_s: float, throughput_rps: float) -> None:
-        runs = latency_s < math.inf
-        known = throughput_rps if runs or throughput_rps > 0 else math.inf
-        self._known[place] = latency_s, known
-        if runs and latency_s <= self._bound_s and -throughput_rps <= self.best[0]:
-            self.best = min(self.best, (-throughput_rps, latency_s, place))
-        if latency_s <= self.fastest[0]:
-            self.fastest = min(self.fastest, (latency_s, -throughput_rps if runs else 0.0, place))
-
-    def reached(self) -> tuple[Reached | None, Reached]:
-        """The best, if anything meets the bound, and the fastest."""
-        return reached(self._box, self.best, self.fastest)
-
-
-def reached(box: Box, best: Key, fastest: Key) -> tuple[Reached | None, Reached]:
-    """The best, if there is one, and the fastest, by the variables' values."""
-    latency_s, loss, place = fastest
-    quick = Reached(box.point(place), latency_s, -loss)
-    return (Reached(box.point(best[2]), best[1], -best[0]) if best[2] else None), quick
-
-
-Entry = tuple[float, float, Place, Place]
-"""Of the queue: -(upper throughput), least latency, lowest and highest corner."""
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far from monotone a search takes its functions to be, each as a share.
+    """Assumed deviation from monotonicity, as shares.
 
     Attributes:
-        throughput: A lower point's throughput may exceed a higher one's by this.
-        latency: Likewise.
-        gap: The share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs
-            all points that are within the tolerance of the best.
+        throughput: Excess of a lower point's throughput over a higher one's.
+        latency: Excess of a lower point's latency over a higher one's.
+        gap: Share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
+            evaluation of all points within the tolerance of the best.
     """
 
     throughput: float = 0.02
@@ -295,7 +236,7 @@ class Tolerances:
 
     @property
     def accepted(self) -> float:
-        """The gap that is accepted."""
+        """Return the accepted gap."""
         return self.throughput if self.gap is None else self.gap
 
 
@@ -307,211 +248,204 @@ def branch_and_bound(
     *,
     known_rps: float = 0.0,
     batch_size: int = 16,
-    most: int | None = None,
+    max_points: int | None = None,
     trace: int = 0,
-) -> Found:
-    """The point of the highest throughput, to the accepted gap, whose latency meets a bound.
+) -> SearchResult:
+    """Return the point of the highest throughput, to the accepted gap, whose latency meets a bound.
 
     Args:
-        perf: Evaluates points, many at a time.
-        variables: What may be chosen.
-        bound_s: The latency that is still good; infinite: any that can run.
-        tolerances: How far perf may be from monotone.
-        known_rps: A throughput that is had elsewhere: what has no more of it is not looked for, and the gap is
-            that of the better of both.
-        batch_size: Blocks split at a time: more make fewer and larger calls, and some points in vain.
-        most: Points evaluated at most; the search then ends with the gap that is left.
-        trace: Blocks kept to be drawn, at most.
+        perf: Performance function.
+        variables: Variables to choose.
+        bound_s: Maximum latency; infinite: any feasible point.
+        tolerances: Assumed deviation from monotonicity.
+        known_rps: Throughput available elsewhere: points with no more are not searched for, and the gap is that of
+            the better of both.
+        batch_size: Blocks split per wave; more mean fewer and larger calls, and some wasted evaluations.
+        max_points: Maximum number of evaluations; the search then ends with the remaining gap.
+        trace: Maximum number of blocks to record.
 
     Raises:
-        InputError: A number is out of range, or perf's answer cannot be used.
+        InputError: An argument is out of range, or the performance function returns invalid values.
     """
-    _check(bound_s, batch_size)
-    box = Box(variables)
-    seen = Seen(perf, box, bound_s)
-    if known_rps > 0:
-        seen.best = -known_rps, -math.inf, ()
-    search = _Search(seen, box, bound_s, tolerances or Tolerances(), trace)
-    search.run(batch_size, math.inf if most is None else most)
-    best, fastest = seen.reached()
-    return Found(best, fastest, len(seen), box.size, seen.calls, search.gap(), tuple(_blocks(box, search.traced)))
+    if not bound_s > 0:
+        raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
+    if batch_size < 1:
+        raise InputError(f"a wave must be 1 block or more, not {batch_size}")
+    search = _Search(_Box(perf, variables), bound_s, known_rps, tolerances or Tolerances(), trace)
+    return search.run(batch_size, math.inf if max_points is None else max_points)
+
+
+Entry = tuple[float, float, Place, Place]
+"""Of the queue: -(upper throughput), minimum latency, lowest and highest corner."""
 
 
 class _Search:
-    """The queue of blocks that may hold something better, and what the discarded ones could hold."""
+    """The evaluated points, the queue of blocks that may hold a better one, and the potential of discarded blocks."""
 
-    def __init__(self, seen: Seen, box: Box, bound_s: float, tolerances: Tolerances, trace: int) -> None:
-        self._seen, self._trace = seen, trace
-        self._scales = [1 / max(1, length - 1) for length in box.shape]
-        self._first = list(box.blocks())
+    def __init__(self, box: _Box, bound_s: float, known_rps: float, tolerances: Tolerances, trace: int) -> None:
+        self._box, self._bound_s, self._max_trace = box, bound_s, trace
         self._limit_s = bound_s * (1 + tolerances.latency)
         self._slack = 1 + tolerances.throughput
-        self._is_improvement = self._slack / (1 + tolerances.accepted)
+        self._improvement = self._slack / (1 + tolerances.accepted)
+        self._known: dict[Place, tuple[float, float]] = {}
+        """Latency and throughput of each evaluated place; infinite throughput: unknown."""
+        # Minimum (-throughput, latency, place) of those that meet the bound; minimum (latency, -throughput, place).
+        self._best: Key = (-known_rps, -math.inf, ()) if known_rps > 0 else _NO_POINT
+        self._fastest, self._calls = _NO_POINT, 0
         self._queue: list[Entry] = []
-        self._missed = 0.0
-        self.traced: list[tuple[Place, Place, str]] = []
+        self._discarded_rps = 0.0
+        self._trace: list[Block] = []
 
-    def run(self, batch_size: int, most: float) -> None:
-        """Until no block can hold anything better, or too few evaluations are left to split one."""
-        if most < 2 * len(self._first):
-            raise InputError(f"at least {2 * len(self._first)} points must be allowed here, not {most}")
-        self._seen.evaluate(corner for block in self._first for corner in block)
-        for block in self._first:
-            self._evaluate(-math.inf, 0.0, *block)
-        while blocks := self._taken(int(min(batch_size, (most - len(self._seen)) // 2))):
-            halves = [half for block in blocks for half in self._halves(block)]
-            self._seen.evaluate(corner for half in halves for corner in half[2:])
+    def run(self, batch_size: int, max_points: float) -> SearchResult:
+        """Split blocks until none can hold a better point, or too few evaluations are left to split one."""
+        blocks = list(self._box.blocks())
+        if max_points < 2 * len(blocks):
+            raise InputError(f"at least {2 * len(blocks)} points must be allowed here, not {max_points}")
+        halves: list[Entry] = [(-math.inf, 0.0, *block) for block in blocks]
+        while halves:
+            self._evaluate(corner for half in halves for corner in half[2:])
             for half in halves:
-                self._evaluate(*half)
+                self._enqueue(half)
+            entries = self._take(int(min(batch_size, (max_points - len(self._known)) // 2)))
+            halves = [half for entry in entries for half in self._halves(entry)]
+        could_rps, best_rps = (
+            max([self._discarded_rps, *(-entry[0] * self._slack for entry in self._queue)]),
+            -self._best[0],
+        )
+        gap = 0.0 if could_rps <= max(best_rps, 0.0) else could_rps / best_rps - 1 if best_rps > 0 else math.inf
+        loss, latency_s, place = self._best
+        return SearchResult(
+            self._box.evaluated((latency_s, loss, place)) if place else None,
+            self._box.evaluated(self._fastest), len(self._known), self._box.size, self._calls, gap, tuple(self._trace),
+        )  # fmt: skip
 
-    def gap(self) -> float:
-        """By what share the best of all may exceed the best so far."""
-        could = max([self._missed, *(-entry[0] * self._slack for entry in self._queue)])
-        best = -self._seen.best[0]
-        if could <= max(best, 0.0):
-            return 0.0
-        return could / best - 1 if best > 0 else math.inf
+    def _evaluate(self, places: Iterable[Place]) -> None:
+        """Evaluate the new ones among some places, in one call."""
+        new = [place for place in dict.fromkeys(places) if place not in self._known]
+        if not new:
+            return
+        got = self._box.evaluate(np.array(new, np.int64))
+        self._calls += 1
+        for place, latency_s, rps in zip(new, got.latency_s.tolist(), got.throughput_rps.tolist(), strict=True):
+            feasible = latency_s < math.inf
+            self._known[place] = latency_s, rps if feasible or rps > 0 else math.inf
+            if feasible and latency_s <= self._bound_s and -rps <= self._best[0]:
+                self._best = min(self._best, (-rps, latency_s, place))
+            if latency_s <= self._fastest[0]:
+                self._fastest = min(self._fastest, (latency_s, -rps if feasible else 0.0, place))
 
-    def _evaluate(self, loss: float, min_s: float, lowest: Place, highest: Place) -> None:
-        """Keeps a block whose corners are evaluated if more than they may be in it."""
-        latency_s, throughput = self._seen[lowest][0], self._seen[highest][1]
-        entry = max(loss, -throughput), max(min_s, latency_s), lowest, highest
+    def _enqueue(self, half: Entry) -> None:
+        """Queue a block whose corners are evaluated if others of its points may be better than the best."""
+        loss, min_s, lowest, highest = half
+        latency_s, rps = self._known[lowest][0], self._known[highest][1]
+        entry = max(loss, -rps), max(min_s, latency_s), lowest, highest
         if sum(highest) - sum(lowest) <= 1:
             self._note(entry, "done")
         elif entry[1] > self._limit_s or entry[1] == math.inf:
             self._note(entry, "too slow")
-        elif self._infeasible(entry):
-            self._drop(entry)
-        else:
+        elif not self._discard(entry):
             heapq.heappush(self._queue, entry)
 
-    def _infeasible(self, entry: Entry) -> bool:
-        """Whether a block holds nothing better than the best so far."""
-        loss, latency_s, place = self._seen.best
-        mine = entry[0] * self._is_improvement
-        return mine > loss or (mine == loss and entry[1:3] >= (latency_s, place))
+    def _discard(self, entry: Entry) -> bool:
+        """Return whether a block holds nothing better than the best so far; if so, record what it could hold."""
+        loss, latency_s, place = self._best
+        entry_loss = entry[0] * self._improvement
+        if entry_loss > loss or (entry_loss == loss and entry[1:3] >= (latency_s, place)):
+            self._discarded_rps = max(self._discarded_rps, -entry[0] * self._slack)
+            self._note(entry, "no better")
+            return True
+        return False
 
-    def _drop(self, entry: Entry) -> None:
-        self._missed = max(self._missed, -entry[0] * self._slack)
-        self._note(entry, "no better")
-
-    def _taken(self, count: int) -> list[Entry]:
-        """The most promising blocks out of the queue."""
+    def _take(self, count: int) -> list[Entry]:
+        """Remove the most promising blocks from the queue."""
         taken: list[Entry] = []
         while self._queue and len(taken) < count:
             entry = heapq.heappop(self._queue)
-            if self._infeasible(entry):
-                self._drop(entry)
-            else:
+            if not self._discard(entry):
                 self._note(entry, "split")
                 taken.append(entry)
         return taken
 
     def _halves(self, entry: Entry) -> Iterator[Entry]:
-        """A block cut across its longest side; the parts of a line share the point between them."""
+        """Yield the halves of a block cut across its longest side; those of a line share the point in the middle."""
         loss, min_s, lowest, highest = entry
-        sides = zip(lowest, highest, self._scales, strict=True)
-        shares = [(high - low) * scale for low, high, scale in sides]
+        sides = zip(lowest, highest, self._box.shape, strict=True)
+        shares = [(high - low) * (1 / max(1, length - 1)) for low, high, length in sides]
         axis = shares.index(max(shares))
         middle = (lowest[axis] + highest[axis]) // 2
-        beyond = middle + (sum(map(bool, shares)) > 1)
+        above = middle + (sum(map(bool, shares)) > 1)
         yield loss, min_s, lowest, (*highest[:axis], middle, *highest[axis + 1 :])
-        yield loss, min_s, (*lowest[:axis], beyond, *lowest[axis + 1 :]), highest
+        yield loss, min_s, (*lowest[:axis], above, *lowest[axis + 1 :]), highest
 
     def _note(self, entry: Entry, fate: str) -> None:
-        if len(self.traced) < self._trace:
-            self.traced.append((entry[2], entry[3], fate))
+        if len(self._trace) < self._max_trace:
+            self._trace.append(Block(self._box.point(entry[2]), self._box.point(entry[3]), fate))
 
 
-def _blocks(box: Box, traced: Sequence[tuple[Place, Place, str]]) -> Iterator[Block]:
-    for lowest, highest, fate in traced:
-        yield Block(box.point(lowest), box.point(highest), fate)
-
-
-def _check(bound_s: float, batch_size: int) -> None:
-    if not bound_s > 0:
-        raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
-    if batch_size < 1:
-        raise InputError(f"a wave must be 1 block or more, not {batch_size}")
-
-
-CHUNK = 65_536
-
-
-def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> Found:
-    """The point of the highest throughput whose latency meets a bound, whatever perf is like.
+def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> SearchResult:
+    """Return the point of the highest throughput whose latency meets a bound, by evaluating all points.
 
     Args:
-        perf: Evaluates points, many at a time.
-        variables: What may be chosen.
-        bound_s: The latency that is still good; infinite: any that can run.
+        perf: Performance function, of any shape.
+        variables: Variables to choose.
+        bound_s: Maximum latency; infinite: any feasible point.
         chunk: Points evaluated at a time, which bounds the memory.
 
     Raises:
-        InputError: A number is out of range, or perf's answer cannot be used.
+        InputError: An argument is out of range, or the performance function returns invalid values.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if chunk < 1:
         raise InputError(f"a chunk must be 1 point or more, not {chunk}")
-    box = Box(variables)
-    best, fastest, calls = EMPTY, EMPTY, 0
-    for _, places in box.chunks(chunk):
-        got = performance_at(perf, box, places)
+    box = _Box(perf, variables)
+    best, fastest, calls = _NO_POINT, _NO_POINT, 0
+    for _, places, got in box.chunks(chunk):
         calls += 1
-        best = min(best, _best(got, places, bound_s))
-        fastest = min(fastest, _min_decode_s(got, places))
-    return Found(*reached(box, best, fastest), box.size, box.size, calls, 0.0)
+        feasible = np.isfinite(got.latency_s)
+        good = np.flatnonzero((got.latency_s <= bound_s) & feasible)
+        if len(good):
+            best = min(best, _min_key(-got.throughput_rps[good], got.latency_s[good], places[good]))
+        loss = np.where(feasible, -np.nan_to_num(got.throughput_rps), 0.0)
+        fastest = min(fastest, _min_key(got.latency_s, loss, places))
+    found = box.evaluated((best[1], best[0], best[2])) if best[2] else None
+    return SearchResult(found, box.evaluated(fastest), box.size, box.size, calls, 0.0)
 
 
-def _best(got: Perf, places: Ints, bound_s: float) -> Key:
-    good = np.flatnonzero((got.latency_s <= bound_s) & np.isfinite(got.latency_s))
-    if not len(good):
-        return EMPTY
-    return _least(-got.throughput_rps[good], got.latency_s[good], places[good])
-
-
-def _min_decode_s(got: Perf, places: Ints) -> Key:
-    loss = np.where(np.isfinite(got.latency_s), -np.nan_to_num(got.throughput_rps), 0.0)
-    return _least(got.latency_s, loss, places)
-
-
-def _least(first: Floats, second: Floats, places: Ints) -> Key:
-    """The least of (first, second, place); places come in order."""
+def _min_key(first: Floats, second: Floats, places: Ints) -> Key:
+    """Return the minimum of (first, second, place); places come in order."""
     same = np.flatnonzero(first == first.min())
     at = int(same[np.argmin(second[same])])
     return float(first[at]), float(second[at]), tuple(places[at].tolist())
 
 
-def whole_box(perf: Performance, variables: Sequence[Variable], chunk: int = CHUNK) -> Perf:
-    """Every point's latency and throughput, an axis a variable in the order of its effect.
+def evaluate_grid(perf: Performance, variables: Sequence[Variable], chunk: int = CHUNK) -> Perf:
+    """Return the performance of all points, an axis per variable in the order of its effect.
 
-    Throughput is NaN where a point cannot run.
+    Throughput is NaN where a point is infeasible.
     """
-    box = Box(variables)
+    box = _Box(perf, variables)
     latency_s, throughput_rps = np.empty(box.size), np.empty(box.size)
-    for start, places in box.chunks(chunk):
-        got = performance_at(perf, box, places)
-        latency_s[start : start + len(places)] = got.latency_s
-        throughput_rps[start : start + len(places)] = got.throughput_rps
+    for numbers, _, got in box.chunks(chunk):
+        latency_s[numbers], throughput_rps[numbers] = got.latency_s, got.throughput_rps
     throughput_rps[latency_s == math.inf] = np.nan
     return Perf(latency_s.reshape(box.shape), throughput_rps.reshape(box.shape))
 
 
 @dataclass(frozen=True)
 class NonMonotone:
-    """The shares of the points of a box that break monotony along one variable.
+    """Shares of the feasible points of a box that break monotonicity along one variable.
 
-    A point breaks it if one before it on its line, all other variables being equal, has a value that is
-    higher by more than the tolerance. Points that cannot run are left out.
+    A point breaks it if an earlier one on its line, all other variables being equal, has a value that is higher by
+    more than the tolerance.
 
     Attributes:
-        variable: Its name.
-        tolerance: Of the point's own value, or of the scale that was given.
+        variable: Name of the variable.
+        tolerance: Relative to the point's own value, or to the given scale.
         latency: The share by latency.
         throughput: The share by throughput.
-        gaps: The share of points that can run though one before them on the line cannot.
-        points: How many can run, of which the shares are.
+        gaps: Share of feasible points with an infeasible one before them on the line.
+        points: Number of feasible points.
     """
 
     variable: str
@@ -530,68 +464,58 @@ def non_monotone(
     latency_scale_s: float | None = None,
     throughput_scale_rps: float | None = None,
 ) -> tuple[NonMonotone, ...]:
-    """A row for each variable that has a direction and each tolerance, over all combinations of the others.
+    """Return a row for each variable of known direction and each tolerance, over all combinations of the others.
 
     Args:
-        perf: Evaluates points, many at a time.
-        variables: All of them; every point is evaluated.
+        perf: Performance function.
+        variables: All variables; every point is evaluated.
         tolerances: Shares.
-        latency_scale_s: What tolerances of latency are shares of; the paper takes a latency bound. None: the
-            point's own latency.
-        throughput_scale_rps: Likewise; the paper takes the throughput that was achieved.
+        latency_scale_s: Scale of the latency tolerances; the paper uses a latency bound. None: the point's latency.
+        throughput_scale_rps: Scale of the throughput tolerances; the paper uses the achieved throughput. None: the
+            point's throughput.
     """
-    whole = whole_box(perf, variables)
-    runs = np.isfinite(whole.latency_s)
+    grid = evaluate_grid(perf, variables)
+    feasible = np.isfinite(grid.latency_s)
+
+    def share(broken: Bools) -> float:
+        return float((broken & feasible).sum() / max(1, feasible.sum()))
+
+    def broken(values: Floats, axis: int, tolerance: float, scale: float | None) -> float:
+        before = _max_before(np.where(feasible, values, -np.inf), axis)
+        slack = tolerance * (np.where(feasible, values, 0.0) if scale is None else scale)
+        return share(before > np.where(feasible, values, np.inf) + slack)
+
     rows = []
     for axis, variable in enumerate(variables):
         if variable.rising is None:
             continue
-        gaps = _share(_highest_before(np.where(runs, 0.0, 1.0), axis) > 0, runs)
+        gaps = share(_max_before(np.where(feasible, 0.0, 1.0), axis) > 0)
         for tolerance in tolerances:
-            latency = _broken(whole.latency_s, runs, axis, tolerance, latency_scale_s)
-            throughput = _broken(whole.throughput_rps, runs, axis, tolerance, throughput_scale_rps)
-            rows.append(NonMonotone(variable.name, tolerance, latency, throughput, gaps, int(runs.sum())))
+            latency = broken(grid.latency_s, axis, tolerance, latency_scale_s)
+            throughput = broken(grid.throughput_rps, axis, tolerance, throughput_scale_rps)
+            rows.append(NonMonotone(variable.name, tolerance, latency, throughput, gaps, int(feasible.sum())))
     return tuple(rows)
 
 
-def least_tolerances(perf: Performance, variables: Sequence[Variable]) -> Tolerances:
-    """The least tolerances under which branch and bound is certain, over every pair of points.
-
-    Points that cannot run are left out; every point is evaluated.
-    """
-    whole = whole_box(perf, variables)
-    runs = np.isfinite(whole.latency_s)
-    axes = [axis for axis, variable in enumerate(variables) if variable.rising is not None]
-    return Tolerances(_excess(whole.throughput_rps, runs, axes), _excess(whole.latency_s, runs, axes))
+def _max_before(values: Floats, axis: int) -> Floats:
+    """Return the maximum before each point on its line; minus infinity where there is none."""
+    maxima = np.moveaxis(np.maximum.accumulate(values, axis=axis), axis, 0)
+    return np.moveaxis(np.concatenate([np.full_like(maxima[:1], -np.inf), maxima[:-1]]), 0, axis)
 
 
-def _broken(values: Floats, runs: npt.NDArray[np.bool_], axis: int, tolerance: float, scale: float | None) -> float:
-    before = _highest_before(np.where(runs, values, -np.inf), axis)
-    slack = tolerance * (np.where(runs, values, 0.0) if scale is None else scale)
-    return _share(before > np.where(runs, values, np.inf) + slack, runs)
+def min_tolerances(perf: Performance, variables: Sequence[Variable]) -> Tolerances:
+    """Return the minimum tolerances under which branch and bound is exact, over every pair of feasible points."""
+    grid = evaluate_grid(perf, variables)
+    feasible = np.isfinite(grid.latency_s)
 
+    def excess(values: Floats) -> float:
+        """Return the maximum share by which a lower point's value exceeds a higher one's."""
+        highest = np.where(feasible, values, 0.0)
+        for axis, variable in enumerate(variables):
+            if variable.rising is not None:
+                highest = np.maximum.accumulate(highest, axis=axis)
+        above = feasible & (highest > values)
+        with np.errstate(divide="ignore"):
+            return float((highest[above] / values[above] - 1).max(initial=0.0))
 
-def _share(broken: npt.NDArray[np.bool_], runs: npt.NDArray[np.bool_]) -> float:
-    return float((broken & runs).sum() / max(1, runs.sum()))
-
-
-def _highest_before(values: Floats, axis: int) -> Floats:
-    """The highest value before each point on its line; minus infinity where there is none."""
-    before = np.full_like(values, -np.inf)
-    later = [slice(None)] * values.ndim
-    earlier = list(later)
-    later[axis], earlier[axis] = slice(1, None), slice(None, -1)
-    before[tuple(later)] = np.maximum.accumulate(values, axis=axis)[tuple(earlier)]
-    return before
-
-
-def _excess(values: Floats, runs: npt.NDArray[np.bool_], axes: Sequence[int]) -> float:
-    """By what share some lower point's value exceeds a higher one's, at most."""
-    highest = np.where(runs, values, 0.0)
-    for axis in axes:
-        highest = np.maximum.accumulate(highest, axis=axis)
-    above = runs & (highest > values)
-    if not above.any():
-        return 0.0
-    with np.errstate(divide="ignore"):
-        return float((highest[above] / values[above] - 1).max())
+    return Tolerances(excess(grid.throughput_rps), excess(grid.latency_s))

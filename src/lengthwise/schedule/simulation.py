@@ -1,10 +1,10 @@
-"""What a replica yields when its queue never runs dry: played out by the engine with drawn lengths.
+"""Saturated replicas, simulated by the engine with random lengths, and schedules as deployments of the engine.
 
-All requests are there at once. The first that are served are left out, until who runs is as mixed as it stays, and
-so are the last, beside which the queue runs dry. Throughput is what is begun in between, with an interval from ten
-consecutive parts of it (batch means). Latency counts from when a request is first put into a step to its last
-token, as it does for schedules, for the output asked for: read off a line through the latencies of the outputs
-nearest to it, since only few are of exactly that length.
+All requests arrive at once. The first ones served are excluded until the mix of running requests is stationary, and so
+are the last ones, next to which the queue runs empty. Throughput is what is started in between, with an interval from
+ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, at the
+requested output length: read off a regression line through the latencies of the nearest output lengths, as few outputs
+have exactly that length.
 """
 
 from __future__ import annotations
@@ -18,39 +18,44 @@ import numpy.typing as npt
 
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine import disaggregate, simulate
-from lengthwise.metrics import t_quantile
-from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout
-from lengthwise.schedule.estimation import Estimates, Estimator, Reason, batches_held, layout_of
+from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout, waa_layout
+from lengthwise.schedule.estimation import Estimator, Reason, resident_batches
 from lengthwise.schedule.lengths import TaskLengths
-from lengthwise.schedule.stage_costs import Setting, layer_cache_bytes, stage_bytes
+from lengthwise.schedule.stage_costs import Setting, cache_bytes_per_token, stage_bytes, stage_kinds
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import t_half_width
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 SPANS = 10
-"""Parts of a run that its interval comes from."""
-NEAREST, MIN_COUNT = 4, 20
-"""Latencies are read off so many times the share of outputs that is longer than the quantile, and so many at least."""
-_WARM = 3
-"""Times that every seat has changed hands before anything is counted."""
-_MIN_COUNT, _PER_SEAT, _TURNS = 8, 32, 2
+"""Parts of a run for its confidence interval."""
+NEAREST, MIN_NEAREST = 4, 20
+"""The regression uses the nearest ``NEAREST * (1 - level)`` of the requests, at least ``MIN_NEAREST``."""
+BLOCK_TOKENS = 16
+UNLIMITED_BLOCKS = 10**7
+"""Cache blocks of a deployment whose memory has been checked before: it never runs out."""
+UNLIMITED_SEQS = 2**14
+"""Sequences of a deployment that nothing else limits."""
+_WARM_UP_TURNS = 3
+"""Times that every slot changes its request before measurement starts."""
+_MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of every configuration.
+class SimulationSpec:
+    """What is measured of every configuration.
 
     Attributes:
         task: Lengths.
-        output_tokens: The output whose latency is asked for.
-        level: Share of such outputs that is done within the high latency.
-        requests: How many are counted, about.
-        seed: Of the lengths.
+        output_tokens: Output length that latencies are for.
+        level: Share of such outputs within the high latency.
+        requests: Approximate number of measured requests.
+        seed: Seed of the lengths.
     """
 
     task: TaskLengths
@@ -62,19 +67,19 @@ class Question:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came out, of one replica.
+    """Results of one replica.
 
     Attributes:
-        throughput_rps: Requests a second.
+        throughput_rps: Requests per second.
         low_rps: Lower end of its 95 % interval.
         high_rps: Upper end.
-        latency_s: Of the output asked for, mean.
-        latency_high_s: Within which the same share of such outputs is done; of whole batches: of all outputs as
-            long as the longest of the task.
+        latency_s: Mean latency at the requested output length.
+        latency_high_s: Latency within which the level's share of such outputs is done; of batches that run to
+            completion: of outputs of the task's maximum length.
         first_s: From the first step to the first token, mean.
         token_s: Between tokens, mean.
-        residents: Sequences, mean.
-        held_blocks: Of cache, mean.
+        residents: Running sequences, mean.
+        used_blocks: Cache blocks in use, mean.
     """
 
     throughput_rps: float
@@ -85,125 +90,124 @@ class Simulated:
     first_s: float
     token_s: float
     residents: float
-    held_blocks: float
+    used_blocks: float
+
+    def times(self, replicas: int) -> Simulated:
+        """Return the results of ``replicas`` equal replicas."""
+        rates = (self.throughput_rps * replicas, self.low_rps * replicas, self.high_rps * replicas)
+        return replace(self, throughput_rps=rates[0], low_rps=rates[1], high_rps=rates[2])
 
 
-def counted_requests(requests: int, batch: int) -> int:
-    """How many requests are counted: ``requests``, fewer where few are served at a time, twice each seat at least."""
-    return max(requests // _MIN_COUNT, min(requests, _PER_SEAT * batch), _TURNS * batch)
+def _measured_requests(requests: int, batch: int) -> int:
+    """Return how many requests to measure: fewer where few run at a time, but at least two per slot."""
+    return max(requests // _MIN_SHARE, min(requests, _PER_SEQ * batch), _MIN_TURNS * batch)
 
 
-def play(deployment: Deployment, question: Question, concurrency: int | None = None) -> Simulated:
-    """Requests come and go one by one; ``concurrency``: so many are there at a time, and the next when one ends."""
-    max_num_seqs, asked = concurrency or deployment.limits.max_num_seqs, question.output_tokens
-    counted = counted_requests(question.requests, max_num_seqs)
-    warm = _WARM * max_num_seqs
-    after = math.ceil(max_num_seqs * asked / question.task.mean_output_tokens)
-    prompts, outputs = _drawn(question, warm + counted + after)
-    records = _records(deployment, prompts, outputs, concurrency)
+def simulate_replica(deployment: Deployment, spec: SimulationSpec, concurrency: int | None = None) -> Simulated:
+    """Simulate continuous batching; with ``concurrency`` a request arrives when one of so many finishes."""
+    slots = concurrency or deployment.limits.max_num_seqs
+    measured, warm_up = _measured_requests(spec.requests, slots), _WARM_UP_TURNS * slots
+    after = math.ceil(slots * spec.output_tokens / spec.task.mean_output_tokens)
+    prompts, outputs = _sample_lengths(spec, warm_up + measured + after)
+    records = _simulate(deployment, prompts, outputs, concurrency)
     started_s = records.requests.scheduled_s
     in_order = np.argsort(started_s, kind="stable")
-    inside = in_order[warm : warm + counted]
-    rate = _rate(started_s[in_order], warm, counted)
+    inside = in_order[warm_up : warm_up + measured]
+    rate = _rate(started_s[in_order], warm_up, measured)
     elapsed_s = (records.requests.finished_s - started_s)[inside]
-    latency_s = latency_at(outputs[inside], elapsed_s, asked, question.level)
-    return Simulated(*rate, *latency_s, *_of_tokens(records, inside, deployment))
+    latency_s = latency_at(outputs[inside], elapsed_s, spec.output_tokens, spec.level)
+    return Simulated(*rate, *latency_s, *_token_statistics(records, inside, deployment))
 
 
-def play_whole(deployment: Deployment, question: Question) -> Simulated:
-    """Batches that nobody leaves: each request stays until the longest of its batch is done."""
-    batch, asked = deployment.limits.max_num_seqs, question.output_tokens
-    batches = max(SPANS, -(-counted_requests(question.requests, batch) // batch))
-    prompts, outputs = _drawn(question, (batches + 2) * batch)
-    longest = np.repeat(outputs.reshape(-1, batch).max(axis=1), batch)
-    records = _records(deployment, prompts, longest)
-    started_s, lasted_s = _batches_s(records, batch)
+def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simulated:
+    """Simulate batches that run to completion: each request stays until the longest of its batch is done."""
+    batch = deployment.limits.max_num_seqs
+    batches = max(SPANS, -(-_measured_requests(spec.requests, batch) // batch))
+    prompts, outputs = _sample_lengths(spec, (batches + 2) * batch)
+
+    def batch_times_s(records: Records) -> tuple[Floats, Floats]:
+        """Return when each batch starts and how long it takes."""
+        started_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
+        return started_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - started_s
+
+    records = _simulate(deployment, prompts, np.repeat(outputs.reshape(-1, batch).max(axis=1), batch))
+    started_s, elapsed_s = batch_times_s(records)
     inside = np.arange(batch, (batches + 1) * batch)
     rate, low, high = (batch * rps for rps in _rate(started_s, 1, batches))
-    latency_s, _ = latency_at(outputs[inside], np.repeat(lasted_s, batch)[inside], asked, question.level)
-    padded = _records(deployment, prompts, np.full(len(prompts), question.task.max_output_tokens))
-    high_s = float(np.quantile(_batches_s(padded, batch)[1][1:-1], question.level))
-    return Simulated(rate, low, high, latency_s, max(high_s, latency_s), *_of_tokens(records, inside, deployment))
+    latency_s, _ = latency_at(outputs[inside], np.repeat(elapsed_s, batch)[inside], spec.output_tokens, spec.level)
+    padded = _simulate(deployment, prompts, np.full(len(prompts), spec.task.max_output_tokens))
+    high_s = float(np.quantile(batch_times_s(padded)[1][1:-1], spec.level))
+    statistics = _token_statistics(records, inside, deployment)
+    return Simulated(rate, low, high, latency_s, max(high_s, latency_s), *statistics)
 
 
 def latency_at(output_tokens: Ints, elapsed_s: Floats, requested: int, level: float) -> tuple[float, float]:
-    """(mean, within which a share ``level`` is done) of requests with ``requested`` output tokens, seconds.
+    """Return (mean, ``level`` quantile) of the latency at ``requested`` output tokens.
 
-    Outputs near it are taken to scatter alike, and normally, around a line.
+    Latencies of similar outputs are taken as normal around a regression line.
     """
-    beyond = (output_tokens - requested).astype(np.float64)
-    few = min(len(beyond), max(MIN_COUNT, math.ceil(NEAREST * (1 - level) * len(beyond))))
-    near = np.abs(beyond) <= np.partition(np.abs(beyond), few - 1)[few - 1]
-    beyond, own_s = beyond[near], elapsed_s[near]
-    centred = beyond - beyond.mean()
+    distance = (output_tokens - requested).astype(np.float64)
+    count = min(len(distance), max(MIN_NEAREST, math.ceil(NEAREST * (1 - level) * len(distance))))
+    near = np.abs(distance) <= np.partition(np.abs(distance), count - 1)[count - 1]
+    distance, near_s = distance[near], elapsed_s[near]
+    centred = distance - distance.mean()
     spread = float(centred @ centred)
-    slope = float(centred @ own_s) / spread if spread > 0 else 0.0
-    mean_s = float(own_s.mean() - slope * beyond.mean())
-    off_s = own_s - mean_s - slope * beyond
-    return mean_s, mean_s + NormalDist().inv_cdf(level) * float(off_s.std())
+    slope = float(centred @ near_s) / spread if spread > 0 else 0.0
+    mean_s = float(near_s.mean() - slope * distance.mean())
+    residual_s = near_s - mean_s - slope * distance
+    return mean_s, mean_s + NormalDist().inv_cdf(level) * float(residual_s.std())
 
 
-def _drawn(question: Question, n: int) -> tuple[Ints, Ints]:
-    """Prompts and outputs, each one of n equal shares of its distribution, in random order."""
-    rng, task = np.random.default_rng(question.seed), question.task
-    return _column(task.prompt_pmf, n, rng), _column(task.output_pmf, n, rng)
+def _sample_lengths(spec: SimulationSpec, n: int) -> tuple[Ints, Ints]:
+    """Return [n] prompts and outputs, stratified samples of their distributions in random order."""
+    rng = np.random.default_rng(spec.seed)
+
+    def sample(pmf: Floats) -> Ints:
+        levels = (rng.permutation(n) + rng.random(n)) / n
+        found = np.searchsorted(np.cumsum(pmf), levels, side="right")
+        return np.minimum(found, len(pmf) - 1).astype(np.int64)
+
+    return sample(spec.task.prompt_pmf), sample(spec.task.output_pmf)
 
 
-def _column(pmf: Floats, n: int, rng: np.random.Generator) -> Ints:
-    levels = (rng.permutation(n) + rng.random(n)) / n
-    found = np.searchsorted(np.cumsum(pmf), levels, side="right")
-    return np.minimum(found, len(pmf) - 1).astype(np.int64)
+def _simulate(deployment: Deployment, prompts: Ints, outputs: Ints, concurrency: int | None = None) -> Records:
+    workload = Workload(np.zeros(len(prompts)), prompts, outputs, concurrency=concurrency)
+    return simulate(workload, deployment, keep_steps=0)
 
 
-def _records(deployment: Deployment, prompts: Ints, outputs: Ints, concurrency: int | None = None) -> Records:
-    arrival_s = np.zeros(len(prompts))
-    return simulate(Workload(arrival_s, prompts, outputs, concurrency=concurrency), deployment, keep_steps=0)
-
-
-def _rate(started_s: Floats, first: int, counted: int) -> tuple[float, float, float]:
-    """(a second, ends of its interval) of what begins in this order, from number ``first`` on."""
-    marks = first + np.arange(SPANS + 1) * counted // SPANS
+def _rate(started_s: Floats, first: int, measured: int) -> tuple[float, float, float]:
+    """Return (starts per second, ends of its interval) of sorted start times from index ``first`` on."""
+    marks = first + np.arange(SPANS + 1) * measured // SPANS
     each_s = np.diff(started_s[marks]) / np.diff(marks)
-    mean_s = float(started_s[first + counted] - started_s[first]) / counted
-    half_s = t_quantile(0.95, SPANS - 1) * float(each_s.std(ddof=1)) / math.sqrt(SPANS)
+    mean_s = float(started_s[first + measured] - started_s[first]) / measured
+    half_s = float(t_half_width(each_s, 0.95))
     return 1 / mean_s, 1 / (mean_s + half_s), 1 / (mean_s - half_s) if mean_s > half_s else math.inf
 
 
-def _batches_s(records: Records, batch: int) -> tuple[Floats, Floats]:
-    """When each batch begins, and how long it lasts."""
-    started_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
-    return started_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - started_s
+def _token_statistics(records: Records, inside: Ints, deployment: Deployment) -> tuple[float, float, float, float]:
+    """Return (seconds to the first token, between tokens, running sequences, blocks in use) while these run.
 
-
-def _of_tokens(records: Records, inside: Ints, of: Deployment) -> tuple[float, float, float, float]:
-    """(seconds to the first token, between tokens, residents while these begin, blocks held).
-
-    Where a side only decodes, residents and blocks are of one of its replicas.
+    Under disaggregation sequences and blocks are those of a decoding replica.
     """
     got, totals = records.requests, records.totals
     started_s, first_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
     from_s, to_s = started_s[inside[0]], started_s[inside[-1]]
-    there_s = started_s if of.decode is None else first_s
-    shared_s = np.maximum(np.minimum(last_s, to_s) - np.maximum(there_s, from_s), 0.0)
-    first = of.parallel.replicas if of.decode else 0
+    resident_from_s = started_s if deployment.decode is None else first_s
+    overlap_s = np.maximum(np.minimum(last_s, to_s) - np.maximum(resident_from_s, from_s), 0.0)
+    first = deployment.parallel.replicas if deployment.decode else 0
     replicas = len(totals.busy_s) - first
     gaps = max(int((got.output_tokens[inside] - 1).sum()), 1)
     return (
         float((first_s - started_s)[inside].mean()),
         float((last_s - first_s)[inside].sum()) / gaps,
-        float(shared_s.sum() / (to_s - from_s)) / replicas,
+        float(overlap_s.sum() / (to_s - from_s)) / replicas,
         float(totals.kv_block_s[first:].sum() / totals.busy_s[first:].sum()),
     )
 
 
-BLOCK_TOKENS = 16
-ENDLESS_BLOCKS = 10**7
-"""Blocks where memory was counted before: none is ever short."""
-
-
 @dataclass(frozen=True)
 class Replica:
-    """``pp`` stages of ``tp`` GPUs each, ``replicas`` times over."""
+    """One of ``replicas`` equal pipelines of ``pp`` stages of ``tp`` GPUs each."""
 
     tp: int
     pp: int
@@ -212,210 +216,168 @@ class Replica:
 
 
 def replicas_of(setting: Setting) -> tuple[Replica, ...]:
-    """All ways to cut a cluster into equal replicas of equal stages that use every GPU, large degrees first."""
+    """Return all divisions of a cluster into equal replicas of equal stages that use every GPU, large degrees first."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     found = []
     for tp in sorted(setting.tables, reverse=True):
         if tp > node or gpus % tp:
             continue
         for pp in (stages for stages in range(1, gpus // tp + 1) if gpus // tp % stages == 0):
-            layout = _uniform(setting.model.layers, tp, pp)
-            if layout.stages:
-                found.append(Replica(tp, pp, gpus // tp // pp, layout))
+            try:
+                layout = rra_layout(setting.model.layers, tp * pp, tp, pp if tp > 1 else 0)
+            except InputError:  # More stages than layers.
+                continue
+            found.append(Replica(tp, pp, gpus // tp // pp, layout))
     return tuple(found)
 
 
 def cache_tokens(setting: Setting, layout: Layout, step_tokens: float, step_seqs: float) -> int:
-    """Tokens whose cache fits beside the weights and what a step's activations take; 0: none does."""
-    left, last = math.inf, len(layout.stages) - 1
-    shares = setting.sizes(layout.stages)
-    for place, stage in enumerate(layout.stages):
-        share = shares[stage.tp]
-        weights = share.weight_bytes(stage.layers, stage.role, first=place == 0, last=place == last)
-        activations = step_tokens * share.token_bytes + step_seqs * share.seq_bytes
-        left = min(left, (setting.available_bytes - weights - activations) / (stage.layers * share.kv_layer_bytes))
-    return max(0, math.floor(left))
+    """Return the tokens whose cache fits next to the weights and the activations of a step; 0: none."""
+    free, memory = math.inf, setting.memory(layout.stages)
+    for stage, first, last in stage_kinds(layout.stages):
+        needs = memory[stage.tp]
+        weights = needs.weight_bytes(stage.layers, stage.role, first=first, last=last)
+        activations = step_tokens * needs.token_bytes + step_seqs * needs.seq_bytes
+        free = min(free, (setting.available_bytes - weights - activations) / (stage.layers * needs.kv_layer_bytes))
+    return max(0, math.floor(free))
 
 
-def memory_share(setting: Setting, layout: Layout, held_tokens: float, step_tokens: float, step_seqs: float) -> float:
-    """What the fullest GPU needs over what it has."""
-    columns = (np.array([float(value)]) for value in (held_tokens, step_tokens, step_seqs))
-    kv, tokens, seqs = columns
-    needed, _ = stage_bytes(setting.sizes(layout.stages), layout.stages, kv, None, tokens, seqs)
+def memory_share(setting: Setting, layout: Layout, cached_tokens: float, step_tokens: float, step_seqs: float) -> float:
+    """Return the memory needs of the fullest GPU over its usable memory."""
+    kv, tokens, seqs = (np.array([float(value)]) for value in (cached_tokens, step_tokens, step_seqs))
+    needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv, None, tokens, seqs)
     return float(needed[0] / setting.available_bytes)
 
 
-def deployed(setting: Setting, of: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int) -> Deployment:
-    """One of the replicas: ``batch`` sequences resident, an even part of them in each stage's step.
+def max_request_tokens(setting: Setting) -> int:
+    """Return the tokens of the longest request of the task."""
+    return setting.task.max_prompt_tokens + setting.task.max_output_tokens
 
-    Its tables are the estimator's of that degree, without what stands before the engine: the queue is full anyway.
+
+def max_request_blocks(setting: Setting) -> int:
+    """Return the cache blocks of the longest request of the task."""
+    return -(-max_request_tokens(setting) // BLOCK_TOKENS)
+
+
+def step_seqs(replica: Replica, batch: int) -> int:
+    """Return the sequences of one step: as many steps are in flight as there are stages."""
+    return -(-batch // replica.pp)
+
+
+def replica_deployment(
+    setting: Setting, replica: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int
+) -> Deployment:
+    """Return a deployment of one replica with ``batch`` sequences, an equal part of them in each stage's step.
+
+    Its cost tables are the estimator's of that degree, without the front end: the queue is full anyway.
     """
-    cluster, limits = setting.cluster, _limits(of, batch, budget)
-    layers = np.array([stage.layers for stage in of.layout.stages], dtype=np.int64)
+    cluster, layout = setting.cluster, replica.layout
+    layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
+    block_bytes = BLOCK_TOKENS * cache_bytes_per_token(setting.memory(layout.stages), layout.stages)
+    limits = EngineLimits(
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(budget, 1),
+        block_size=BLOCK_TOKENS,
+        max_step_seqs=step_seqs(replica, batch),
+    )
     return Deployment(
         model=setting.model,
         gpu=cluster.gpu,
         node=cluster.node,
-        parallel=Parallelism(of.tp, of.pp),
+        parallel=Parallelism(replica.tp, replica.pp),
         limits=limits,
         scheduler=scheduler,
-        cost=replace(setting.tables[of.tp], stage_layers=layers, front=Front()),
-        kv=KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, _block_bytes(setting, of.layout), setting.available_bytes),
-        max_model_len=longest_tokens(setting),
+        cost=replace(setting.tables[replica.tp], stage_layers=layers, front=Front()),
+        kv=KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, block_bytes, setting.available_bytes),
+        max_model_len=max_request_tokens(setting),
     )
-
-
-def longest_tokens(setting: Setting) -> int:
-    """Tokens of the longest request of the task."""
-    return setting.task.max_prompt_tokens + setting.task.max_output_tokens
-
-
-def longest_blocks(setting: Setting) -> int:
-    """Blocks that its cache takes."""
-    return -(-longest_tokens(setting) // BLOCK_TOKENS)
-
-
-def step_seqs(of: Replica, batch: int) -> int:
-    """Sequences of one step: as many batches are in flight as there are stages."""
-    return -(-batch // of.pp)
-
-
-def _limits(of: Replica, batch: int, budget: int) -> EngineLimits:
-    return EngineLimits(
-        max_num_seqs=batch,
-        max_num_batched_tokens=max(budget, 1),
-        block_size=BLOCK_TOKENS,
-        max_step_seqs=step_seqs(of, batch),
-    )
-
-
-def _block_bytes(setting: Setting, layout: Layout) -> float:
-    """What a block takes on the GPU that holds most layers of it."""
-    shares = setting.sizes(layout.stages)
-    each = (stage.layers * shares[stage.tp].kv_layer_bytes for stage in layout.stages)
-    return BLOCK_TOKENS * max(each)
-
-
-def _uniform(layers: int, tp: int, pp: int) -> Layout:
-    try:
-        return rra_layout(layers, tp * pp, tp, pp if tp > 1 else 0)
-    except InputError:  # more stages than layers
-        return Layout(())
-
-
-MOST_SEQS = 2**14
-"""Sequences on a side whose number nothing else bounds."""
 
 
 def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float | None = None) -> Deployment:
-    """The schedule on the estimator's cluster, as it is estimated: for a queue that never runs dry.
+    """Return a schedule on the estimator's cluster as a deployment for a saturated queue.
 
-    RRA is one replica in phases; its memory was counted, and none is ever short. WAA is two: one that encodes, with
-    room for as many batches as are counted on (``waa.batches_held``), and one with seats for the decode batch.
-
-    Args:
-        estimator: Of the task on its cluster.
-        controls: The schedule.
-        threshold: Of dynamic adjustment; None: none.
+    RRA is one replica with phases; its memory is checked by the estimate and unlimited here. WAA is disaggregated: a
+    replica that encodes, with room for ``resident_batches``, and one that decodes, with slots for the decode batch.
+    ``threshold`` is that of dynamic adjustment; None: no adjustment.
 
     Raises:
-        InputError: The schedule cannot be, or is WAA of an encoder-decoder, whose decoding GPUs the engine gives no
-            prompts to project.
+        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, whose decoding GPUs project prompts,
+            which the engine does not model.
     """
-    expected = estimator.estimate([controls])
+    expected, setting = estimator.estimate([controls]), estimator.setting
     if not expected.feasible[0]:
         reason = Reason(int(expected.reason[0])).name.lower()
-        raise InputError(f"a schedule must fit its cluster to be played; this one does not: {reason}")
-    of = _phases if controls.strategy is Strategy.RRA else _sides
-    return of(estimator.setting, controls, expected, threshold)
+        raise InputError(f"a schedule must fit its cluster to be simulated; this one does not: {reason}")
+    given: dict[str, float] = {"encode_batch": controls.encode_batch}
+    adjustment: dict[str, float] = {}
+    if threshold is not None:
+        mean_tokens = controls.encode_batch * setting.task.mean_prompt_tokens
+        adjustment = {"threshold": threshold, "prompt_tokens": round(mean_tokens)}
+    layers, gpus = setting.model.layers, setting.cluster.gpus
+    limits = EngineLimits(max_num_seqs=UNLIMITED_SEQS, watermark=0.0)
+    if controls.strategy is Strategy.RRA:
+        given |= {"decode_steps": controls.decode_steps, "micro_batches": controls.micro_batches or 0, **adjustment}
+        if adjustment:
+            given["decode_batch"] = round(float(expected.decode_batch[0]))
+        layout = rra_layout(layers, gpus, controls.tp, controls.tp_groups)
+        return _pipeline_deployment(setting, layout.stages, limits, _policy("rra", given))
+    if setting.model.encoder_layers:
+        raise InputError(
+            "WAA of an encoder-decoder cannot be simulated: its decoding GPUs project prompts, which the engine's do "
+            f"not; {setting.model.name} is one"
+        )
+    layout = waa_layout(layers, gpus, int(expected.encode_gpus[0]), controls.tp, controls.tp_groups)
+    batches = resident_batches(setting.model, len(layout.encode))
+    # Blocks of the encoded batches at the level, half of each request's last one empty; at least one longest request.
+    seqs = float(batches * controls.encode_batch)
+    tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
+    blocks = max(math.ceil(tokens / BLOCK_TOKENS), max_request_blocks(setting))
+    encoding = _policy("encode", given | adjustment)
+    encode_limits = replace(limits, max_in_flight=batches - 1)
+    prefill = _pipeline_deployment(setting, layout.encode, encode_limits, encoding, blocks)
+    decode_limits = replace(
+        limits, max_num_seqs=_decode_slots(setting, controls), max_in_flight=int(expected.micro_batches[0])
+    )
+    decode = _pipeline_deployment(setting, layout.decode, decode_limits, "even")
+    memory = setting.memory(layout.stages)
+    token_bytes = sum(cache_bytes_per_token(memory, stages) for stages in (layout.encode, layout.decode))
+    return disaggregate(prefill, decode, Handover(0.0, token_bytes, HOST_LINK_BYTES_PER_S))
 
 
-def in_system(estimator: Estimator, controls: Controls) -> int | None:
-    """Requests that are let in at a time, one when one ends; None: any number, phases admit by themselves (RRA).
+def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
+    """Return the requests in the system at a time; None: unlimited, as phases admit requests themselves (RRA).
 
-    WAA's encoding would run ahead of its decoding as far as memory goes, and whoever was encoded would wait for a
-    seat. So as many are let in as have seats or are on their way through encoding and handover, and two batches more.
+    WAA's encoding would run ahead of its decoding as far as memory allows, and encoded requests would wait for a slot.
+    The limit is the slots, the requests in encoding and transfer, and two more batches.
     """
     if controls.strategy is Strategy.RRA:
         return None
     expected, setting = estimator.estimate([controls]), estimator.setting
     entry_s = float(expected.latency_s[0] - setting.iterations * expected.decode_s[0])
-    under_way = math.ceil(controls.encode_batch * entry_s / float(expected.cycle_s[0]))
-    return _max_num_seqs(setting, controls) + under_way + 2 * controls.encode_batch
+    entering = math.ceil(controls.encode_batch * entry_s / float(expected.cycle_s[0]))
+    return _decode_slots(setting, controls) + entering + 2 * controls.encode_batch
 
 
-def _phases(setting: Setting, controls: Controls, expected: Estimates, threshold: float | None) -> Deployment:
-    given: dict[str, float] = {
-        "encode_batch": controls.encode_batch,
-        "decode_steps": controls.decode_steps,
-        "micro_batches": controls.micro_batches or 0,
-    }
-    if threshold is not None:
-        given |= _adjusted(setting, controls, threshold)
-        given["decode_batch"] = round(float(expected.decode_batch[0]))
-    layout = rra_layout(setting.model.layers, setting.cluster.gpus, controls.tp, controls.tp_groups)
-    return _side(setting, layout.stages, EngineLimits(max_num_seqs=MOST_SEQS, watermark=0.0), _report("rra", given))
-
-
-def _sides(setting: Setting, controls: Controls, expected: Estimates, threshold: float | None) -> Deployment:
-    if setting.model.encoder_layers:
-        raise InputError(
-            "WAA of an encoder-decoder cannot be played: its decoding GPUs project prompts, which the engine's do not; "
-            f"{setting.model.name} is one"
-        )
-    layout = layout_of(setting, int(expected.encode_gpus[0]), controls.tp, controls.tp_groups)
-    given: dict[str, float] = {"encode_batch": controls.encode_batch}
-    given |= {} if threshold is None else _adjusted(setting, controls, threshold)
-    held = batches_held(setting.model, len(layout.encode))
-    limits = EngineLimits(max_num_seqs=MOST_SEQS, watermark=0.0, max_in_flight=held - 1)
-    here = _side(setting, layout.encode, limits, _report("encode", given), _room_blocks(setting, controls, held))
-    max_num_seqs = _max_num_seqs(setting, controls)
-    parts = int(expected.micro_batches[0])
-    there = _side(
-        setting, layout.decode, EngineLimits(max_num_seqs=max_num_seqs, watermark=0.0, max_in_flight=parts), "even"
-    )
-    sizes = setting.sizes(layout.stages)
-    both_ways = sum(layer_cache_bytes(sizes, stages) for stages in (layout.encode, layout.decode))
-    return disaggregate(here, there, Handover(0.0, both_ways, HOST_LINK_BYTES_PER_S))
-
-
-def _max_num_seqs(setting: Setting, controls: Controls) -> int:
+def _decode_slots(setting: Setting, controls: Controls) -> int:
     return max(round(controls.encode_batch * (setting.task.mean_output_tokens - 1)), 1)
 
 
-def _side(
-    setting: Setting, stages: tuple[Stage, ...], limits: EngineLimits, batching: str, blocks: int = ENDLESS_BLOCKS
+def _pipeline_deployment(
+    setting: Setting, stages: tuple[Stage, ...], limits: EngineLimits, batching: str, blocks: int = UNLIMITED_BLOCKS
 ) -> Deployment:
-    """A replica of groups and single GPUs, a stage each, on the tables of the estimate."""
+    """Return a replica of groups and single GPUs, one stage each, on the cost tables of the estimate."""
     cluster, degree = setting.cluster, max(stage.tp for stage in stages)
     single = np.array([int(stage.tp != degree) for stage in stages])
     cost = replace(setting.tables[degree], stage_layers=np.array([stage.layers for stage in stages]))
     if single.any():
         cost = replace(cost, other=setting.tables[1], stage_other=single)
+    parallel = Parallelism(degree, len(stages), single_stages=int(single.sum()))
+    kv = KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, 0.0, 0.0)
     return Deployment(
-        setting.model,
-        cluster.gpu,
-        cluster.node,
-        Parallelism(degree, len(stages), single_stages=int(single.sum())),
-        limits,
-        Scheduler(batching=batching),
-        cost,
-        KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, 0.0, 0.0),
-        longest_tokens(setting),
-    )
+        setting.model, cluster.gpu, cluster.node, parallel, limits, Scheduler(batching=batching), cost, kv,
+        max_request_tokens(setting),
+    )  # fmt: skip
 
 
-def _room_blocks(setting: Setting, controls: Controls, batches: int) -> int:
-    """Blocks of so many encoded batches at the level, half of a request's last one empty; of the longest at least."""
-    seqs = float(batches * controls.encode_batch)
-    tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
-    return max(math.ceil(tokens / BLOCK_TOKENS), longest_blocks(setting))
-
-
-def _adjusted(setting: Setting, controls: Controls, threshold: float) -> dict[str, float]:
-    mean = controls.encode_batch * setting.task.mean_prompt_tokens
-    return {"threshold": threshold, "prompt_tokens": round(mean)}
-
-
-def _report(name: str, given: dict[str, float]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})"
+def _policy(name: str, parameters: dict[str, float]) -> str:
+    return f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items())})"

@@ -1,12 +1,12 @@
-"""What one visit of a stage takes, from cost tables of each tensor-parallel degree."""
+"""Seconds and memory of a stage, from cost tables of each tensor-parallel degree."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +17,57 @@ from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.cost.roofline_tables import HostOverhead
 from lengthwise.schedule._kernel import DegreeTables
 from lengthwise.schedule.controls import Assumptions, Cluster, Role, Stage
-from lengthwise.schedule.lengths import UNCHANGED, PhaseShares, Resized, TaskLengths, phase_shares, resized
+from lengthwise.schedule.lengths import (
+    UNADJUSTED,
+    AdjustedBatches,
+    PhaseLoads,
+    TaskLengths,
+    adjusted_batches,
+    phase_loads,
+)
+from lengthwise.schedule.timeline import compiled
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_value
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec, dtype_bytes
 
 Floats = npt.NDArray[np.float64]
-DegreesTables = Mapping[int, CostTables]
-"""Cost tables by tensor-parallel degree; their own stages do not matter."""
+TablesByDegree = Mapping[int, CostTables]
+"""Cost tables by tensor-parallel degree; the stages within each table are ignored."""
 
-LARGEST_STEP_TOKENS, LARGEST_STEP_SEQS = 2**15, 2**12
+MAX_STEP_TOKENS, MAX_STEP_SEQS = 2**15, 2**12
 _SLOPE_SPAN = 256
 
 
 def cluster_tables(
     model: ModelSpec, cluster: Cluster, degrees: Iterable[int], host: HostOverhead = HostOverhead()
 ) -> dict[int, CostTables]:
-    """Roofline tables of the degrees; neighbouring stages talk over the slowest link of the cluster.
+    """Return roofline tables by degree; neighbouring stages communicate over the slowest link of the cluster.
 
     Raises:
         InputError: A degree does not divide the heads.
     """
-    limits = EngineLimits(max_num_seqs=LARGEST_STEP_SEQS, max_num_batched_tokens=LARGEST_STEP_TOKENS)
+    limits = EngineLimits(max_num_seqs=MAX_STEP_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS)
     tables = {}
     for tp in degrees:
-        pp = max(1, min(cluster.gpus // tp, model.layers))
-        tables[tp] = roofline(
-            model, cluster.gpu, cluster.node, Parallelism(tp=tp, pp=pp), limits, model.max_model_len, host
-        )
+        parallel = Parallelism(tp=tp, pp=max(1, min(cluster.gpus // tp, model.layers)))
+        tables[tp] = roofline(model, cluster.gpu, cluster.node, parallel, limits, model.max_model_len, host)
     return tables
 
 
 def for_prompts(tables: CostTables, task: TaskLengths) -> DegreeTables:
-    """The tables as compiled code reads them, with what a prompt of the task takes."""
+    """Return cost tables in the form of the compiled loops, with the cost of a random prompt of the task."""
+    pmf, tokens, mean = task.prompt_pmf, np.arange(len(task.prompt_pmf), dtype=np.float64), task.mean_prompt_tokens
+    prompt = np.array([mean, task.mean_square_prompt, task.prompt_variance, 0.0, 0.0, 0.0])
+    if tables.rule.kind != MERGED:
+        # One layer's attention of each prompt without context; beyond the table by its last slope.
+        column = tables.prefill_s[:, 0]
+        axis = np.array([grid_value(index) for index in range(len(column))], dtype=np.float64)
+        slope = (column[-1] - column[-2]) / (axis[-1] - axis[-2])
+        attention = np.asarray(np.interp(tokens, axis, column) + np.maximum(tokens - axis[-1], 0.0) * slope)
+        mean_s = float(pmf @ attention)
+        covariance = float(pmf @ ((tokens - mean) * (attention - mean_s)))
+        prompt[3:] = mean_s, covariance, float(pmf @ (attention - mean_s) ** 2)
     by_tokens = np.column_stack([tables.layer_s + tables.comm_s, tables.first_s, tables.send_s])
     by_seqs = np.column_stack([tables.head_s, tables.host_s])
     return DegreeTables(
@@ -60,7 +77,7 @@ def for_prompts(tables: CostTables, task: TaskLengths) -> DegreeTables:
         _slope(by_seqs),
         np.array(tables.prefill_s, dtype=np.float64, order="C"),
         np.array(tables.decode_s, dtype=np.float64, order="C"),
-        _prompt(tables, task),
+        prompt,
         tables.rule.kind == MERGED,
         int(tables.rule.step_tokens),
         float(tables.rule.merge_factor),
@@ -68,11 +85,16 @@ def for_prompts(tables: CostTables, task: TaskLengths) -> DegreeTables:
     )
 
 
-def projected_share(model: ModelSpec) -> float:
-    """Share of a layer's products over a prompt that are an encoder-decoder's cross keys and values; else 0.
+def _slope(table: Floats) -> Floats:
+    span = min(_SLOPE_SPAN, len(table) - 1)
+    return np.array((table[-1] - table[-1 - span]) / max(span, 1))
 
-    The tables let one layer stand for an encoder layer and these projections (``cost``). Under WAA the encoder's
-    output is handed over, and the decoding GPUs project it.
+
+def projected_share(model: ModelSpec) -> float:
+    """Return the share of a layer's products over a prompt that project cross-attention keys and values, else 0.
+
+    In the tables one layer stands for an encoder layer and these projections. Under WAA the decoding GPUs receive the
+    encoder's output and project it.
     """
     if not model.encoder_layers:
         return 0.0
@@ -82,55 +104,8 @@ def projected_share(model: ModelSpec) -> float:
     return cross / (encoder_layer_parameters(model) + cross)
 
 
-def encode_visit_s(
-    tables: CostTables,
-    task: TaskLengths,
-    seqs: npt.ArrayLike,
-    layers: npt.ArrayLike,
-    *,
-    first: npt.ArrayLike = False,
-    last: npt.ArrayLike = False,
-    share: float = 1.0,
-) -> Floats:
-    """[n] seconds that a stage of ``layers`` takes to encode ``seqs`` prompts of the task.
-
-    Attention is the mean over the task's prompts, not that of a mean prompt. Matrix products count by
-    ``share``. The ``first`` stage embeds and waits for the host, the ``last`` samples, the others send on.
-    """
-    return visits_s(for_prompts(tables, task), seqs, 0.0, layers, first, last, encode=True, share=share)
-
-
-def decode_visit_s(
-    tables: CostTables,
-    task: TaskLengths,
-    seqs: npt.ArrayLike,
-    kv_tokens: npt.ArrayLike,
-    layers: npt.ArrayLike,
-    *,
-    first: npt.ArrayLike = False,
-    last: npt.ArrayLike = False,
-) -> Floats:
-    """[n] seconds that a stage of ``layers`` takes for one token of ``seqs`` sequences over ``kv_tokens``."""
-    return visits_s(for_prompts(tables, task), seqs, kv_tokens, layers, first, last, encode=False)
-
-
-def degree_tables(tables: DegreesTables, task: TaskLengths, degrees: Iterable[int]) -> dict[int, DegreeTables]:
-    """``for_prompts`` of each degree.
-
-    Raises:
-        InputError: There are no tables of a degree.
-    """
-    wanted = sorted(set(degrees))
-    missing = [tp for tp in wanted if tp not in tables]
-    if missing:
-        raise InputError(
-            f"cost tables must be given for tensor-parallel degrees {wanted}; there are some of {sorted(tables)}"
-        )
-    return {tp: for_prompts(tables[tp], task) for tp in wanted}
-
-
 def visits_s(
-    packed: DegreeTables,
+    tables: DegreeTables,
     seqs: npt.ArrayLike,
     kv_tokens: npt.ArrayLike,
     layers: npt.ArrayLike,
@@ -141,62 +116,38 @@ def visits_s(
     share: float = 1.0,
     more_tokens: npt.ArrayLike = 0.0,
 ) -> Floats:
-    """[n] seconds of visits, by packed tables.
+    """Return [n] seconds of visits of a stage; the column arguments are broadcast.
 
-    ``share`` of a layer's products: of an encoding, or of decodes over ``more_tokens`` newly encoded ones on top.
+    Args:
+        tables: Packed tables of the stage's degree.
+        seqs: Prompts to encode, or sequences to decode one token of.
+        kv_tokens: Cached tokens of the decoded sequences.
+        layers: Layers of the stage.
+        first: Whether the stage is the first: it embeds, and waits for the host.
+        last: Whether the stage is the last: it samples; the others send on.
+        encode: Whether the visit encodes. Attention is the mean over the task's prompts, not that of a mean prompt.
+        share: Share of a layer's matrix products: of an encoding, or over ``more_tokens`` on top of a decode.
+        more_tokens: Newly encoded tokens that a decode projects.
     """
     columns = (seqs, kv_tokens, layers, first, last, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
     out = np.empty(given[0].shape)
     flat = [np.array(column, dtype=np.float64).reshape(-1) for column in given]
-    _visits_kernel()(packed, *flat, encode, share, out.reshape(-1))
+    compiled("visits")(tables, *flat, encode, share, out.reshape(-1))
     return out
 
 
-@lru_cache(maxsize=1)
-def _visits_kernel() -> Any:
-    from lengthwise.schedule.timeline import compiled
-
-    return compiled("visits")
-
-
-def _slope(table: Floats) -> Floats:
-    span = min(_SLOPE_SPAN, len(table) - 1)
-    return np.array((table[-1] - table[-1 - span]) / max(span, 1))
-
-
-def _prompt(tables: CostTables, task: TaskLengths) -> Floats:
-    """What DegreeTables says of one prompt."""
-    pmf, tokens = task.prompt_pmf, np.arange(len(task.prompt_pmf), dtype=np.float64)
-    mean = task.mean_prompt_tokens
-    if tables.rule.kind == MERGED:
-        return np.array([mean, task.mean_square_prompt, task.prompt_variance, 0.0, 0.0, 0.0])
-    attention = _attention_s(tables, tokens)
-    mean_s = float(pmf @ attention)
-    covariance = float(pmf @ ((tokens - mean) * (attention - mean_s)))
-    variance = float(pmf @ (attention - mean_s) ** 2)
-    return np.array([mean, task.mean_square_prompt, task.prompt_variance, mean_s, covariance, variance])
-
-
-def _attention_s(tables: CostTables, tokens: Floats) -> Floats:
-    """One layer's attention of a prompt of so many tokens without context; beyond the table its last slope."""
-    column = tables.prefill_s[:, 0]
-    axis = np.array([grid_value(index) for index in range(len(column))], dtype=np.float64)
-    slope = (column[-1] - column[-2]) / (axis[-1] - axis[-2])
-    return np.asarray(np.interp(tokens, axis, column) + np.maximum(tokens - axis[-1], 0.0) * slope)
-
-
 @dataclass(frozen=True)
-class Shares:
-    """Bytes on one GPU of a stage of some tensor-parallel degree.
+class StageMemory:
+    """Bytes on one GPU of a stage, at one tensor-parallel degree.
 
     Attributes:
-        layer_bytes: A decoder layer's weights, mean over the layers.
-        encoder_bytes: The encoder's weights that go with a decoder layer; 0 for decoder-only models.
-        embedding_bytes: The token table of a first stage.
-        head_bytes: The head of a last stage; a tied one's own copy, unless its stage is also the first.
-        tied: Whether the head is tied.
-        kv_layer_bytes: One token's cache in a layer.
+        layer_bytes: Weights of a decoder layer, mean over the layers.
+        encoder_bytes: Encoder weights per decoder layer; 0 for decoder-only models.
+        embedding_bytes: Token table of a first stage.
+        head_bytes: Head of a last stage; of a tied head its own copy, unless the stage is also the first.
+        tied: Whether the head is tied to the embedding.
+        kv_layer_bytes: Cache of one token in one layer.
         token_bytes: Activations of a token in a visit.
         seq_bytes: Logits of a sequence in a visit.
     """
@@ -211,177 +162,203 @@ class Shares:
     seq_bytes: float
 
     def weight_bytes(self, layers: int, role: Role, *, first: bool, last: bool) -> float:
-        """Weights of a stage; an encoder-decoder's encode or decode stage holds its own stack alone."""
-        own = self.layer_bytes + self.encoder_bytes
+        """Return the weights of a stage; of an encoder-decoder a WAA stage holds only the stack it runs."""
+        layer_bytes = self.layer_bytes + self.encoder_bytes
         if self.encoder_bytes and role != "both":
-            own = self.encoder_bytes if role == "encode" else self.layer_bytes
+            layer_bytes = self.encoder_bytes if role == "encode" else self.layer_bytes
         head = last and not (self.encoder_bytes and role == "encode") and not (self.tied and first)
-        return layers * own + first * self.embedding_bytes + head * self.head_bytes
+        return layers * layer_bytes + first * self.embedding_bytes + head * self.head_bytes
 
 
-def shares_of(model: ModelSpec, cluster: Cluster, tp: int) -> Shares:
-    """The shares of one degree, out of ``cost.plan_memory``.
+def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
+    """Return the memory needs of one degree, derived from ``cost.plan_memory``.
 
     Raises:
         InputError: ``tp`` does not divide the heads.
     """
-    one = _plan(model, cluster, tp, 1, 1)
-    width = dtype_bytes(model.dtype)
-    wide = max(2.0, width) / tp
-    embedding, head = embedding_parameters(model) * wide, model.vocab * model.hidden * wide
+
+    def plan(tokens: int, seqs: int) -> KvPlan:
+        limits = EngineLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        return plan_memory(model, cluster.gpu, Parallelism(tp=tp), limits, model.max_model_len, num_blocks=1)
+
+    one, width = plan(1, 1), dtype_bytes(model.dtype)
+    unquantized = max(2.0, width) / tp
+    embedding, head = embedding_parameters(model) * unquantized, model.vocab * model.hidden * unquantized
     encoder = model.encoder_layers * encoder_layer_parameters(model) * width / tp
     layers = one.weight_bytes - embedding - encoder - (0.0 if model.tied_embeddings else head)
-    return Shares(
+    return StageMemory(
         layer_bytes=layers / model.layers,
         encoder_bytes=encoder / model.layers,
         embedding_bytes=embedding,
         head_bytes=head,
         tied=model.tied_embeddings,
         kv_layer_bytes=one.kv_bytes_per_block / one.block_size / model.layers,
-        token_bytes=_plan(model, cluster, tp, 2, 1).activation_bytes - one.activation_bytes,
-        seq_bytes=_plan(model, cluster, tp, 1, 2).activation_bytes - one.activation_bytes,
+        token_bytes=plan(2, 1).activation_bytes - one.activation_bytes,
+        seq_bytes=plan(1, 2).activation_bytes - one.activation_bytes,
     )
 
 
 def available_bytes(model: ModelSpec, cluster: Cluster) -> float:
-    """What a GPU offers for weights, cache and activations, all GPUs talking to each other."""
-    stages = min(cluster.gpus, model.layers)
+    """Return the memory of a GPU for weights, cache and activations when all GPUs communicate."""
     limits = EngineLimits(gpu_memory_utilization=cluster.gpu_memory_utilization)
-    plan = plan_memory(model, cluster.gpu, Parallelism(pp=stages), limits, model.max_model_len, num_blocks=1)
-    return plan.available_bytes
+    parallel = Parallelism(pp=min(cluster.gpus, model.layers))
+    return plan_memory(model, cluster.gpu, parallel, limits, model.max_model_len, num_blocks=1).available_bytes
+
+
+def stage_kinds(stages: tuple[Stage, ...]) -> Counter[tuple[Stage, bool, bool]]:
+    """Return how many stages there are of each (stage, is first, is last), in pipeline order."""
+    last = len(stages) - 1
+    return Counter((stage, place == 0, place == last) for place, stage in enumerate(stages))
 
 
 def stage_bytes(
-    shares: dict[int, Shares],
+    memory: Mapping[int, StageMemory],
     stages: tuple[Stage, ...],
-    kv_tokens: Floats,
-    held_bytes_per_token: float | None,
+    cached_tokens: Floats,
+    bytes_per_token: float | None,
     tokens: Floats,
     seqs: Floats,
 ) -> tuple[Floats, float]:
-    """([n] bytes on the fullest GPU of the stages, weights on the GPU that holds most of them).
+    """Return ([n] bytes on the fullest GPU of a pipeline, weights on the GPU with the most).
 
     Args:
-        shares: By degree.
-        stages: A pipeline.
-        kv_tokens: [n] tokens whose cache is held.
-        held_bytes_per_token: What one of them takes on each GPU; None: the stage's layers of cache.
+        memory: Memory needs by degree.
+        stages: Pipeline.
+        cached_tokens: [n] tokens in the cache.
+        bytes_per_token: Bytes per cached token on each GPU; None: the KV cache of the stage's layers.
         tokens: [n] tokens of the largest visit.
         seqs: [n] sequences of the largest visit.
     """
-    fullest, heaviest = np.zeros(len(kv_tokens)), 0.0
-    last = len(stages) - 1
-    kinds = dict.fromkeys((stage, place == 0, place == last) for place, stage in enumerate(stages))
-    for stage, is_first, is_last in kinds:
-        share = shares[stage.tp]
-        weights = share.weight_bytes(stage.layers, stage.role, first=is_first, last=is_last)
-        held = stage.layers * share.kv_layer_bytes if held_bytes_per_token is None else held_bytes_per_token
-        activations = tokens * share.token_bytes + seqs * share.seq_bytes
-        fullest = np.maximum(fullest, weights + held * kv_tokens + activations)
+    fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
+    for stage, first, last in stage_kinds(stages):
+        needs = memory[stage.tp]
+        weights = needs.weight_bytes(stage.layers, stage.role, first=first, last=last)
+        per_token = stage.layers * needs.kv_layer_bytes if bytes_per_token is None else bytes_per_token
+        activations = tokens * needs.token_bytes + seqs * needs.seq_bytes
+        fullest = np.maximum(fullest, weights + per_token * cached_tokens + activations)
         heaviest = max(heaviest, weights)
     return fullest, heaviest
 
 
-def handed_bytes_per_token(model: ModelSpec) -> float | None:
-    """What an encoder-decoder hands over of a prompt's token: the encoder's output; None: the layers' cache."""
+def transfer_bytes_per_token(model: ModelSpec) -> float | None:
+    """Return the bytes of encoder output per prompt token that an encoder-decoder transfers; None: its KV cache."""
     return model.hidden * max(2.0, dtype_bytes(model.dtype)) if model.encoder_layers else None
 
 
-def handover_s(model: ModelSpec, shares: dict[int, Shares], stages: tuple[Stage, ...], tokens: float) -> float:
-    """Seconds that a prompt's handover holds the busiest GPU's link to host memory, in one direction."""
-    handed = handed_bytes_per_token(model)
-    if handed is not None:
-        return tokens * handed / HOST_LINK_BYTES_PER_S
-    return tokens * layer_cache_bytes(shares, stages) / HOST_LINK_BYTES_PER_S
+def kv_transfer_s(
+    model: ModelSpec, memory: Mapping[int, StageMemory], stages: tuple[Stage, ...], tokens: float
+) -> float:
+    """Return the seconds that a prompt's transfer occupies the busiest GPU's link to host memory, one direction."""
+    per_token = transfer_bytes_per_token(model)
+    if per_token is None:
+        per_token = cache_bytes_per_token(memory, stages)
+    return tokens * per_token / HOST_LINK_BYTES_PER_S
 
 
-def layer_cache_bytes(shares: dict[int, Shares], stages: tuple[Stage, ...]) -> float:
-    """What a token's cache takes on the GPU of a pipeline that holds most of it."""
-    return max(stage.layers * shares[stage.tp].kv_layer_bytes for stage in stages)
-
-
-def _plan(model: ModelSpec, cluster: Cluster, tp: int, tokens: int, seqs: int) -> KvPlan:
-    limits = EngineLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    return plan_memory(model, cluster.gpu, Parallelism(tp=tp), limits, model.max_model_len, num_blocks=1)
-
-
-Ints = npt.NDArray[np.int64]
+def cache_bytes_per_token(memory: Mapping[int, StageMemory], stages: tuple[Stage, ...]) -> float:
+    """Return the bytes of a token's KV cache on the GPU of a pipeline that holds most of it."""
+    return max(stage.layers * memory[stage.tp].kv_layer_bytes for stage in stages)
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A task on a cluster, and what was worked out for it so far."""
+    """A task on a cluster, with memoized values that depend on nothing else."""
 
     task: TaskLengths
     cluster: Cluster
     model: ModelSpec
-    tables: DegreesTables
+    tables: TablesByDegree
     assumptions: Assumptions
-    _packed: dict[int, DegreeTables] = field(default_factory=dict)
-    _sizes: dict[int, Shares] = field(default_factory=dict)
-    _phases: dict[int, PhaseShares] = field(default_factory=dict)
-    _available: list[float] = field(default_factory=list)
+    _packed: dict[int, DegreeTables] = field(default_factory=dict, init=False)
+    _memory: dict[int, StageMemory] = field(default_factory=dict, init=False)
+    _phases: dict[tuple[int, bool], PhaseLoads] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.task.require_within(self.model)
 
     @cached_property
     def z(self) -> float:
-        """Standard deviations from the mean to the level."""
+        """Return the standard deviations between the mean and the level of a normal distribution."""
         return NormalDist().inv_cdf(self.assumptions.level)
 
     @cached_property
-    def resized(self) -> Resized:
-        """What dynamic adjustment makes of encodings."""
+    def batches(self) -> AdjustedBatches:
+        """Return the encode batches under dynamic adjustment."""
         threshold = self.assumptions.threshold
-        return UNCHANGED if threshold is None else resized(self.task, threshold, self.assumptions.level)
+        return UNADJUSTED if threshold is None else adjusted_batches(self.task, threshold, self.assumptions.level)
 
     @cached_property
     def bound_tokens(self) -> int:
-        """The output whose latency is asked for: the level's quantile, or of fixed length."""
+        """Return the output length that the latency bound is for: the level's quantile, or a fixed one."""
         fixed = self.assumptions.output_tokens
         return self.task.output_quantile(self.assumptions.level) if fixed is None else fixed
 
     @cached_property
     def iterations(self) -> int:
-        """Decode iterations of such a request."""
-        return max(self.bound_tokens - self.assumptions.from_encode, 0)
+        """Return the decode iterations of a request with ``bound_tokens``."""
+        return max(self.bound_tokens - self.assumptions.encode_output_tokens, 0)
 
-    @property
+    @cached_property
     def available_bytes(self) -> float:
-        """Of a GPU."""
-        if not self._available:
-            self._available.append(available_bytes(self.model, self.cluster))
-        return self._available[0]
+        """Return the usable memory of a GPU."""
+        return available_bytes(self.model, self.cluster)
 
     def packed(self, tp: int) -> DegreeTables:
-        """The tables of a degree."""
+        """Return the packed tables of a degree.
+
+        Raises:
+            InputError: The degree has no cost tables.
+        """
+        if tp not in self.tables:
+            degrees = sorted(self.tables)
+            raise InputError(f"cost tables must be given for tensor-parallel degree {tp}; there are those of {degrees}")
         if tp not in self._packed:
-            self._packed.update(degree_tables(self.tables, self.task, [tp]))
+            self._packed[tp] = for_prompts(self.tables[tp], self.task)
         return self._packed[tp]
 
-    def sizes(self, stages: tuple[Stage, ...]) -> dict[int, Shares]:
-        """What a GPU holds at each of the stages' degrees."""
-        for tp in {stage.tp for stage in stages} - set(self._sizes):
-            self._sizes[tp] = shares_of(self.model, self.cluster, tp)
-        return self._sizes
+    def memory(self, stages: tuple[Stage, ...]) -> dict[int, StageMemory]:
+        """Return the memory needs at each of the stages' degrees."""
+        for tp in {stage.tp for stage in stages} - set(self._memory):
+            self._memory[tp] = stage_memory(self.model, self.cluster, tp)
+        return self._memory
 
-    def phase(self, steps: int, *, renewal: bool = False) -> PhaseShares:
-        """Shares of phases of so many steps; ``renewal`` whatever the assumptions say (WAA)."""
-        key = -steps if renewal else steps
+    def phase(self, steps: int, *, renewal: bool = False) -> PhaseLoads:
+        """Return the loads of phases of ``steps`` iterations; ``renewal``: by renewal theory in any case (WAA)."""
+        paper = self.assumptions.paper_completions and not renewal
+        key = steps, paper
         if key not in self._phases:
-            paper = self.assumptions.paper_completions and not renewal
-            self._phases[key] = phase_shares(self.task, steps, self.assumptions.from_encode, paper=paper)
+            self._phases[key] = phase_loads(self.task, steps, self.assumptions.encode_output_tokens, paper=paper)
         return self._phases[key]
 
     def prompt_tokens_high(self, seqs: Floats) -> Floats:
-        """[n] prompt tokens of ``seqs`` requests at the level."""
+        """Return [n] prompt tokens of ``seqs`` requests at the level."""
         spread = self.z * np.sqrt(seqs * self.task.prompt_variance)
         return np.asarray(np.minimum(seqs * self.task.mean_prompt_tokens + spread, seqs * self.task.max_prompt_tokens))
 
+    def stage_visits_s(
+        self,
+        stages: tuple[Stage, ...],
+        seqs: npt.ArrayLike,
+        kv_tokens: npt.ArrayLike = 0.0,
+        *,
+        encode: bool,
+        share: float = 1.0,
+        more_tokens: float = 0.0,
+    ) -> Floats:
+        """Return [stages, n] seconds of a visit of each stage; arguments as of ``visits_s``."""
+        last = len(stages) - 1
+        seconds = [
+            visits_s(
+                self.packed(stage.tp), seqs, kv_tokens, stage.layers, place == 0, place == last,
+                encode=encode, share=share, more_tokens=more_tokens,
+            )
+            for place, stage in enumerate(stages)
+        ]  # fmt: skip
+        return np.array(seconds, dtype=np.float64)
 
-def grouped(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
-    """(groups, count) as the compiled loops take them: neighbours of one kind together."""
+
+def stage_groups(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
+    """Return (groups, count) as the compiled loops take them: equal neighbouring stages form a group."""
     rows: list[list[float]] = []
     for place, stage in enumerate(stages):
         row = [1.0, stage.layers, stage.tp == 1, place == 0, place == len(stages) - 1]
@@ -394,8 +371,8 @@ def grouped(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=64)
-def deviations(most: int) -> Floats:
-    """[most + 1, most] in row n: the smallest, ... largest of n standard normals, expected (Blom, 1958)."""
+def normal_scores(most: int) -> Floats:
+    """Return [most + 1, most]; row n: expected smallest, ..., largest of n standard normals (Blom, 1958)."""
     scores = np.zeros((most + 1, most))
     for n in range(2, most + 1):
         scores[n, :n] = [NormalDist().inv_cdf((i + 0.625) / (n + 0.25)) for i in range(n)]

@@ -1,7 +1,7 @@
-"""When each stage does what: the pipeline's recurrence over micro-batches, in max-plus form.
+"""Timelines of a pipeline: the max-plus recurrence over micro-batches.
 
-A micro-batch enters a stage once it has left the one before and the stage is free; its next iteration starts
-once its last one has left the last stage. Stages serve in the order of iterations, and of micro-batches in them.
+A micro-batch enters a stage once it has left the stage before and the stage is free; its next iteration starts once
+its last one has left the last stage. Stages serve iterations in order, and micro-batches in order within them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Round:
-    """The steady state: seconds of a round, and from an encoding's start to the end of an iteration."""
+    """Steady state: seconds of a round, and from the start of an encoding to the end of an iteration."""
 
     round_s: float
     latency_s: float
@@ -47,55 +47,50 @@ def steady_round(
     micro_batches: int,
     *,
     encoding: int | None = None,
-    finish: int | None = None,
+    finish_iteration: int | None = None,
     count: npt.ArrayLike | None = None,
     scale: npt.ArrayLike | None = None,
 ) -> Round:
-    """The steady round of one encoding and N_D decode iterations over the same stages.
+    """Return the steady round of one encoding and N_D decode iterations over the same stages.
 
     Args:
         encode_s: [stages] seconds of an encode visit.
         decode_s: [N_D, stages] seconds of a decode visit at each iteration.
-        micro_batches: How many go round.
+        micro_batches: Micro-batches in the pipeline.
         encoding: How many of them have an encode visit; None: all.
-        finish: Iteration of the latency, 0: the encoding; None: the last one.
-        count: [stages] how many stages in a row each entry stands for.
-        scale: [encoding] how many times ``encode_s`` each micro-batch takes; None: 1.
+        finish_iteration: Iteration at which the latency ends, 0 for the encoding; None: the last one.
+        count: [stages] number of equal neighbouring stages that each entry stands for.
+        scale: [encoding] factor on ``encode_s`` of each micro-batch; None: 1.
 
     Raises:
-        InputError: The shapes do not go together.
+        InputError: The shapes do not match.
     """
-    visit_s = _checked(encode_s, decode_s)
+    visit_s = _visit_columns(encode_s, decode_s)
     counts = np.ones(len(visit_s)) if count is None else np.array(count, dtype=np.float64)
     steps = visit_s.shape[1] - 1
     encodes = micro_batches if encoding is None else encoding
-    at = steps if finish is None else finish
-    if not (1 <= encodes <= micro_batches and 0 <= at <= steps and counts.shape == (len(visit_s),)):
+    finish = steps if finish_iteration is None else finish_iteration
+    if not (1 <= encodes <= micro_batches and 0 <= finish <= steps and counts.shape == (len(visit_s),)):
         raise InputError(
-            f"micro_batches ({micro_batches}) must be at least encoding ({encodes}), finish ({at}) from 0 to {steps}, "
-            f"count of one entry a stage"
+            f"micro_batches ({micro_batches}) must be at least encoding ({encodes}), finish_iteration ({finish}) from "
+            f"0 to {steps}, count of one entry a stage"
         )
     scales = np.ones(encodes) if scale is None else np.array(scale, dtype=np.float64)
     if scales.shape != (encodes,):
         raise InputError(f"scale must be one for each of the {encodes} that encode; its shape is {scales.shape}")
     scratch = workspace(micro_batches, len(visit_s))
-    return Round(*_steady_round_kernel()(micro_batches, encodes, steps, at, counts, visit_s, scales, *scratch))
+    kernel = compiled("steady_round")
+    return Round(*kernel(micro_batches, encodes, steps, finish, counts, visit_s, scales, *scratch))
 
 
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Scratch of the recurrence: ready, first, last, started, before."""
-    jobs = np.zeros(micro_batches)
-    return (
-        jobs,
-        np.zeros(groups),
-        np.zeros(groups),
-        np.zeros(micro_batches),
-        np.zeros((4, max(micro_batches, groups))),
-    )
+    """Return scratch arrays of the recurrence: ready, first, last, started, before."""
+    before = np.zeros((4, max(micro_batches, groups)))
+    return np.zeros(micro_batches), np.zeros(groups), np.zeros(groups), np.zeros(micro_batches), before
 
 
 def decode_iteration_s(visit_s: npt.ArrayLike, micro_batches: int) -> float:
-    """A decode iteration of equal micro-batches, steady: the slowest stage's visits, or one way through all."""
+    """Return a steady decode iteration of equal micro-batches: the slowest stage's visits, or one pass through all."""
     seconds = np.asarray(visit_s, dtype=np.float64)
     return float(max(micro_batches * seconds.max(), seconds.sum()))
 
@@ -103,53 +98,53 @@ def decode_iteration_s(visit_s: npt.ArrayLike, micro_batches: int) -> float:
 def round_visits(
     encode_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
 ) -> list[Visit]:
-    """Every visit of so many rounds of RRA, from an empty pipeline; arguments as of ``steady_round``.
+    """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline; arguments as of ``steady_round``.
 
-    As many micro-batches encode as ``scale`` has entries; none: all of them.
+    As many micro-batches encode as ``scale`` has entries; if it is empty, all.
     """
-    visit_s = _checked(encode_s, decode_s)
-    times = np.asarray(scale, dtype=np.float64)
-    times = times if len(times) else np.ones(micro_batches)
+    visit_s = _visit_columns(encode_s, decode_s)
+    scales = np.asarray(scale, dtype=np.float64)
+    scales = scales if len(scales) else np.ones(micro_batches)
     free_s, ready_s = [0.0] * len(visit_s), [0.0] * micro_batches
     visits: list[Visit] = []
     for _ in range(rounds):
-        for job in range(len(times)):
-            visits += _through(visit_s[:, 0] * times[job], free_s, ready_s, job, "encode")
+        for job in range(len(scales)):
+            visits += _pass_stages(visit_s[:, 0] * scales[job], free_s, ready_s, job, "encode")
         for column in range(1, visit_s.shape[1]):
             for job in range(micro_batches):
-                visits += _through(visit_s[:, column], free_s, ready_s, job, "decode")
+                visits += _pass_stages(visit_s[:, column], free_s, ready_s, job, "decode")
     return visits
 
 
 def pipelined_visits(
     visit_s: npt.ArrayLike, period_s: float, micro_batches: int, turns: int, kind: Kind
 ) -> list[Visit]:
-    """Visits of ``turns`` turns of a pipeline that starts one each ``period_s`` at the earliest (WAA).
+    """Return visits of ``turns`` turns of a pipeline that starts one at most every ``period_s`` (WAA).
 
-    An encoding waits for no other but at the stages; a micro-batch's decode waits for its last one.
+    Encodings wait for each other only at the stages; a micro-batch's decode waits for its previous one.
     """
     seconds = np.asarray(visit_s, dtype=np.float64)
     free_s, ready_s = [0.0] * len(seconds), [0.0] * micro_batches
     visits: list[Visit] = []
     for turn in range(turns):
         for job in range(micro_batches):
-            from_s = ready_s[job] if kind == "decode" else 0.0
-            ready_s[job] = max(from_s, turn * period_s)
-            visits += _through(seconds, free_s, ready_s, job, kind)
+            ready_s[job] = max(ready_s[job] if kind == "decode" else 0.0, turn * period_s)
+            visits += _pass_stages(seconds, free_s, ready_s, job, kind)
     return visits
 
 
-def _through(seconds: Floats, free_s: list[float], ready_s: list[float], job: int, kind: Kind) -> list[Visit]:
-    """One micro-batch's visits of all stages; moves when it is ready and when they are free."""
+def _pass_stages(seconds: Floats, free_s: list[float], ready_s: list[float], job: int, kind: Kind) -> list[Visit]:
+    """Return one micro-batch's visits of all stages; updates ``ready_s`` of the job and ``free_s`` of the stages."""
     visits = []
-    for stage, taken_s in enumerate(seconds.tolist()):
+    for stage, visit_s in enumerate(seconds.tolist()):
         start_s = max(ready_s[job], free_s[stage])
-        free_s[stage] = ready_s[job] = start_s + taken_s
-        visits.append(Visit(stage, start_s, start_s + taken_s, kind, job))
+        free_s[stage] = ready_s[job] = start_s + visit_s
+        visits.append(Visit(stage, start_s, start_s + visit_s, kind, job))
     return visits
 
 
-def _checked(encode_s: npt.ArrayLike, decode_s: npt.ArrayLike) -> Floats:
+def _visit_columns(encode_s: npt.ArrayLike, decode_s: npt.ArrayLike) -> Floats:
+    """Return [stages, 1 + N_D] the visits of the encoding and of each iteration."""
     encode, decode = np.asarray(encode_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
     if encode.ndim != 1 or decode.ndim != 2 or decode.shape[1] != len(encode) or not decode.size:
         raise InputError(
@@ -158,32 +153,26 @@ def _checked(encode_s: npt.ArrayLike, decode_s: npt.ArrayLike) -> Floats:
     return np.ascontiguousarray(np.vstack([encode[None], decode]).T)
 
 
-@lru_cache(maxsize=1)
-def _steady_round_kernel() -> Any:
-
-    return compiled("steady_round")
-
-
-_LINE, _GRID = np.zeros(1), np.zeros((1, 1))
-_EXAMPLE = DegreeTables(_GRID, _LINE, _GRID, _LINE, _GRID, _GRID, _LINE, False, 64, 1.0, 0.0)
-"""What the type of tables follows from."""
-
-
 @lru_cache(maxsize=8)
 def compiled(name: str) -> Any:
-    """A function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
-    return _jit.compile_now(getattr(_kernel, name), _signature(name), cached=True)
-
-
-def _signature(name: str) -> Any:
-    t, f, i = _jit.type_of(_EXAMPLE), _jit.f8_1d, _jit.i8_1d
-    grid, number, whole, flag = _jit.type_of(_GRID), _jit.f8, _jit.i8, _jit.type_of(False)
-    scratch = (grid, f, f, f, f, f, grid)
-    if name == "rra_rows":
-        return whole(t, t, grid, f, f, i, i, i, i, i, grid, number, f, grid, *scratch, grid)
-    if name == "waa_rows":
-        sides = (grid, f, grid, f)
-        return whole(t, t, *sides, f, i, f, whole, number, number, number, flag, number, f, f, grid, grid)
-    if name == "steady_round":
-        return _jit.type_of((0.0, 0.0))(whole, whole, whole, whole, f, *scratch)
-    return whole(t, f, f, f, f, f, f, flag, number, f)
+    """Return a compiled function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
+    line, grid_example = np.zeros(1), np.zeros((1, 1))
+    example = DegreeTables(
+        grid_example, line, grid_example, line, grid_example, grid_example, line, False, 64, 1.0, 0.0
+    )
+    tables, grid = _jit.type_of(example), _jit.type_of(grid_example)
+    floats, ints, number, integer, flag = _jit.f8_1d, _jit.i8_1d, _jit.f8, _jit.i8, _jit.type_of(False)
+    scratch = (grid, floats, floats, floats, floats, floats, grid)
+    side = (grid, floats)
+    signatures = {
+        "rra_rows": lambda: integer(
+            tables, tables, *side, floats, *[ints] * 5, grid, number, floats, grid, *scratch, grid
+        ),
+        "waa_rows": lambda: integer(
+            tables, tables, *side, *side, floats, ints, floats, integer,
+            number, number, number, flag, number, floats, floats, grid, grid,
+        ),
+        "steady_round": lambda: _jit.type_of((0.0, 0.0))(*[integer] * 4, floats, *scratch),
+        "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
+    }  # fmt: skip
+    return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)

@@ -95,8 +95,6 @@ class AppStage:
     """A period in which a set of models runs under fixed plans.
 
     Attributes:
-        plans: One for each running model.
-        switches: Replicas that were not resident.
         ends_by: Number of the model whose completion ends the stage; -1: all work is done.
     """
 
@@ -118,12 +116,10 @@ class AppSpan:
     """One GPU's activity over a period.
 
     Attributes:
-        gpu: Its number.
         what: "run", "load", or the reason that it is idle: "waiting_for_parents" (of a running model, or of all
             candidates), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free" (by the
             plan: more GPUs would gain less than loading costs), "tail" (all remaining models run).
         model: By number; -1: none.
-        plan: The model's.
     """
 
     gpu: int
@@ -142,8 +138,6 @@ class AppMethod:
         makespan: Seconds, the mean over draws not used for planning, and its interval.
         planned_s: Seconds on the draws used for planning (their mean, or the requested quantile).
         search_s: Seconds of planning.
-        stages: Number of stages.
-        gain: Its end-to-end time, search included, over that of the chosen plan.
         makespans_s: Seconds of each draw, the same draws for every method.
         lead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
     """
@@ -176,21 +170,14 @@ class AppPlan:
     """The execution plan of an application and its duration.
 
     Attributes:
-        models: Names in the application.
-        method: The method that made the plan.
-        stages: On the first draw used for planning.
-        planned: Plans of each stage, which the dynamic scheduler follows.
         reserve: Plans of models without a stage: they had no work in the lengths used for planning.
         makespan: Seconds, the mean over draws not used for planning, and its 95 % interval.
         makespans_s: [draws] of each of them.
         quantiles_s: By level: 0.05, 0.5, 0.95.
-        spans: Activity of each GPU, on the first draw used for planning.
         idle_s: GPU-seconds by reason (``AppSpan.what``), loading included, on the same draw.
         flops: [models] of all tasks.
         tokens: [models] output tokens of all tasks.
-        methods: All methods that were compared.
         search_s: Seconds of planning.
-        notes: Assumptions, in words.
     """
 
     models: tuple[str, ...]
@@ -219,8 +206,6 @@ class Tasks:
     that is still needed, an item of a list that exists. A task is present if its coin and all coins before it succeed.
 
     Attributes:
-        calls: Names of the calls.
-        models: Names of the models in the application.
         call: [n] index into ``calls``.
         model: [n] index into ``models``.
         row: [n] row of the inputs.

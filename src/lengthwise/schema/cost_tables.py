@@ -145,7 +145,6 @@ class CostTables:
         source: Origin of the seconds, in words.
         fit: Cross-validated errors by operator, if a profile was fitted.
         errors: Errors of the parts, if they were measured.
-        reach: Range of the measurements behind the tables.
         beside_prompts: [sequences, KV tokens] on the axes of ``decode_s`` (rule PER_REQUEST): factor of a step's decode
             attention if prompts are in the step, since kernels have a fast path for batches of single queries; None: 1.
         front: Delay of a request in front of the engine, shared by all replicas of the deployment.

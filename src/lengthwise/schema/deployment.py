@@ -167,13 +167,8 @@ class DecodeSide:
     ``max_model_len`` and the clients' timeout are those of the deployment, for both sides.
 
     Attributes:
-        parallel: Split of a decode replica, and the number of replicas.
-        kv: Memory of a decode replica.
-        kv_transfer: Transfer from a prefill replica.
-        batching: Forms a step.
         memory: Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
         preempt: Form of an eviction: "recompute" returns to the replica that prefilled the request, "swap" stays.
-        router: Chooses a decode replica when a prompt is prefilled.
     """
 
     parallel: Parallelism
@@ -217,11 +212,7 @@ class Deployment:
         return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
 
     def decoding(self) -> Deployment:
-        """Return the decode side as a deployment, with this one's rank, bounds on waiting and client timeout.
-
-        Raises:
-            InputError: There is no decode side.
-        """
+        """Return the decode side as a deployment, with this one's rank, bounds on waiting and client timeout."""
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")

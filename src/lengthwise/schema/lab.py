@@ -45,12 +45,9 @@ class Cell:
     "jct.p50/oracle", "jct.p99/oracle".
 
     Attributes:
-        policy: Its name.
         predictor: Whose predictions it read; "" where it reads none.
-        batch: Most requests that run at a time on a replica.
         load: In the table's unit.
         rate_rps: The same in requests a second.
-        values: Metrics.
     """
 
     policy: str
@@ -99,15 +96,7 @@ class LabTable:
     """The laboratory's answer.
 
     Attributes:
-        name: Of the question.
-        metadata: What was fixed, for headings: "model", "workload" and so on.
-        unit: Of the loads.
         cells: Every policy, predictor, load and batch size; FCFS and the oracle among them.
-        decisions: One a batch size and load.
-        answer: All verdicts in a few sentences.
-        seeds: How many runs are behind a cell.
-        requests: In each run.
-        level: Confidence level of the intervals.
     """
 
     name: str

@@ -50,9 +50,6 @@ class Objective:
 
     Attributes:
         name: "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan" or "energy".
-        label: For tables: what it is.
-        unit: Of the value.
-        higher_is_better: Whether more is better.
     """
 
     name: str
@@ -181,19 +178,8 @@ class Plan:
     """The answer of one search.
 
     Attributes:
-        name: Of the question, unique among plans shown together.
-        metadata: What was asked, for headings: "model", "workload", and so on.
-        objective: What was optimised.
-        limits: What had to hold.
-        axes: The space: scenario keys and the values that were tried.
-        choices: Ranked ones best first, then scouted, pruned and rejected ones.
         tied: So many of the first choices cannot be told from the best: their intervals overlap.
-        cause: Why the winner wins, in sentences.
-        frontiers: By latency metric, trades from cheap to fast.
         shifts: Sensitivity to each limit, by metric and rising bound; the asked one among them.
-        regions: Rejected and pruned regions with the reason.
-        effort: What it took.
-        level: Confidence level of the intervals.
     """
 
     name: str

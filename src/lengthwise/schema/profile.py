@@ -122,12 +122,9 @@ class ProfileFacts:
     """Where a profile comes from.
 
     Attributes:
-        name: For tables and reports.
         source: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator".
         gpu: The device: a catalog name where there is one, else what the source calls it.
-        model: The model whose shards were measured; "" for kernels of no model.
         engine: Whose kernels these are, such as "vLLM 0.19.0" or "torch 2.13.0".
-        license: Of the data.
         measured: Date or dates (ISO), or "".
         machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, where rows are no measurements.
         notes: What a reader must know: points skipped, units converted.

@@ -196,8 +196,6 @@ class Measured:
             "prefix_cache", where the server tells: prompt tokens that it looked up in it and found there;
             "deployment", where it is known: model, "model_shape" (``shape_facts``), gpu, tp, pp, replicas, limits.
         warnings: What limits the trust, a sentence each: a late client, a partial run, lengths not kept.
-        errors: Requests that failed, by what they failed of.
-        tokens: When the pieces of the answers came, where it was kept.
         client_s: [n] the client's own part of each TTFT and JCT: from when a request was due until its headers
             went out, NaN where they never did. None: no client, or it did not say.
     """

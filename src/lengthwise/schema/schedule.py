@@ -25,19 +25,8 @@ class ScheduleRow:
         strategy: "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
         encode_batch: New requests per prefill, B_E; of a static schedule its batch; of another system the largest
             number of sequences on a replica.
-        decode_steps: Decode iterations between two prefills, N_D.
-        micro_batches: Parts of a batch that are in the pipeline at a time.
         tp_groups: Groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own.
-        encode_gpus: GPUs that prefill; RRA: all.
-        latency_s: Of a request whose output is the quantile of the bound.
-        latency_high_s: The same with the batches' work at the upper end of its range.
-        cycle_s: From one prefill to the next.
-        encode_s: Time of one batch in the prefill stages.
-        decode_s: Time of a decode iteration.
         decode_batch: Mean sequences per decode iteration, B_D.
-        memory_share: Required over available memory of the fullest GPU.
-        stages: Of another system: pipeline stages of a replica.
-        replicas: Of another system.
         chunk_tokens: Of another system: largest number of tokens in a step; 0: unlimited.
         prefill_cut: (tp, stages, replicas) of the prefill workers; the other fields then describe the decode workers.
     """
@@ -125,9 +114,6 @@ class ScheduleSide:
         best: The best one that meets the bound; None: none does.
         at_most_rps: Upper bound of the throughput of this side's schedules that meet the latency bound; approximate
             for RRA (``at_most_proved``).
-        points: Schedules of this side.
-        evaluated: Schedules that were estimated.
-        cause: Reason that another side was chosen; "" for the choice.
     """
 
     strategy: str
@@ -184,12 +170,8 @@ class OtherSystem:
     """Estimated performance of another system on the same GPUs.
 
     Attributes:
-        system: Key of ``SYSTEM_NAMES``.
         best: Its best configuration under the bound; None: none meets the bound.
         low_rps: Lower end of the 95 % interval of the best configuration's throughput; NaN without an interval.
-        high_rps: Upper end.
-        configurations: Configurations that were simulated.
-        front: Its Pareto front of throughput and latency.
     """
 
     system: str
@@ -217,7 +199,6 @@ class DriftRow:
         change: Relative change of mean or sd; absolute change of the skewness.
         retained: The unchanged schedule; None: memory no longer suffices.
         kept_held_s: The unchanged schedule's latency that the bound limits; infinite if it cannot run.
-        is_satisfied: Whether the unchanged schedule still meets the bound.
         replanned: The best schedule for the new lengths; None: none meets the bound.
         margin: How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
             does; NaN: no tighter bound suffices.
@@ -262,28 +243,11 @@ class SchedulePlan:
     """The answer of ``lengthwise schedule``.
 
     Attributes:
-        metadata: The fixed inputs, by name.
         bound_s: Latency bound; infinite: none.
-        level: Quantile of the output length that the bound is for.
-        quantile_tokens: That output length.
         worst_case: Whether the bound limits ``latency_high_s`` rather than ``latency_s``.
-        sides: Every strategy and degree, the chosen one's included.
         gap: The best of all has at most (1 + gap) times the chosen throughput, if the tolerances hold.
-        evaluated: Schedules that were estimated for the choice.
-        points: Schedules in the space.
-        seconds: Duration of the choice.
         static: The largest static batch that meets the bound; None: none does.
-        front: Pareto front by strategy, by rising latency.
-        breakpoints: Bounds at which another kind of schedule becomes best.
-        drift: Effects of other output lengths.
-        redeploy: Cost of reloading the weights.
-        stages: Names of the timeline's rows.
-        timeline: A period of the chosen schedule's steady state.
-        spreads: Uncertainty of the chosen schedule, by source.
-        spread_notes: Sources of unknown uncertainty, a sentence each.
-        others: Other systems on the same GPUs.
         threshold: Share of the mean within which prefills and decode batches are kept; None: they are not resized.
-        static_front: Pareto front of static batches.
         parts: The GPUs split into parts that serve more than all of them together; None: no split does.
     """
 
@@ -331,12 +295,10 @@ class Elsewhere:
     """A better schedule that needs a reload of the weights.
 
     Attributes:
-        constrained_latency_s: Its latency that the bound limits.
         load_s: Seconds without service until it runs.
         storage: Source of the weights: "dram" or "ssd".
         repaid_s: Time after which more requests are served than without the reload; infinite: never; NaN if its
             advantage is not throughput.
-        cause: Its advantage, in words.
     """
 
     row: ScheduleRow
@@ -403,10 +365,7 @@ class Adaptation:
 
     Attributes:
         request: Number (from 1) of the request at which the change was certain.
-        at_s: Time of that request.
         started: Number of the request from which on lengths are taken to be different.
-        started_s: Time of that request.
-        requests: Requests that the new lengths were estimated from.
         sides: "prompts", "outputs" or both.
         evidence: By side, the value of one unit bet on the change (a betting test martingale).
         first: Whether it is the alarm; else the same change, estimated from more requests.
@@ -432,14 +391,8 @@ class Watched:
     """The course of a schedule that adapts to lengths over a stream of requests.
 
     Attributes:
-        live: Source of the requests.
-        requests: Requests that were observed.
-        left_out: Requests that did not end on their own, in addition.
         bound_s: Latency bound; infinite: none.
         false_positive_rate: Probability of any alarm while lengths do not change.
-        planned: The first schedule.
-        planned_lengths: The lengths that it was planned for.
-        deployed: The last schedule.
         matching: How much more a tested request resembles the next one than one fifty later: the larger rank
             correlation of both sides. Values well above 0 may cause alarms.
         evidence: At the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate.

@@ -134,7 +134,6 @@ class Workload:
         tenant: [n] int64 from 0 or None; who is to be served fairly among others.
         extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
         concurrency: None for an open loop, else requests in the system at a time.
-        name: For tables and reports.
         after: Requests that come after others: such a one is sent when its ``arrival_s`` has come and all
             that it comes after have finished. None: nobody waits for another.
     """
@@ -166,11 +165,7 @@ class Workload:
         self._check()
 
     def require_nobody_after(self, owner: str) -> None:
-        """Nothing, where no request comes after others.
-
-        Raises:
-            InputError: Some do, and ``owner`` does not know what to make of it.
-        """
+        """Nothing, where no request comes after others."""
         if self.after is not None:
             raise InputError(
                 f"{owner} takes no requests that come after others yet. Leave after out (dataclasses.replace(workload, "

@@ -8,4 +8,33 @@ from .store import Store, code_version, content_key
 from .strategy import Bayesian
 from .workers import available_cpus, processes, ray, threads
 
-__all__ = ["OBJECTIVES", "REPLICAS", "UNLIMITED_GPUS", "Bayesian", "Bench", "Capacity", "Load", "Options", "Promises", "Question", "Run", "Space", "Store", "available_cpus", "capacity", "check_limit", "checked", "code_version", "content_key", "objective", "point_at_capacity", "processes", "ray", "search", "sized", "study", "threads", "with_stability"]
+__all__ = [
+    "OBJECTIVES",
+    "REPLICAS",
+    "UNLIMITED_GPUS",
+    "Bayesian",
+    "Bench",
+    "Capacity",
+    "Load",
+    "Options",
+    "Promises",
+    "Question",
+    "Run",
+    "Space",
+    "Store",
+    "available_cpus",
+    "capacity",
+    "check_limit",
+    "checked",
+    "code_version",
+    "content_key",
+    "objective",
+    "point_at_capacity",
+    "processes",
+    "ray",
+    "search",
+    "sized",
+    "study",
+    "threads",
+    "with_stability",
+]

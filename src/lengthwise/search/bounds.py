@@ -1,13 +1,14 @@
-"""What no schedule can beat: limits of a deployment in closed form, before anything is simulated.
+"""Upper bounds on the rate of a deployment, in closed form: no schedule exceeds them, and nothing is simulated.
 
-All from the cost tables and the mean of the requests. With W(T) the shortest time in which a stage
-computes a step of T tokens (attention apart), Wc its lower convex hull, m the tokens that a request makes
-the engine compute and a the least attention time that they cost, J steps that complete N requests take at
-least J Wc(m N / J) + N a (Jensen's inequality). With x = N / J requests completed a step, the rate is at
-most x / (Wc(m x) + x a). And x is bounded: a step has at most ``max_step_seqs`` sequences, of which a request
-is one for each of its output tokens; it computes no more tokens than its budget where it cuts prompts to that;
-it reads at most the KV tokens that the cache holds; and where a quantile q of the time between tokens is limited,
-a share q of the tokens comes from steps short enough. Nor do requests come faster than their front lets them in.
+They follow from the cost tables and the mean request. Let W(T) be the shortest time in which a stage computes a step
+of T tokens without attention, Wc its lower convex hull, m the tokens that a request makes the engine compute, and a
+the least attention time that they cost. J steps that complete N requests take at least J Wc(m N / J) + N a (Jensen's
+inequality). With x = N / J requests completed per step, the rate is at most x / (Wc(m x) + x a).
+
+x is bounded, too: a step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
+token; a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most
+the KV tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the
+tokens comes from steps that are short enough. Requests also arrive no faster than the front admits them.
 """
 
 from __future__ import annotations
@@ -28,62 +29,28 @@ from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import Load
 
-FloatArray = npt.NDArray[np.float64]
-
-
-def hull(step_s: FloatArray, slope_s: float, max_tokens: float) -> tuple[FloatArray, FloatArray]:
-    """A convex function below seconds (which do not fall) over tokens: the hull of few points below them.
-
-    Beyond the last second they rise by ``slope_s`` a token.
-    """
-    ends = _ends(len(step_s))
-    far = max(max_tokens, 2.0 * len(step_s))
-    tokens = np.append(ends.astype(np.float64), far)
-    seconds = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
-    seconds = np.append(seconds, step_s[-1] + slope_s * (far - ends[-1]))
-    kept: list[int] = []
-    for i in range(len(tokens)):
-        while len(kept) > 1 and _above(tokens, seconds, kept[-2], kept[-1], i):
-            kept.pop()
-        kept.append(i)
-    return tokens[kept], seconds[kept]
-
-
-@lru_cache(maxsize=8)
-def _ends(n: int) -> npt.NDArray[np.int64]:
-    """Last indices of pieces of 0..n-1: single ones at first, then pieces of 1 %."""
-    far = np.geomspace(64, max(n - 1, 65), 420).astype(np.int64)
-    ends = np.unique(np.concatenate([np.arange(min(n, 65)), far]))
-    return np.unique(np.minimum(ends, n - 1))
-
-
-def _above(x: FloatArray, y: FloatArray, a: int, b: int, c: int) -> bool:
-    """Whether point b lies on or above the line from a to c."""
-    return bool((y[b] - y[a]) * (x[c] - x[a]) >= (y[c] - y[a]) * (x[b] - x[a]))
-
+Ints = npt.NDArray[np.int64]
 
 SLACK = 1.02
-"""The requests of a run differ a little from the sample whose means are used."""
+"""Factor on bounds: the requests of a run differ a little from the sample whose means are used."""
 
-_GRID = 512
-
-_AT_ONCE_S = 1e-9
-
-_BUDGETED = ("chunked", "unified", "vidur_sarathi")
+GRID_POINTS = 512
+REJECTION_S = 1e-9
+BUDGETED = ("chunked", "unified", "vidur_sarathi")
 """Batching whose steps have no more tokens than the budget, or than they decode sequences."""
 
-_SLOPE_SPAN = 256
-"""Entries whose mean slope continues a table, as where the engine reads it."""
+SLOPE_SPAN = 256
+"""Entries whose mean slope extrapolates a table, as the engine does."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a mean request asks for.
+    """Work of a mean request.
 
     Attributes:
-        tokens: Tokens computed: prompt and output less one.
+        tokens: Tokens computed: prompt and output, less one.
         decodes: Output tokens that come from decode steps.
-        kv_reads: Cached tokens read over all of them.
+        kv_reads: Cached tokens read, over all of these steps.
         pairs: (query, key) pairs of the prompt.
     """
 
@@ -95,13 +62,13 @@ class Needs:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The largest rate that a deployment could sustain, and steps of its fastest kind.
+    """The largest rate that a deployment could sustain, and times at that rate.
 
     Attributes:
-        rate_rps: No schedule of it serves more requests a second.
-        shortest_step_s: A step of one token, through all stages.
-        jct_s: About the time that a mean request spends at full load.
-        impossible: Why limits cannot hold at any rate, by metric; empty if they may.
+        rate_rps: No schedule of the deployment serves more requests per second.
+        shortest_step_s: Time of a step of one token, through all stages.
+        jct_s: Approximate time of a mean request at full load.
+        impossible: Reasons, by metric, why limits cannot hold at any rate.
     """
 
     rate_rps: float
@@ -111,176 +78,186 @@ class Ceiling:
 
 
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
-    """What no schedule of the deployment can beat on such requests under these limits."""
+    """Return the bound of all schedules of the deployment on such requests under these limits."""
     deployment.require_one_side("a bound on the rate (capacity, search)")
     limits = tuple(limits)
     stages = _Stages(deployment)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
-    fits = _fits(deployment, requests)
-    prompt, output = requests.prompt_tokens[fits], np.maximum(output[fits], 1)
-    through_s = stages.through_s
+    is_admitted = _admitted(deployment, requests)
+    prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     impossible = _impossible(limits, stages, prompt, output)
-    if not fits.any():
-        return Ceiling(math.inf, float(through_s[1]), 0.0, impossible)
-    needs = _needs(prompt, output)
-    most = _most_per_step(deployment, needs, limits, through_s)
-    rate, per_step = stages.rate(needs, most)
-    jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
-    queue_s = deployment.cost.front.queue_s
-    before = 1 / queue_s if queue_s else math.inf  # one front stands before all replicas
-    whole = min(rate * deployment.parallel.replicas, before) * SLACK / float(fits.mean())
-    return Ceiling(whole, float(through_s[1]), jct_s, impossible)
-
-
-def fits_any(deployment: Deployment, load: Load) -> bool:
-    """Whether any request of a load is not refused."""
-    return bool(_fits(deployment, load.sample()).any())
-
-
-def _fits(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
-    """[n] which requests are not refused; those that are cost nothing."""
-    prompt, kv = requests.prompt_tokens, deployment.kv
-    held = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
-    if prompt.max() <= held * (1 - deployment.limits.watermark):
-        return prompt < deployment.max_model_len
-    at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
-    no_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
-    seen = engine.simulate(at_once, no_front, time_limit_s=_AT_ONCE_S, keep_steps=0)
-    return np.asarray(seen.requests.status != Status.REJECTED)
-
-
-def _needs(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> Needs:
+    shortest_s = float(stages.through_s[1])
+    if not is_admitted.any():
+        return Ceiling(math.inf, shortest_s, 0.0, impossible)
     p, d = prompt.astype(np.float64), output.astype(np.float64) - 1
-    return Needs(
+    needs = Needs(
         tokens=float((p + d).mean()),
         decodes=float(d.mean()),
         kv_reads=float((p * d + d * (d - 1) / 2).mean()),
         pairs=float((p * p / 2).mean()),
     )
+    rate, per_step = stages.rate(needs, _completions_per_step(deployment, needs, limits, stages.through_s))
+    jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
+    queue_s = deployment.cost.front.queue_s
+    front_rps = 1 / queue_s if queue_s else math.inf  # all replicas share one front
+    total = min(rate * deployment.parallel.replicas, front_rps) * SLACK / float(is_admitted.mean())
+    return Ceiling(total, shortest_s, jct_s, impossible)
 
 
-def _most_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit], through_s: Floats) -> float:
-    """Requests that complete in a step on average, at most."""
-    held = deployment.kv.num_blocks * deployment.kv.block_size
-    caps = [math.inf, held / needs.kv_reads if needs.kv_reads else math.inf]
+def fits_any(deployment: Deployment, load: Load) -> bool:
+    """Return whether the deployment admits any request of a load."""
+    return bool(_admitted(deployment, load.sample()).any())
+
+
+def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
+    """Return [n] which requests are not rejected; rejected ones cost nothing."""
+    prompt, kv = requests.prompt_tokens, deployment.kv
+    largest = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
+    if prompt.max() <= largest * (1 - deployment.limits.watermark):
+        return prompt < deployment.max_model_len
+    # The rules of rejection depend on the scheduler: let the engine apply them.
+    at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
+    without_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
+    records = engine.simulate(at_once, without_front, time_limit_s=REJECTION_S, keep_steps=0)
+    return np.asarray(records.requests.status != Status.REJECTED)
+
+
+def _completions_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit], through_s: Floats) -> float:
+    """Return the largest mean number of requests that complete in a step."""
+    kv_tokens = deployment.kv.num_blocks * deployment.kv.block_size
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
-    caps.append(seqs / (needs.decodes + 1))
+    caps = [kv_tokens / needs.kv_reads if needs.kv_reads else math.inf, seqs / (needs.decodes + 1)]
     batching = policy.resolve("batching", deployment.scheduler.batching)
-    if batching.builtin and batching.name in _BUDGETED:
+    if batching.builtin and batching.name in BUDGETED:
         caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / needs.tokens)
-    if needs.decodes:
-        for limit in limits:
-            metric, _, statistic = limit.metric.partition(".")
-            bound_s = limit.bound * SLACK  # times between tokens are told to a bin's width
-            if metric == "tbt" and statistic != "mean" and (through_s[1:] <= bound_s).any():
-                longest = int(np.flatnonzero(through_s <= bound_s)[-1])
-                if longest < len(through_s) - 1:
-                    caps.append(longest / (float(statistic[1:]) / 100 * needs.decodes))
+    for limit in limits if needs.decodes else ():
+        metric, _, statistic = limit.metric.partition(".")
+        bound_s = limit.bound * SLACK  # times between tokens have the resolution of histogram bins
+        if metric == "tbt" and statistic != "mean" and (through_s[1:] <= bound_s).any():
+            longest = int(np.flatnonzero(through_s <= bound_s)[-1])
+            if longest < len(through_s) - 1:
+                caps.append(longest / (float(statistic[1:]) / 100 * needs.decodes))
     return min(caps)
 
 
 class _Stages:
-    """The least time of steps by tokens: of each stage, and through all of them."""
+    """Least times of steps by their tokens: of each pipeline stage, and through all stages."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.cost = cost = deployment.cost
-        layers = np.asarray(cost.stage_layers, dtype=np.float64)
-        each_s = layers[:, None] * (cost.layer_s + cost.comm_s)[None, :]
-        each_s[0] += cost.first_s + _least(cost.host_s)
-        each_s[-1] += _least(cost.head_s)
+        self.layers = np.asarray(cost.stage_layers, dtype=np.float64)
+        each_s = self.layers[:, None] * (cost.layer_s + cost.comm_s)[None, :]
+        each_s[0] += cost.first_s + float(cost.host_s[1:].min())
+        each_s[-1] += float(cost.head_s[1:].min())
         each_s[:-1] += cost.send_s
-        self.slope_s: Floats = np.maximum(_slopes(each_s), 0.0)
+        span = min(SLOPE_SPAN, each_s.shape[1] - 1)
+        self.slope_s: Floats = np.maximum((each_s[:, -1] - each_s[:, -1 - span]) / max(span, 1), 0.0)
         each_s[:, 0] = each_s[:, 1]
         self.each_s: Floats = np.minimum.accumulate(each_s[:, ::-1], axis=1)[:, ::-1]
         self.through_s: Floats = self.each_s.sum(axis=0)
-        self.layers = layers
 
-    def rate(self, needs: Needs, most_per_step: float) -> tuple[float, float]:
-        """Requests a second of the slowest stage at best, and requests completed in a step then."""
+    def rate(self, needs: Needs, per_step: float) -> tuple[float, float]:
+        """Return the bound on requests per second of the slowest stage, and requests completed per step there."""
         attention_s = _prefill_pair_s(self.cost) * needs.pairs + _decode_token_s(self.cost) * needs.kv_reads
         rows = zip(self.layers, self.slope_s, self.each_s, strict=True)
-        stages = {(float(n), float(slope), row.tobytes()): row for n, slope, row in rows}
+        stages = {(float(n), float(slope), row.tobytes()): row for n, slope, row in rows}  # equal stages once
         return min(
-            _stage_rate(row, slope, n * attention_s, needs.tokens, most_per_step)
-            for (n, slope, _), row in stages.items()
+            _stage_rate(row, slope, n * attention_s, needs.tokens, per_step) for (n, slope, _), row in stages.items()
         )
 
-    def isolated_s(self, prompt: npt.NDArray[np.int64]) -> Floats:
-        """[n] the least time in which prompts are computed, in chunks of any length one after the other."""
+    def isolated_s(self, prompt: Ints) -> Floats:
+        """Return [n] the least time in which prompts are computed, in chunks of any length one after the other."""
         last = len(self.through_s) - 1
-        beyond = np.maximum(prompt - last, 0)
-        whole_s = self.through_s[np.minimum(prompt, last)] + beyond * self.slope_s.sum()
+        excess = np.maximum(prompt - last, 0)
+        at_once_s = self.through_s[np.minimum(prompt, last)] + excess * self.slope_s.sum()
         token_s = np.minimum.accumulate(self.through_s[1:] / np.arange(1, last + 1))
         chunked_s = prompt * token_s[np.minimum(prompt, last) - 1]
-        least: Floats = np.maximum(np.minimum(whole_s, chunked_s), self.through_s[1])
-        return least
+        return np.asarray(np.maximum(np.minimum(at_once_s, chunked_s), self.through_s[1]))
 
 
-def _slopes(each_s: Floats) -> Floats:
-    """[stages] seconds a token beyond the last entry."""
-    span = min(_SLOPE_SPAN, each_s.shape[1] - 1)
-    slopes: Floats = (each_s[:, -1] - each_s[:, -1 - span]) / max(span, 1)
-    return slopes
-
-
-def _stage_rate(step_s: Floats, slope_s: float, attention_s: float, tokens: float, most: float) -> tuple[float, float]:
-    """The largest x / (Wc(tokens x) + x attention) over x up to ``most``, from above, and its x."""
-    hull_tokens, hull_s = hull(step_s, slope_s, most * tokens)
-    x = np.geomspace(most * 1e-6, most, _GRID)
+def _stage_rate(
+    step_s: Floats, slope_s: float, attention_s: float, tokens: float, per_step: float
+) -> tuple[float, float]:
+    """Return the largest x / (Wc(tokens x) + x attention) over x up to ``per_step``, from above, and its x."""
+    hull_tokens, hull_s = hull(step_s, slope_s, per_step * tokens)
+    x = np.geomspace(per_step * 1e-6, per_step, GRID_POINTS)
     seconds = np.interp(x * tokens, hull_tokens, hull_s) + x * attention_s
     rates = x[1:] / seconds[:-1]  # from above within a cell: more requests in less time
     best = int(np.argmax(rates))
     return float(rates[best]), float(x[best + 1])
 
 
-def _least(by_seqs: Floats) -> float:
-    return float(by_seqs[1:].min())
+def hull(step_s: Floats, slope_s: float, max_tokens: float) -> tuple[Floats, Floats]:
+    """Return points of a convex function below ``step_s`` (nondecreasing seconds by tokens): a lower convex hull.
+
+    Beyond the last entry, the seconds rise by ``slope_s`` per token.
+    """
+    ends = _piece_ends(len(step_s))
+    last = max(max_tokens, 2.0 * len(step_s))
+    x = np.append(ends.astype(np.float64), last)
+    y = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
+    y = np.append(y, step_s[-1] + slope_s * (last - ends[-1]))
+    corners: list[int] = []
+    for c in range(len(x)):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (y[b] - y[a]) * (x[c] - x[a]) < (y[c] - y[a]) * (x[b] - x[a]):
+                break
+            corners.pop()  # b lies on or above the line from a to c
+        corners.append(c)
+    return x[corners], y[corners]
+
+
+@lru_cache(maxsize=8)
+def _piece_ends(n: int) -> Ints:
+    """Return the last indices of pieces of 0..n-1: single entries first, then pieces of 1 %."""
+    large = np.geomspace(64, max(n - 1, 65), 420).astype(np.int64)
+    ends = np.unique(np.concatenate([np.arange(min(n, 65)), large]))
+    return np.unique(np.minimum(ends, n - 1))
 
 
 def _prefill_pair_s(cost: CostTables) -> float:
-    """Least seconds of one layer's prefill attention for a (query, key) pair."""
+    """Return the least seconds of one layer's prefill attention per (query, key) pair."""
     table = np.asarray(cost.prefill_s)
     if cost.rule.kind == MERGED:
         chunk = np.arange(table.shape[0], dtype=np.float64)
         context = np.arange(table.shape[1], dtype=np.float64) * cost.rule.step_tokens
     else:
-        chunk = grid_axis(2**40)[: table.shape[0]].astype(np.float64)
-        context = grid_axis(2**40)[: table.shape[1]].astype(np.float64)
+        chunk, context = (grid_axis(2**40)[:size].astype(np.float64) for size in table.shape[:2])
     pairs = chunk[1:, None] * (context[None, :] + chunk[1:, None] / 2)
-    known = table[1:]
-    return float((known / pairs)[known > 0].min(initial=np.inf)) if (known > 0).any() else 0.0
+    return _min_ratio(table[1:], pairs)
 
 
 def _decode_token_s(cost: CostTables) -> float:
-    """Least seconds of one layer's decode attention for a cached token that is read."""
+    """Return the least seconds of one layer's decode attention per cached token read."""
     table = np.asarray(cost.decode_s)
     if cost.rule.kind == MERGED:
         seqs = np.arange(table.shape[0], dtype=np.float64)[1:, None]
         read = seqs * np.arange(table.shape[1], dtype=np.float64)[None, 1:] * cost.rule.step_tokens
     else:
         read = grid_axis(2**40)[1 : table.shape[1]].astype(np.float64)[None, :]
-    known = table[1:, 1:]
-    return float((known / read)[known > 0].min(initial=np.inf)) if (known > 0).any() else 0.0
+    return _min_ratio(table[1:, 1:], read)
 
 
-def _impossible(
-    limits: Iterable[Limit], stages: _Stages, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
-) -> dict[str, str]:
-    """Limits that even an idle deployment breaks."""
-    shortest, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
-    alone = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest}
-    alone |= {name: np.full(int((output > 1).sum()), shortest) for name in ("tbt", "tpot")}
+def _min_ratio(seconds: Floats, work: Floats) -> float:
+    return float((seconds / work)[seconds > 0].min(initial=np.inf)) if (seconds > 0).any() else 0.0
+
+
+def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: Ints) -> dict[str, str]:
+    """Return, by metric, the limits that even an idle deployment breaks, with the evidence."""
+    shortest_s, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
+    isolated = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest_s}
+    isolated |= {name: np.full(int((output > 1).sum()), shortest_s) for name in ("tbt", "tpot")}
     found: dict[str, str] = {}
     for limit in limits:
         metric, _, statistic = limit.metric.partition(".")
-        values = alone.get(metric, np.zeros(0))
+        values = isolated.get(metric, np.zeros(0))
         if len(values) == 0:
             continue
-        least = (
-            values.mean() if statistic == "mean" else np.quantile(values, float(statistic[1:]) / 100, method="lower")
-        )
-        if least > limit.bound * SLACK:
+        level = 0.0 if statistic == "mean" else float(statistic[1:]) / 100
+        min_s = values.mean() if statistic == "mean" else np.quantile(values, level, method="lower")
+        if min_s > limit.bound * SLACK:
             found[limit.metric] = (
-                f"{limit.metric} is at least {least:.3g} s on an idle deployment, and may be {limit.bound:g} s"
+                f"{limit.metric} is at least {min_s:.3g} s on an idle deployment; the limit is {limit.bound:g} s"
             )
     return found

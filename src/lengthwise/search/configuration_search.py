@@ -1,14 +1,15 @@
-"""The search: bounds first, a quick look at what they leave, and exact answers for the best.
+"""The search over configurations: bounds first, scouting runs for what they leave, exact answers for the best.
 
-What is evaluated next depends on answers, never on who was fastest: configurations go out in waves, and the
-answers of a wave are looked at when all are there. So one worker and a hundred give the same plan.
+The next evaluations depend on results, never on timing: configurations are evaluated in waves, and the results of a
+wave are read when all are complete. One worker and a hundred therefore give the same plan.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,17 +24,37 @@ from lengthwise.search.workers import Workers
 
 Progress = Callable[[str, int, int], None]
 
+SUSTAINED_SHARE = 0.97
+"""A point that serves less of its offered rate has a growing queue, and latencies that depend on the run's length."""
+FRONTIER_METRICS = ("ttft.p90", "tbt.p99", "jct.p90")
+
+BOUND_FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
+LEADERS = 6
+MAX_SHARED_VALUES = 4
+
+FIRST_WAVE, LARGEST_WAVE = 16, 256
+PRUNING_SHARE = 0.85
+"""A configuration is pruned if its bound is below this share of the scouted objective of the last of the best. If the
+exact answers turn out lower, pruned configurations are scouted after all."""
+SCOUTING_SHARE = 0.7
+"""A configuration that breaks a limit at this share of the last of the best is pruned by that one run, because even
+short runs, which tolerate overload, show that it is much worse."""
+MAX_RANKED_FACTOR = 2
+"""At most this many times ``top`` configurations are ranked: of many tied ones, some stay scouted."""
+SCOUTING_ERROR = 0.05
+"""Relative error of scouted objectives, at least; larger where ranked ones showed more."""
+
 
 @dataclass
 class Run:
-    """A search under way.
+    """A running search.
 
     Attributes:
-        bench: What evaluates.
-        workers: Who does it.
-        identity: Text that tells this question from others in the same store.
-        store: Where evaluations are kept; None keeps none.
-        progress: Called with the step's name, evaluations done and evaluations to do.
+        bench: Evaluates configurations.
+        workers: Run the evaluations.
+        identity: Text that distinguishes the question from others in the same store.
+        store: Stores evaluations; None: nothing is stored.
+        progress: Called with the step's name, its finished and its expected evaluations.
     """
 
     bench: Bench
@@ -50,223 +71,56 @@ class Run:
     started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started_s = self.clock()
+        self.restart()
 
     def restart(self) -> None:
-        """The search begins now."""
+        """Set the start of the search to now."""
         self.started_s = self.clock()
 
     def seconds(self) -> float:
-        """Since the search began."""
+        """Return the seconds since the search started."""
         return self.clock() - self.started_s
 
     def expect(self, step: str, count: int) -> None:
-        """Says how many evaluations of a step there will be, as far as is known."""
+        """Set the expected number of evaluations of a step, as far as it is known."""
         self.expected[step] = count
 
     def each(self, step: str, choices: Sequence[Choice], extra: tuple[Any, ...] = ()) -> list[Choice]:
-        """The choices after a step, in their order."""
+        """Return the choices after a step, in their order."""
         tasks = [Task(step, choice, extra) for choice in choices]
-        keys = [self._key(task) for task in tasks]
-        found: dict[int, Choice] = {}
-        for at, key in enumerate(keys):
-            told = self.store.get(key) if self.store is not None else None
-            if told is not None:
-                found[at] = from_dict(told)
+        keys, found = [""] * len(tasks), dict[int, Choice]()
+        if self.store is not None:
+            keys = [content_key(self.identity, t.step, t.choice.settings, t.extra) for t in tasks]
+            stored = {at: value for at, key in enumerate(keys) if (value := self.store.get(key)) is not None}
+            found = {at: from_dict(value) for at, value in stored.items()}
         self.reused += len(found)
-        left = [at for at in range(len(tasks)) if at not in found]
-        self._tell(step, len(found))
-        for place, choice in self.workers.run([tasks[at] for at in left], self.bench):
-            at = left[place]
+        missing = [at for at in range(len(tasks)) if at not in found]
+        self._report(step, len(found))
+        for place, choice in self.workers.run([tasks[at] for at in missing], self.bench):
+            at = missing[place]
             found[at] = choice
             if self.store is not None:
                 self.store.put(keys[at], to_dict(choice))
-            self._tell(step, 1)
+            self._report(step, 1)
         for at, task in enumerate(tasks):
             self.simulations += found[at].simulations - task.choice.simulations
             self.requests += found[at].requests - task.choice.requests
         return [found[at] for at in range(len(tasks))]
 
-    def _key(self, task: Task) -> str:
-        if self.store is None:
-            return ""
-        return content_key(self.identity, task.step, task.choice.settings, task.extra)
-
-    def _tell(self, step: str, more: int) -> None:
+    def _report(self, step: str, more: int) -> None:
         self.done[step] = self.done.get(step, 0) + more
         self.progress(step, self.done[step], max(self.expected.get(step, 0), self.done[step]))
 
 
-KEEPS_UP = 0.97
-"""Of the offered rate: what serves less has a queue that grows, and latencies that depend on the run."""
-
-DEFAULT = ("ttft.p90", "tbt.p99", "jct.p90")
-
-
-def frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
-    """By latency metric, the trades of cost against it, over all points that keep the other limits."""
-    limited = [limit.metric for limit in limits if limit.metric.partition(".")[0] in LATENCIES]
-    metrics = dict.fromkeys([*limited, *DEFAULT])
-    return {metric: frontier(choices, metric, limits) for metric in metrics}
-
-
-def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) -> tuple[Trade, ...]:
-    """Trades from the cheapest to the fastest."""
-    others = [limit for limit in limits if limit.metric != metric]
-    trades = [
-        Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric))
-        for c in choices
-        if c.status in (Status.RANKED, Status.SCOUTED)
-        for p in c.points
-        if math.isfinite(p.value(metric))
-        and _keeps_up(p)
-        and all(limit.is_satisfied(p.value(limit.metric)) for limit in others)
-    ]
-    kept: list[Trade] = []
-    for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
-        if not kept or trade.latency_s < kept[-1].latency_s:
-            kept.append(trade)
-    return tuple(kept)
-
-
-def _keeps_up(point: Point) -> bool:
-    """Whether as much is served as comes; NaN: all at once, where nothing has to keep up."""
-    served = point.value("requests_per_s")
-    return not served < KEEPS_UP * point.rate_rps
-
-
-def usd_per_thousand(choice: Choice, rate_rps: float) -> float:
-    """What a thousand requests cost at a rate."""
-    return choice.price_per_hour_usd / 3600 / rate_rps * 1000
-
-
-FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
-LEADERS = 6
-
-
-def shifts(run: Run, choices: Sequence[Choice], question: Question) -> tuple[Shift, ...]:
-    """The best requests per dollar by bound of each latency limit, over ranked configurations.
-
-    A configuration's objective under another bound is its ranked one times the ratio of two rough
-    answers to the same requests, with the other bound and with the asked one.
-    """
-    if question.objective.name != "requests_per_dollar":
-        return ()  # at a given rate another bound moves whole replicas, or nothing
-    limits = [limit for limit in question.promises.limits if limit.metric.partition(".")[0] in LATENCIES]
-    told: list[Shift] = []
-    for limit in limits:
-        asked = _requested(choices, limit, question)
-        run.expect("shift", run.done.get("shift", 0) + len(asked) * len(FACTORS))
-        rough = {factor: run.each("shift", asked, (limit.metric, factor)) for factor in FACTORS}
-        told += [_best(limit, factor, asked, rough, question) for factor in FACTORS]
-    return tuple(told)
-
-
-def _requested(choices: Sequence[Choice], limit: Limit, question: Question) -> list[Choice]:
-    """The leaders, and those who are fast in this metric."""
-    known = [c for c in choices if c.status is Status.RANKED]
-    fast = {trade.choice for trade in frontier(known, limit.metric, question.promises.limits)[-LEADERS:]}
-    return [c for at, c in enumerate(known) if at < LEADERS or c.name in fast]
-
-
-def _best(
-    limit: Limit, factor: float, requested: Sequence[Choice], rough: dict[float, list[Choice]], question: Question
-) -> Shift:
-    best, name = math.nan, ""
-    for at, choice in enumerate(requested):
-        then, now = rough[factor][at].objective.value, rough[1.0][at].objective.value
-        value = choice.objective.value * then / now if now else math.nan
-        if better(value, best, question):
-            best, name = value, choice.name
-    return Shift(limit.metric, limit.bound * factor, name, best)
-
-
-MIN_COUNT = 4
-
-
-def advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
-    """For each axis, the best configuration that has another value there: what the winner's value is worth."""
-    best = choices[0] if choices and choices[0].status is Status.RANKED else None
-    if best is None:
-        return ()
-    told = []
-    for key in axes:
-        others = [c for c in choices if _known(c) and c.settings.get(key) != best.settings.get(key)]
-        others = [c for c in others if key in c.settings and key in best.settings]
-        if others:
-            told.append(_description(key, best, others[0], question))
-    return tuple(told)
-
-
-def regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
-    """Rejected and pruned choices that failed alike, the largest first."""
-    groups: dict[str, list[Choice]] = {}
-    for choice in choices:
-        if choice.region:
-            groups.setdefault(choice.region, []).append(choice)
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(Region(name, len(group), group[0].reason, _shared(group, choices)) for name, group in ordered)
-
-
-def _known(choice: Choice) -> bool:
-    return choice.status in (Status.RANKED, Status.SCOUTED)
-
-
-def _description(key: str, best: Choice, other: Choice, question: Question) -> str:
-    short = key.rpartition(".")[2]
-    head = f"{short} = {best.settings[key]}: the best with another, {other.name}, "
-    rough = " (scouted)" if other.status is Status.SCOUTED else ""
-    sign = 1 if question.objective.higher_is_better else -1
-    off = sign * (best.objective.value - other.objective.value)
-    if off <= _half(best) + _half(other):
-        return f"{head}cannot be told apart{rough}."
-    ratio = other.objective.value / best.objective.value
-    more = "less" if ratio < 1 else "more"
-    return f"{head}has {abs(ratio - 1):.0%} {more} {question.objective.label}{rough}."
-
-
-def _half(choice: Choice) -> float:
-    half = choice.objective.half_width
-    return half if half == half else 0.0  # noqa: PLR0124 - NaN: it is not known
-
-
-def _shared(group: Sequence[Choice], choices: Sequence[Choice]) -> dict[str, tuple[Any, ...]]:
-    """Settings whose values in the group are few, and fewer than among all."""
-    shared: dict[str, tuple[Any, ...]] = {}
-    for key in dict.fromkeys(k for c in group for k in c.settings):
-        own = list(dict.fromkeys(c.settings[key] for c in group if key in c.settings))
-        whole = {c.settings[key] for c in choices if key in c.settings}
-        if len(own) < len(whole) and len(own) <= MIN_COUNT:
-            shared[key] = tuple(own)
-    return shared
-
-
-FIRST_WAVE, LARGEST_WAVE = 16, 256
-
-PRUDENCE = 0.85
-"""A configuration is pruned if its bound is below this share of what scouting found for the last of the best;
-should the exact answer turn out lower still, those pruned by it are scouted after all."""
-
-FAR = 0.7
-"""A configuration that breaks a limit at this share of what the last of the best reaches is not looked at
-further: even a scouting run, which forgives, says that it is far off."""
-
-PATIENCE = 2
-"""So many times ``top`` configurations are ranked at most: of many that tie, some stay scouted."""
-
-DOUBT = 0.05
-"""Scouted objectives may be so far too low, at least; more where ranked ones have shown more."""
-
-
 @dataclass(frozen=True)
 class Options:
-    """How far to go.
+    """Extent of a search.
 
     Attributes:
-        top: So many configurations are ranked, and more if they could be among the best.
+        top: Number of ranked configurations; more are ranked if they could be among the best.
         exhaustive: Scout every configuration that can run, prune none.
-        sensitivity: Ask again with other bounds of each limit.
-        strategy: Chooses what to look at in spaces too large to enumerate; None: everything.
+        sensitivity: Search again with other bounds of each limit.
+        strategy: Proposes configurations of spaces that are too large to enumerate; None: all are evaluated.
     """
 
     top: int = 10
@@ -283,22 +137,24 @@ def search(
     options: Options = Options(),
     metadata: dict[str, str] | None = None,
 ) -> Plan:
-    """The plan of a question over configurations.
+    """Return the plan of a question over configurations.
 
     Args:
-        name: Of the question.
-        settings: The configurations; with a strategy it proposes them instead.
-        axes: What varies, for reports.
-        run: What evaluates, where and what is kept.
-        options: How far to go.
-        metadata: What was asked, for headings.
+        name: Name of the question.
+        settings: The configurations; ignored if a strategy proposes them.
+        axes: The axes that vary, for reports.
+        run: Evaluator, workers and store.
+        options: Extent of the search.
+        metadata: Description of the question, for headings.
     """
     question = run.bench.question
-    looked = _explored(run, options) if options.strategy else _scouted(list(settings), run, options)
-    ranked = _ranked(looked, run, options)
-    ordered = named(_ordered(ranked, question))
-    first = [c for c in ordered if c.status is Status.RANKED]
-    moved = shifts(run, ordered, question) if options.sensitivity and first else ()
+    evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)
+    ordered = _ordered(_ranked(evaluated, run, options), question)
+    names = names_of([c.settings for c in ordered])
+    ordered = [replace(choice, name=name) for choice, name in zip(ordered, names, strict=True)]
+    ranked = [c for c in ordered if c.status is Status.RANKED]
+    shifts = _shifts(run, ranked, question) if options.sensitivity and ranked else ()
+    count = Counter(c.status for c in ordered)
     return Plan(
         name=name,
         metadata=metadata or {},
@@ -306,241 +162,290 @@ def search(
         limits=question.promises.limits,
         axes=axes,
         choices=tuple(ordered),
-        tied=_tied(first, question),
-        cause=advantages(ordered, axes, question),
-        frontiers=frontiers(ordered, question.promises.limits),
-        shifts=moved,
-        regions=regions(ordered),
-        effort=_spent(ordered, run),
+        tied=tied_count(ranked, question),
+        cause=_advantages(ordered, axes, question),
+        frontiers=_frontiers(ordered, question.promises.limits),
+        shifts=shifts,
+        regions=_regions(ordered),
+        effort=Spent(
+            candidates=len(ordered),
+            simulated=sum(c.simulations > 0 for c in ordered),
+            pruned=count[Status.PRUNED],
+            rejected=count[Status.REJECTED],
+            reused=run.reused,
+            simulations=run.simulations,
+            requests=run.requests,
+            seconds=run.seconds(),
+        ),
         level=question.level,
     )
 
 
-def named(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices with short names that tell them apart."""
-    names = names_of([c.settings for c in choices])
-    return [replace(choice, name=name) for choice, name in zip(choices, names, strict=True)]
-
-
-def _scouted(settings: list[Settings], run: Run, options: Options) -> list[Choice]:
-    """Every configuration: scouted, rejected, or pruned by its bound."""
-    blank = [Choice(settings_key(s), "", s, 0, 0.0, Status.PRUNED) for s in settings]
-    run.expect("bound", len(blank))
-    bounded = run.each("bound", blank)
-    alive = [c for c in bounded if c.status is Status.PRUNED]
+def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[Choice]:
+    """Return every configuration: scouted, rejected, or pruned by its bound."""
+    question = run.bench.question
+    run.expect("bound", len(settings))
+    bounded = run.each("bound", _unevaluated(settings))
     done = [c for c in bounded if c.status is not Status.PRUNED]
-    waiting = sorted(alive, key=lambda c: _order(c.bound, run.bench.question))
-    run.expect("scout", len(waiting))
+    waiting = sorted((c for c in bounded if c.status is Status.PRUNED), key=lambda c: _order(c.bound, question))
     pruned: list[Choice] = []
-    for wave in _waves(waiting):
-        hopeful = [c for c in wave if options.exhaustive or not _infeasible(c, done, run, options)]
-        pruned += [c for c in wave if c not in hopeful]
-        done += run.each("scout", hopeful, _least(done, run, options))
+    at, size = 0, FIRST_WAVE
+    run.expect("scout", len(waiting))
+    while at < len(waiting):
+        scouted = [c.objective.value for c in done if c.status is Status.SCOUTED]
+        limit, threshold = math.nan, tuple[float, ...]()
+        if len(scouted) >= options.top and not options.exhaustive:
+            last = sorted(scouted, key=lambda value: _order(value, question))[options.top - 1]
+            if question.objective.higher_is_better:
+                limit, threshold = last * PRUNING_SHARE, (last * SCOUTING_SHARE,)
+            else:
+                limit = last / PRUNING_SHARE
+        promising: list[Choice] = []
+        for choice in waiting[at : at + size]:
+            is_worse = not math.isnan(choice.bound) and better(limit, choice.bound, question)
+            (pruned if is_worse else promising).append(choice)
+        done += run.each("scout", promising, threshold)
         run.expect("scout", len(waiting) - len(pruned))
-    return done + [_pruned(c) for c in pruned]
+        at, size = at + size, min(2 * size, LARGEST_WAVE)
+    reason, region = "even without queueing it would be worse", "cannot be among the best"
+    return done + [replace(c, reason=reason, region=region) for c in pruned]
 
 
-def _explored(run: Run, options: Options) -> list[Choice]:
-    """What a strategy proposes, wave by wave."""
-    question, strategy = run.bench.question, options.strategy
-    assert strategy is not None  # the caller has seen to it
-    done: list[Choice] = []
+def _unevaluated(settings: Sequence[Settings]) -> list[Choice]:
+    return [Choice(settings_key(s), "", s, 0, 0.0, Status.PRUNED) for s in settings]
+
+
+def _explored(run: Run, strategy: Strategy[Settings]) -> list[Choice]:
+    """Return the configurations that a strategy proposes, wave by wave."""
+    question, done = run.bench.question, list[Choice]()
     while wave := strategy.suggest():
-        blank = [Choice(settings_key(s), "", s, 0, 0.0, Status.PRUNED) for s in wave]
-        bounded = run.each("bound", blank)
+        bounded = run.each("bound", _unevaluated(wave))
         scouted = iter(run.each("scout", [c for c in bounded if c.status is Status.PRUNED]))
-        whole = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
-        strategy.tell([(c.settings, _score(c, question)) for c in whole])
-        done += whole
+        results = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
+        scores = {c.key: -_order(c.objective.value, question) for c in results if c.status is Status.SCOUTED}
+        strategy.report([(c.settings, scores.get(c.key)) for c in results])
+        done += results
     return done
 
 
 def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]:
-    """The same choices, the best of them exact: all that could be among the best."""
+    """Return the same choices, with exact results for all that could be among the best."""
     question = run.bench.question
     by_key = {c.key: c for c in evaluated}
-    roughly = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
+    rough = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
     exact: dict[str, Choice] = {}
-    while wave := _contenders(by_key, exact, roughly, question, options):
+
+    def best_first() -> list[Choice]:
+        ranked = (c for c in exact.values() if c.status is Status.RANKED)
+        return sorted(ranked, key=lambda c: _order(c.objective.value, question))
+
+    while wave := _contenders(by_key, exact, rough, best_first(), question, options):
         run.expect("rank", len(exact) + len(wave))
-        for choice in run.each("rank", wave, _surely(exact, question, options)):
+        threshold: tuple[float, ...] = ()
+        if len(ranked := best_first()) >= options.top:  # below what the best reaches at least, a rough result suffices
+            best, half = ranked[0].objective, _half(ranked[0])
+            threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
+        for choice in run.each("rank", wave, threshold):
             exact[choice.key] = by_key[choice.key] = choice
-        again = _pruned_too_early(by_key, exact, question, options)
-        for choice in run.each("scout", again):
+        pruned = [c for c in by_key.values() if c.status is Status.PRUNED and not c.simulations]
+        if len(ranked := best_first()) < options.top:
+            pruned = pruned[:LARGEST_WAVE]
+        else:  # scouting promised more than exact results reached
+            last = ranked[options.top - 1].objective.value
+            pruned = [c for c in pruned if better(c.bound, last, question)]
+        for choice in run.each("scout", [replace(c, reason="", region="") for c in pruned]):
             by_key[choice.key] = choice
-            roughly[choice.key] = choice.objective.value
+            rough[choice.key] = choice.objective.value
     return list(by_key.values())
 
 
 def _contenders(
-    by_key: dict[str, Choice], exact: dict[str, Choice], roughly: dict[str, float], question: Question, options: Options
+    by_key: dict[str, Choice],
+    exact: dict[str, Choice],
+    rough: dict[str, float],
+    ranked: list[Choice],
+    question: Question,
+    options: Options,
 ) -> list[Choice]:
-    """What is to be ranked next: the first ``top``, then whoever may still beat the best."""
-    left = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]
-    left.sort(key=lambda c: _order(c.objective.value, question))
-    held = [c for c in exact.values() if c.status is Status.RANKED]
-    if len(held) < options.top:
-        return left[: options.top - len(held)]
-    best = _best_of(held, question)
+    """Return the configurations to rank next: the first ``top``, then all that may still beat the best."""
+    waiting = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]
+    waiting.sort(key=lambda c: _order(c.objective.value, question))
+    if len(ranked) < options.top:
+        return waiting[: options.top - len(ranked)]
     sign = 1 if question.objective.higher_is_better else -1
-    seen = [sign * (c.objective.value / roughly[c.key] - 1) for c in held if roughly[c.key]]
-    doubt = sign * max(DOUBT, *seen)
-    near = [c for c in left if better(c.objective.value * (1 + doubt), best.objective.value, question)]
-    return near[: min(FIRST_WAVE, options.top * PATIENCE - len(exact))]
-
-
-def _surely(exact: dict[str, Choice], question: Question, options: Options) -> tuple[float, ...]:
-    """What the best reaches at least, once so many are ranked as were asked for: below it, roughly will do."""
-    held = [c for c in exact.values() if c.status is Status.RANKED]
-    if len(held) < options.top:
-        return ()
-    best = _best_of(held, question).objective
-    half = 0.0 if math.isnan(best.half_width) else best.half_width
-    return (best.value - half if question.objective.higher_is_better else best.value + half,)
-
-
-def _best_of(satisfied: Sequence[Choice], question: Question) -> Choice:
-    return min(satisfied, key=lambda c: _order(c.objective.value, question))
-
-
-def _pruned_too_early(
-    by_key: dict[str, Choice], exact: dict[str, Choice], question: Question, options: Options
-) -> list[Choice]:
-    """Those pruned by a hope that did not come true."""
-    held = [c for c in exact.values() if c.status is Status.RANKED]
-    held.sort(key=lambda c: _order(c.objective.value, question))
-    pruned = [c for c in by_key.values() if c.status is Status.PRUNED and not c.simulations]
-    if len(held) < options.top:
-        return [replace(c, reason="", region="") for c in pruned[:LARGEST_WAVE]]
-    last = held[options.top - 1].objective.value
-    return [replace(c, reason="", region="") for c in pruned if better(c.bound, last, question)]
-
-
-def _infeasible(choice: Choice, done: Sequence[Choice], run: Run, options: Options) -> bool:
-    """Whether its bound is worse than what the last of the best surely reaches."""
-    question = run.bench.question
-    found = sorted((c.objective.value for c in done if c.status is Status.SCOUTED), key=lambda v: _order(v, question))
-    if len(found) < options.top or math.isnan(choice.bound):
-        return False
-    last = found[options.top - 1]
-    prudent = last * PRUDENCE if question.objective.higher_is_better else last / PRUDENCE
-    return better(prudent, choice.bound, question)
-
-
-def _least(done: Sequence[Choice], run: Run, options: Options) -> tuple[float, ...]:
-    """The objective that a configuration must reach to be scouted whole; nothing while few are known."""
-    found = sorted(_order(c.objective.value, run.bench.question) for c in done if c.status is Status.SCOUTED)
-    if options.exhaustive or len(found) < options.top or not run.bench.question.objective.higher_is_better:
-        return ()
-    return (-found[options.top - 1] * FAR,)
-
-
-def _pruned(choice: Choice) -> Choice:
-    return replace(choice, reason="even without any queueing it would be worse", region="cannot be among the best")
+    errors = [sign * (c.objective.value / rough[c.key] - 1) for c in ranked if rough[c.key]]
+    factor, best = 1 + sign * max(SCOUTING_ERROR, *errors), ranked[0].objective.value
+    near = [c for c in waiting if better(c.objective.value * factor, best, question)]
+    return near[: min(FIRST_WAVE, options.top * MAX_RANKED_FACTOR - len(exact))]
 
 
 def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
-    """Ranked first, best first; then scouted, pruned and rejected ones."""
-    standings = list(Status)
+    """Return ranked choices, best first; then scouted, pruned and rejected ones."""
+    statuses = list(Status)
 
-    def key(c: Choice) -> tuple[float, ...]:
-        known = c.bound if c.status is Status.PRUNED else c.objective.value
-        return (standings.index(c.status), _order(known, question), _use(c, question), -c.bound_rps)
+    def key(c: Choice) -> tuple[Any, ...]:
+        value = c.bound if c.status is Status.PRUNED else c.objective.value
+        # Of equal objectives, the one that uses less of its limits comes first.
+        used = math.inf
+        if c.at is not None:
+            limits = [limit for limit in question.promises.limits if not limit.at_least]
+            used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
+        return statuses.index(c.status), _order(value, question), used, -c.bound_rps, c.key
 
-    return sorted(choices, key=lambda c: (*key(c), c.key))
-
-
-def _use(choice: Choice, question: Question) -> float:
-    """How much of the limits a choice uses at its operating point: what parts equal objectives."""
-    if choice.at is None:
-        return math.inf
-    used = [choice.at.value(limit.metric) / limit.bound for limit in question.promises.limits if not limit.at_least]
-    return max(used, default=0.0)
+    return sorted(choices, key=key)
 
 
 def _order(value: float, question: Question) -> float:
+    """Return a number that is smaller for better objectives; infinite for NaN."""
     if math.isnan(value):
         return math.inf
     return -value if question.objective.higher_is_better else value
 
 
-def _score(choice: Choice, question: Question) -> float | None:
-    if choice.status is not Status.SCOUTED:
-        return None
-    return -_order(choice.objective.value, question)
+def _half(choice: Choice) -> float:
+    """Return the half-width of the objective; 0 where it is unknown."""
+    half = choice.objective.half_width
+    return 0.0 if math.isnan(half) else half
 
 
-def _tied(first: Sequence[Choice], question: Question) -> int:
-    """How many of the first cannot be told from the best."""
-    if not first:
-        return 0
+def tied_count(ranked: Sequence[Choice], question: Question) -> int:
+    """Return how many of the first choices do not differ significantly from the best."""
     sign = 1 if question.objective.higher_is_better else -1
-
-    def half(c: Choice) -> float:
-        return 0.0 if math.isnan(c.objective.half_width) else c.objective.half_width
-
-    best = first[0]
-    near = [sign * (best.objective.value - c.objective.value) <= half(best) + half(c) for c in first]
-    return next((at for at, close in enumerate(near) if not close), len(near))
+    for count, choice in enumerate(ranked):
+        if not sign * (ranked[0].objective.value - choice.objective.value) <= _half(ranked[0]) + _half(choice):
+            return count
+    return len(ranked)
 
 
-def _waves(waiting: Sequence[Choice]) -> Iterator[list[Choice]]:
-    at, size = 0, FIRST_WAVE
-    while at < len(waiting):
-        yield list(waiting[at : at + size])
-        at, size = at + size, min(2 * size, LARGEST_WAVE)
+def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
+    """Return, by latency metric, the frontier of cost against it, over all points that meet the other limits."""
+    limited = [limit.metric for limit in limits if limit.metric.partition(".")[0] in LATENCIES]
+    return {metric: frontier(choices, metric, limits) for metric in dict.fromkeys([*limited, *FRONTIER_METRICS])}
 
 
-def _spent(choices: Sequence[Choice], run: Run) -> Spent:
-    count = {standing: sum(c.status is standing for c in choices) for standing in Status}
-    return Spent(
-        candidates=len(choices),
-        simulated=sum(c.simulations > 0 for c in choices),
-        pruned=count[Status.PRUNED],
-        rejected=count[Status.REJECTED],
-        reused=run.reused,
-        simulations=run.simulations,
-        requests=run.requests,
-        seconds=run.seconds(),
-    )
+def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) -> tuple[Trade, ...]:
+    """Return the Pareto front of cost and latency, from the cheapest to the fastest."""
+    others = [limit for limit in limits if limit.metric != metric]
+
+    def is_eligible(point: Point) -> bool:
+        # NaN: all requests come at once, and there is no rate to sustain.
+        is_sustained = not point.value("requests_per_s") < SUSTAINED_SHARE * point.rate_rps
+        is_satisfied = all(limit.is_satisfied(point.value(limit.metric)) for limit in others)
+        return math.isfinite(point.value(metric)) and is_sustained and is_satisfied
+
+    trades = [
+        Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric))
+        for c in choices
+        if c.status in (Status.RANKED, Status.SCOUTED)
+        for p in c.points
+        if is_eligible(p)
+    ]
+    front: list[Trade] = []
+    for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
+        if not front or trade.latency_s < front[-1].latency_s:
+            front.append(trade)
+    return tuple(front)
+
+
+def usd_per_thousand(choice: Choice, rate_rps: float) -> float:
+    """Return the cost of a thousand requests at a rate."""
+    return choice.price_per_hour_usd / 3600 / rate_rps * 1000
+
+
+def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shift, ...]:
+    """Return the best requests per dollar by the bound of each latency limit, over ranked configurations.
+
+    Under another bound, a configuration's objective is its exact one times the ratio of two rough results for the same
+    requests: with the other bound and with the requested one.
+    """
+    if question.objective.name != "requests_per_dollar":
+        return ()  # at a given rate, another bound changes complete replicas, or nothing
+    found = []
+    for limit in question.promises.limits:
+        if limit.metric.partition(".")[0] not in LATENCIES:
+            continue
+        fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.promises.limits)[-LEADERS:]}
+        choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
+        run.expect("shift", run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS))
+        rough = {factor: run.each("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}
+        for factor in BOUND_FACTORS:
+            best, name = math.nan, ""
+            for choice, other, requested in zip(choices, rough[factor], rough[1.0], strict=True):
+                base = requested.objective.value
+                value = choice.objective.value * other.objective.value / base if base else math.nan
+                if better(value, best, question):
+                    best, name = value, choice.name
+            found.append(Shift(limit.metric, limit.bound * factor, name, best))
+    return tuple(found)
+
+
+def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
+    """Return, for each axis, a sentence that compares the winner with the best choice of another value."""
+    if not choices or choices[0].status is not Status.RANKED:
+        return ()
+    best, sentences = choices[0], []
+    for key in axes:
+        known = (c for c in choices if c.status in (Status.RANKED, Status.SCOUTED))
+        keyed = (c for c in known if key in c.settings and key in best.settings)
+        other = next((c for c in keyed if c.settings[key] != best.settings[key]), None)
+        if other is None:
+            continue
+        setting = f"{key.rpartition('.')[2]} = {best.settings[key]}"
+        head = f"{setting}: the best configuration with another value, {other.name}, "
+        rough = " (scouted)" if other.status is Status.SCOUTED else ""
+        gain = best.objective.value - other.objective.value
+        if (gain if question.objective.higher_is_better else -gain) <= _half(best) + _half(other):
+            sentences.append(f"{head}does not differ significantly{rough}.")
+        else:
+            ratio = other.objective.value / best.objective.value
+            more = "less" if ratio < 1 else "more"
+            sentences.append(f"{head}has {abs(ratio - 1):.0%} {more} {question.objective.label}{rough}.")
+    return tuple(sentences)
+
+
+def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
+    """Return rejected and pruned choices grouped by their region, the largest group first."""
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        if choice.region:
+            groups.setdefault(choice.region, []).append(choice)
+    regions = []
+    for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        shared: dict[str, tuple[Any, ...]] = {}  # settings with few values, and fewer than among all choices
+        for key in dict.fromkeys(k for c in group for k in c.settings):
+            own = tuple(dict.fromkeys(c.settings[key] for c in group if key in c.settings))
+            everywhere = {c.settings[key] for c in choices if key in c.settings}
+            if len(own) <= MAX_SHARED_VALUES and len(own) < len(everywhere):
+                shared[key] = own
+        regions.append(Region(name, len(group), group[0].reason, shared))
+    return tuple(regions)
 
 
 def study(name: str, plans: Sequence[Plan], runs: Sequence[Run]) -> Study:
-    """The plans, and each one's winner used for the questions of the others (Vidur's Figure 1b).
+    """Return the plans, with each winner evaluated for the questions of the others (Vidur's Figure 1b).
 
     Only questions with the same objective are compared. ``runs`` are the searches that made the plans.
     """
     swaps = [
-        _swap(one, plan, run)
+        _swap(one, other, run)
         for one in plans
-        for plan, run in zip(plans, runs, strict=True)
-        if one.objective == plan.objective and one.best is not None and plan.best is not None and len(plans) > 1
+        for other, run in zip(plans, runs, strict=True)
+        if one.objective == other.objective and one.best is not None and other.best is not None and len(plans) > 1
     ]
     return Study(name, tuple(plans), tuple(swaps))
 
 
 def _swap(one: Plan, other: Plan, run: Run) -> Swap:
-    """The best of one plan, ranked for the question of another."""
-    assert one.best is not None  # the caller has seen to it
+    """Return the best choice of one plan, ranked for the question of another."""
+    assert one.best is not None  # checked by the caller
     assert other.best is not None
-    there = next((c for c in other.choices if c.key == one.best.key), None)
-    if there is None:
+    choice = next((c for c in other.choices if c.key == one.best.key), None)
+    if choice is None:
         return Swap(one.name, other.name, UNKNOWN, math.nan)
-    if there.status in (Status.SCOUTED, Status.PRUNED):
+    if choice.status in (Status.SCOUTED, Status.PRUNED):
         run.expect("rank", run.done.get("rank", 0) + 1)
-        there = run.each("rank", [_with_size(there)])[0]
-    value = there.objective if there.status is Status.RANKED else UNKNOWN
-    return Swap(one.name, other.name, value, _ratio(value, other))
-
-
-def _with_size(choice: Choice) -> Choice:
-    """As it was before it was pruned."""
-    return replace(choice, reason="", region="")
-
-
-def _ratio(value: Estimate, plan: Plan) -> float:
-    assert plan.best is not None
-    best = plan.best.objective.value
-    if plan.objective.higher_is_better:
-        return best / value.value if value.value else math.nan
-    return value.value / best if best else math.nan
+        choice = run.each("rank", [replace(choice, reason="", region="")])[0]
+    value: Estimate = choice.objective if choice.status is Status.RANKED else UNKNOWN
+    own, best = value.value, other.best.objective.value
+    above, below = (best, own) if other.objective.higher_is_better else (own, best)
+    return Swap(one.name, other.name, value, above / below if below else math.nan)

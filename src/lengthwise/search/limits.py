@@ -1,4 +1,4 @@
-"""Whether a run keeps its promises, and by how much."""
+"""Limits of a search, how far a run uses them, and the question that a search answers."""
 
 from __future__ import annotations
 
@@ -7,42 +7,37 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.plan import Limit, Objective
 from lengthwise.schema.records import TokenGaps
-from lengthwise.search.measurement import SIMPLE, STATISTICS, Window, values_of
-
-Floats = npt.NDArray[np.float64]
+from lengthwise.search.measurement import SCALAR_METRICS, STATISTICS, Window, values_of
 
 WAITS = {"ttft": "ttft_s", "jct": "jct_s", "queueing_delay": "queueing_delay_s"}
-"""Latencies that a queue makes long; a request that is not served breaks any limit on them."""
+"""Latencies that grow with the queue; a request that is not served breaks any limit on them."""
 
 LATENCIES = (*WAITS, "tpot", "tbt")
 
 DEFAULT = Limit("queueing_delay.p99", 5.0)
-"""Vidur's (section 6): a rate is sustained if 99 % of the requests are scheduled within 5 s."""
-
-_STATISTIC = re.compile(r"mean|p(\d+(?:\.\d+)?)")
+"""Vidur's limit (section 6): a rate is sustained if 99 % of the requests are scheduled within 5 s."""
 
 
 @dataclass(frozen=True)
 class Promises:
-    """Limits that must hold together; ``slo`` is what "goodput" counts."""
+    """Limits that must hold together; "goodput" counts requests within ``slo``."""
 
     limits: tuple[Limit, ...]
     slo: Slo | None = None
 
     def with_bound(self, metric: str, factor: float) -> Promises:
-        """The same promises with the bound of one limit multiplied."""
+        """Return the promises with the bound of one limit multiplied."""
         limits = (replace(x, bound=x.bound * factor) if x.metric == metric else x for x in self.limits)
         return replace(self, limits=tuple(limits))
 
     @property
     def guard_s(self) -> float:
-        """The longest wait that a limit speaks of; where a single request's are of no wait, the default's."""
+        """Return the largest bound on a wait; if the SLO bounds no wait, at least that of the default limit."""
         waits = [limit.bound for limit in self.limits if limit.metric.partition(".")[0] in WAITS]
         slos = [] if self.slo is None else [v for k, v in self.slo.limits.items() if k != "tpot_s"]
         if self.slo is not None and not slos:
@@ -51,47 +46,45 @@ class Promises:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """The usual quantiles, and those that limits name beside them."""
+        """Return the usual quantiles and those of the limits, by name."""
         named = [limit.metric.partition(".")[2] for limit in self.limits]
         return STATISTICS | {s: quantile_of(s) for s in named if s.startswith("p")}
 
     @property
     def needs_sums(self) -> bool:
-        """Whether the run's beginning must be known apart."""
+        """Return whether a limit needs sums over the window, and so a run of its beginning."""
         return any(limit.metric.partition(".")[0] not in (*WAITS, "goodput") for limit in self.limits)
 
     def strains(self, window: Window) -> dict[str, float]:
-        """How far each limit is used, by metric: at most 1 where it holds, 0 where there is nothing to measure.
+        """Return how far each limit is used, by metric: at most 1 if it holds, 0 if there is nothing to measure.
 
-        For a quantile it is the share of requests (or tokens) beyond the bound over the share that
-        may be, which is exact where a quantile of few values is not.
+        For a quantile it is the share of requests (or tokens) beyond the bound divided by the allowed share, which is
+        exact even where a quantile of few values is not.
         """
-        told = {limit.metric: self._strain(window, limit) for limit in self.limits}
-        return {metric: 0.0 if math.isnan(strain) else strain for metric, strain in told.items()}
+        used = {limit.metric: self._strain(window, limit) for limit in self.limits}
+        return {metric: 0.0 if math.isnan(strain) else strain for metric, strain in used.items()}
 
     def _strain(self, window: Window, limit: Limit) -> float:
         metric, _, statistic = limit.metric.partition(".")
         if limit.metric == "goodput":
             return (1 - good_share(window, self.slo, self.guard_s)) / max(1 - limit.bound, 1e-12)
-        if metric not in LATENCIES:
+        if statistic == "mean" and metric in WAITS:
+            waits = window.censored_waits_s(WAITS[metric], limit.bound)
+            return float(waits.mean()) / limit.bound if len(waits) else 0.0
+        if metric not in LATENCIES or statistic == "mean":
             value = values_of(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
-        if statistic == "mean" and metric in WAITS:
-            return _mean(window.num_waiting(WAITS[metric], limit.bound)) / limit.bound
-        if statistic == "mean":
-            return values_of(window, self.guard_s, self.quantiles)[limit.metric] / limit.bound
-        beyond = _share_beyond(window, metric, limit.bound)
-        return beyond / (1 - quantile_of(statistic))
+        return _share_above(window, metric, limit.bound) / (1 - quantile_of(statistic))
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """The limits, and the default one where none of them would notice a queue that grows."""
-    bounded = any(limit.metric.partition(".")[0] in (*WAITS, "goodput") for limit in limits)
-    return limits if bounded else (*limits, DEFAULT)
+    """Return the limits, with the default one added if none of them bounds a growing queue."""
+    is_bounded = any(limit.metric.partition(".")[0] in (*WAITS, "goodput") for limit in limits)
+    return limits if is_bounded else (*limits, DEFAULT)
 
 
 def check_limit(limit: Limit) -> Limit:
-    """The limit, if its metric is known and its bound makes sense.
+    """Return a valid limit.
 
     Raises:
         InputError: The statistic is no quantile, or the bound is out of range.
@@ -99,65 +92,60 @@ def check_limit(limit: Limit) -> Limit:
     """
     metric, dot, statistic = limit.metric.partition(".")
     if metric in LATENCIES:
-        found = _STATISTIC.fullmatch(statistic)
+        found = re.fullmatch(r"mean|p(\d+(?:\.\d+)?)", statistic)
         if not found or (found[1] and not 0 < float(found[1]) < 100):
             raise InputError(
                 f"a limit on {metric} must name a statistic, such as {metric}.p99 or {metric}.mean; "
                 f"it is {limit.metric!r}"
             )
-    elif dot or metric not in (*SIMPLE, "goodput"):
-        known = [*(f"{m}.p99" for m in LATENCIES), "goodput", *SIMPLE]
+    elif dot or metric not in (*SCALAR_METRICS, "goodput"):
+        known = [*(f"{m}.p99" for m in LATENCIES), "goodput", *SCALAR_METRICS]
         raise UnknownNameError("metric", limit.metric, known)
     if not limit.bound > 0 or math.isinf(limit.bound):
         raise InputError(f"the limit on {limit.metric} must be above 0 and finite; it is {limit.bound}")
     if metric == "goodput" and not (limit.at_least and limit.bound < 1):
-        raise InputError(f"a limit on goodput is a least share below 1; it is {limit.direction} {limit.bound}")
+        raise InputError(f"a limit on goodput must be a lower bound below 1; it is {limit.direction} {limit.bound}")
     if metric in LATENCIES and limit.at_least:
-        raise InputError(f"a limit on {limit.metric} is an upper one; it is {limit.direction} {limit.bound}")
+        raise InputError(f"a limit on {limit.metric} must be an upper bound; it is {limit.direction} {limit.bound}")
     return limit
 
 
 def quantile_of(statistic: str) -> float:
-    """0.99 of "p99"."""
+    """Return the level of a quantile's name ("p99": 0.99)."""
     return float(statistic[1:]) / 100
 
 
 def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
-    """Share of requests that kept every limit of ``slo``."""
+    """Return the share of requests that met every limit of ``slo``; NaN without requests."""
     if slo is None:
         raise InputError("goodput needs limits for a single request: set [slo] ttft, tpot or jct")
-    good: npt.NDArray[np.bool_] | None = None
-    for name, bound in slo.limits.items():
-        value = window.token_interval(guard_s) if name == "tpot_s" else window.waiting(name, guard_s)
-        met = value <= bound
-        good = met if good is None else good & met
-    return float(good.mean()) if good is not None and len(good) else math.nan
+    met = [
+        (window.tpot_s(guard_s) if name == "tpot_s" else window.waits_s(name, guard_s)) <= bound
+        for name, bound in slo.limits.items()
+    ]
+    return float(np.all(met, axis=0).mean()) if met and len(met[0]) else math.nan
 
 
 def good_rate_rps(window: Window, slo: Slo) -> float:
-    """Requests a second that finish in the window and kept every limit of ``slo``, whenever they arrived."""
+    """Return the requests per second that finish in the window and met every limit of ``slo``."""
     good = slo.met(window.records.requests)["all"] & window.finished()
     return float(good.sum()) / (window.end_s - window.start_s)
 
 
-def _share_beyond(window: Window, metric: str, bound: float) -> float:
+def _share_above(window: Window, metric: str, bound: float) -> float:
     if metric == "tbt":
-        return gaps_beyond(window.gaps(), bound)
+        return gaps_above(window.gaps(), bound)
     if metric == "tpot":
-        r, inside = window.records.requests, window.finished()
-        many = inside & (r.output_tokens > 1)
-        tpot = (r.finished_s[many] - r.first_token_s[many]) / (r.output_tokens[many] - 1)
-        return float((tpot > bound).mean()) if len(tpot) else 0.0
-    waits = window.waiting(WAITS[metric], bound)
-    return float((waits > bound).mean()) if len(waits) else 0.0
+        r = window.records.requests
+        rows = window.finished() & (r.output_tokens > 1)
+        values = (r.finished_s[rows] - r.first_token_s[rows]) / (r.output_tokens[rows] - 1)
+    else:
+        values = window.waits_s(WAITS[metric], bound)
+    return float((values > bound).mean()) if len(values) else 0.0
 
 
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def gaps_beyond(gaps: TokenGaps, bound: float) -> float:
-    """Share of times between tokens above ``bound``; within a bin as if they were spread evenly."""
+def gaps_above(gaps: TokenGaps, bound: float) -> float:
+    """Return the share of times between tokens above ``bound``, with a uniform distribution within each bin."""
     if gaps.total == 0:
         return 0.0
     at = int(np.searchsorted(gaps.edges_s, bound, side="right")) - 1
@@ -183,22 +171,22 @@ OBJECTIVES = {
 UNLIMITED_GPUS = 2**31
 
 AT_RATE = ("cost_at_rate", "fewest_gpus")
-"""Objectives that ask for the fewest replicas that hold a rate."""
+"""Objectives that search the smallest number of replicas that sustains a rate."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every configuration.
+    """The question that each configuration is evaluated for.
 
     Attributes:
         objective: One of OBJECTIVES.
-        promises: What must hold.
+        promises: Limits that must hold.
         rate_rps: Offered load, where the objective needs one; "energy" without one is at capacity.
-        max_gpus: Of a whole deployment.
-        requests: Of an offline batch ("makespan").
+        max_gpus: Of all replicas together.
+        requests: Number of requests of an offline batch ("makespan").
         precision: Relative half-width to reach for ranked configurations.
-        seeds: Independent repetitions behind it.
-        level: Of every interval.
+        seeds: Independent repetitions.
+        level: Level of every interval.
     """
 
     objective: Objective
@@ -211,8 +199,8 @@ class Question:
     level: float = 0.95
 
     def __post_init__(self) -> None:
-        needs = self.objective.name in (*AT_RATE, "goodput")
-        if needs and self.rate_rps is None:
+        needs_rate = self.objective.name in (*AT_RATE, "goodput")
+        if needs_rate and self.rate_rps is None:
             raise InputError(f"the objective {self.objective.name} needs a rate: set search.rate, in requests a second")
         if not 0 < self.precision < 1:
             raise InputError(f"precision must be between 0 and 1; it is {self.precision}")
@@ -221,7 +209,11 @@ class Question:
 
 
 def objective(name: str) -> Objective:
-    """The objective of this name; raises UnknownNameError."""
+    """Return the objective of this name.
+
+    Raises:
+        UnknownNameError: There is no such objective.
+    """
     if name not in OBJECTIVES:
         raise UnknownNameError("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

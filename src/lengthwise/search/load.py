@@ -22,18 +22,18 @@ Draw = Callable[[int, int], Workload]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Requests by seed; a rate only stretches their times.
+    """Requests by seed, whose arrival times a rate stretches.
 
-    Every configuration meets the same requests in the same order (common random numbers), so that
-    what differs between two of them is the configurations. Draws are kept; there are three sizes of them,
-    so that what a run sees depends on nothing that was drawn before.
+    Every configuration serves the same requests in the same order (common random numbers), so that two results differ
+    by the configurations alone. Draws are cached. They have one of three sizes, so that a run does not depend on
+    earlier draws.
 
     Attributes:
-        draw: From (seed, number of requests) to a workload; its own rate does not matter. It may
-            return fewer requests (a trace that holds no more).
-        name: For tables.
-        seeds: How many seeds differ; None: as many as are asked for.
-        most: Requests that a seed has at most.
+        draw: Maps (seed, number of requests) to a workload, whose own rate does not matter. It may return fewer
+            requests (a short trace).
+        name: Name in tables.
+        seeds: Number of different seeds; None: unlimited.
+        most: Largest number of requests of a seed.
     """
 
     draw: Draw
@@ -53,26 +53,41 @@ class Load:
             object.__setattr__(self, name, value)
         self.__post_init__()
 
+    def seeds_up_to(self, count: int) -> range:
+        """Return ``count`` seeds, or fewer if the load has fewer."""
+        return range(min(count, self.seeds or count))
+
     def at(self, seed: int, requests: int, rate_rps: float) -> Workload:
-        """The first ``requests`` of a seed, arriving at this mean rate.
+        """Return the first ``requests`` of a seed, with arrivals at this mean rate.
 
         Raises:
-            InputError: The requests have no times to stretch.
+            InputError: The rate is not positive and finite, or the requests have no arrival times to stretch.
         """
-        whole = self._unit(seed, requests)
-        n = min(requests, len(whole))
-        return _first(whole, n, rate_rps)
+        if not rate_rps > 0 or math.isinf(rate_rps):
+            raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
+        workload = self._drawn_workload(seed, requests)
+        n = min(requests, len(workload))
+        if n < 2:
+            raise InputError(f"a rate needs at least two requests; the workload has {n}")
+        workload.require_nobody_after("a search for a rate")
+        since_s = workload.arrival_s[:n] - workload.arrival_s[0]
+        if workload.concurrency is not None or not since_s[-1] > 0:
+            raise InputError(
+                "a rate can only be searched for requests that arrive one after the other; these come all at once or "
+                "in a closed loop. Give the workload a request_rate (its value does not matter here), or arrivals"
+            )
+        return _first(workload, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
     def batch(self, seed: int, requests: int) -> Workload:
-        """The first ``requests`` of a seed, all there at time 0."""
-        whole = self._unit(seed, requests)
-        return _cut(whole, min(requests, len(whole)), np.zeros(min(requests, len(whole))))
+        """Return the first ``requests`` of a seed, which all arrive at time 0."""
+        workload = self._drawn_workload(seed, requests)
+        return _first(workload, np.zeros(min(requests, len(workload))))
 
     def sample(self) -> Workload:
-        """Requests of the first seed, for estimates: about 4,096."""
-        return self._unit(0, SMALLEST_DRAW)
+        """Return about 4,096 requests of the first seed, for estimates."""
+        return self._drawn_workload(0, SMALLEST_DRAW)
 
-    def _unit(self, seed: int, requests: int) -> Workload:
+    def _drawn_workload(self, seed: int, requests: int) -> Workload:
         size = SMALLEST_DRAW
         while size < min(requests, LARGEST_DRAW):
             size *= DRAW_GROWTH
@@ -83,33 +98,19 @@ class Load:
             return drawn[seed, size]
 
 
-def _first(complete: Workload, n: int, rate_rps: float) -> Workload:
-    """The first requests, their times stretched so that these very ones come at the mean rate."""
-    if not rate_rps > 0 or math.isinf(rate_rps):
-        raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
-    if n < 2:
-        raise InputError(f"a rate needs at least 2 requests to come one after the other; there is {n}")
-    complete.require_nobody_after("a search for a rate")
-    since_s = complete.arrival_s[:n] - complete.arrival_s[0]
-    if complete.concurrency is not None or not since_s[-1] > 0:
-        raise InputError(
-            "a rate can only be searched for requests that arrive one after the other; these come all at once or "
-            "in a closed loop. Give the workload a request_rate (its value does not matter here), or arrivals"
-        )
-    return _cut(complete, n, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
-
-
-def _cut(complete: Workload, n: int, arrival_s: Floats) -> Workload:
-    cut = slice(0, n)
+def _first(workload: Workload, arrival_s: Floats) -> Workload:
+    """Return as many requests as there are arrival times, in an open loop."""
+    first = slice(0, len(arrival_s))
+    optional = ("predicted_tokens", "priority", "tenant")
+    columns = {name: column[first] for name in optional if (column := getattr(workload, name)) is not None}
+    if workload.predictions is not None:
+        columns["predictions"] = workload.predictions.take(np.arange(len(arrival_s)))
     return replace(
-        complete,
+        workload,
         arrival_s=arrival_s,
-        prompt_tokens=complete.prompt_tokens[cut],
-        output_tokens=complete.output_tokens[cut],
-        predicted_tokens=None if complete.predicted_tokens is None else complete.predicted_tokens[cut],
-        predictions=None if complete.predictions is None else complete.predictions.take(np.arange(n)),
-        priority=None if complete.priority is None else complete.priority[cut],
-        tenant=None if complete.tenant is None else complete.tenant[cut],
-        extra={key: column[cut] for key, column in complete.extra.items()},
+        prompt_tokens=workload.prompt_tokens[first],
+        output_tokens=workload.output_tokens[first],
+        extra={key: column[first] for key, column in workload.extra.items()},
         concurrency=None,
+        **columns,
     )

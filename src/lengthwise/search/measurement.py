@@ -1,4 +1,4 @@
-"""What a run tells of the steady state: it stops at the last arrival, and its beginning is left out."""
+"""Statistics of a run's steady state: from the end of the warm-up until the last arrival."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.metrics import hardware_of, over_seeds, request_column, weighted_quantiles
+from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, TokenGaps
+from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
 
 Floats = npt.NDArray[np.float64]
-Array = npt.NDArray[Any]
 
 WARMUP_SHARE = 0.2
-"""Of a run's time, left out: the batches fill up from empty."""
+"""Share of a run's time that is excluded, because the batches fill up from empty."""
+
+STATISTICS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+HARDWARE_METRICS = ("busy_share", "kv_utilization", "batch_seqs", "mfu", "mbu", "power_w", "energy_j_per_output_token")
+SCALAR_METRICS = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "served",
+    "preemptions_per_request",
+    *HARDWARE_METRICS,
+    "usd_per_million_output_tokens",
+    "usd_per_thousand_requests",
+)
+"""Metrics without a statistic, except "goodput"."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A run between ``start_s`` and ``end_s``; the run was stopped at the latter, the last arrival.
+    """The part of a run from ``start_s`` to ``end_s``, the last arrival, at which the run stopped.
 
-    ``before`` is the same run stopped at ``start_s`` (equal inputs give equal bytes, so that it is
-    exactly the beginning of the other): sums over the window are differences of the two.
+    ``before`` is the same run stopped at ``start_s``. Equal inputs give equal bytes, so that it is exactly the
+    beginning of ``records``: sums over the window are differences of the two. None: the window is the complete run.
     """
 
     deployment: Deployment
@@ -39,104 +52,101 @@ class Window:
     start_s: float
     end_s: float
 
-    def waiting(self, name: str, guard_s: float) -> Floats:
-        """[m] a wait of arrivals in the window, but for the last ``guard_s`` of it; inf: never.
+    def waits_s(self, column: str, guard_s: float) -> Floats:
+        """Return [m] a latency of arrivals in the window, except those of its last ``guard_s``.
 
-        A request whose wait did not end (it was rejected, gave up, or was still under way at the end)
-        has waited at least ``guard_s``: it counts as infinite.
+        It is infinite where it did not end (the request was rejected, timed out or still ran): it is then at least
+        ``guard_s``.
         """
-        values = request_column(self._arrivals(guard_s), name)
+        values = request_column(self._arrivals(guard_s), column)
         return np.where(np.isnan(values), math.inf, values)
 
-    def num_waiting(self, name: str, guard_s: float) -> Floats:
-        """[m] the same, but what was still under way at the end counts with the time until then.
+    def censored_waits_s(self, column: str, guard_s: float) -> Floats:
+        """Return [m] the same latencies, with those of unfinished requests censored at the end of the run.
 
-        That is for means, which one infinity would make infinite however long the run.
+        They serve for means, which one infinity would make infinite in a run of any length.
         """
         arrivals = self._arrivals(guard_s)
-        values = request_column(arrivals, name)
-        under_way = np.isnan(values) & (arrivals.status == Status.UNFINISHED)
-        so_far = np.where(under_way, self.end_s - arrivals.arrival_s, values)
-        return np.where(np.isnan(so_far), math.inf, so_far)
+        values = request_column(arrivals, column)
+        is_censored = np.isnan(values) & (arrivals.status == Status.UNFINISHED)
+        values = np.where(is_censored, self.end_s - arrivals.arrival_s, values)
+        return np.where(np.isnan(values), math.inf, values)
 
-    def token_interval(self, guard_s: float) -> Floats:
-        """[m] TPOT of the same arrivals, up to the end for those under way; 0 without a second token.
+    def tpot_s(self, guard_s: float) -> Floats:
+        """Return [m] TPOT of the same arrivals, until the end for unfinished ones.
 
-        Infinite: no token came.
+        It is 0 without a second token and infinite without a first one.
         """
         r = self._arrivals(guard_s)
         until_s = np.where(np.isnan(r.finished_s), self.end_s, r.finished_s)
-        pace = (until_s - r.first_token_s) / np.maximum(r.output_tokens - 1, 1)
-        lost = (r.status == Status.REJECTED) | (r.status == Status.TIMED_OUT) | np.isnan(r.first_token_s)
-        return np.where(lost, math.inf, np.where(r.output_tokens > 1, pace, 0.0))
+        tpot_s = (until_s - r.first_token_s) / np.maximum(r.output_tokens - 1, 1)
+        is_lost = (r.status == Status.REJECTED) | (r.status == Status.TIMED_OUT) | np.isnan(r.first_token_s)
+        return np.where(is_lost, math.inf, np.where(r.output_tokens > 1, tpot_s, 0.0))
 
     def _arrivals(self, guard_s: float) -> RequestRecords:
         r = self.records.requests
-        rows = slice(*np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)]))
-        return type(r)(**{f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)})
+        ends = np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)])
+        return _rows(r, slice(*ends))
 
     def queue_growth(self) -> float:
-        """By how much the queue grew in the window, as a share of the requests that arrived in it.
+        """Return the growth of the queue over the window, as a share of its arrivals; 0 on average in a steady state.
 
-        The queue is of requests that were not in any step yet. In a steady state it is 0 on average.
+        The queue holds requests that no step has processed yet.
         """
         r = self.records.requests
-        still = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
-        first, last = (self._queued(at_s, still) for at_s in (self.start_s, self.end_s))
-        arrival_count = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
-        return (last - first) / max(arrival_count, 1)
-
-    def _queued(self, at_s: float, still: Array) -> int:
-        r = self.records.requests
-        return int((still & (r.arrival_s <= at_s) & ~(r.scheduled_s <= at_s)).sum())
+        is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
+        first, last = (
+            int((is_served & (r.arrival_s <= at_s) & ~(r.scheduled_s <= at_s)).sum())
+            for at_s in (self.start_s, self.end_s)
+        )
+        arrivals = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
+        return (last - first) / max(arrivals, 1)
 
     def gaps(self) -> TokenGaps:
-        """Times between tokens in the window."""
-        whole = self.records.gaps
+        """Return the times between tokens in the window."""
+        total = self.records.gaps
         if self.before is None:
-            return whole
+            return total
         first = self.before.gaps
         return dataclasses.replace(
-            whole,
-            histogram=whole.histogram - first.histogram,
-            total=whole.total - first.total,
-            sum_s=whole.sum_s - first.sum_s,
+            total,
+            histogram=total.histogram - first.histogram,
+            total=total.total - first.total,
+            sum_s=total.sum_s - first.sum_s,
         )
 
-    def finished(self) -> Array:
-        """[n] which requests finished in the window."""
+    def finished(self) -> npt.NDArray[np.bool_]:
+        """Return [n] which requests finished in the window."""
         finished_s = self.records.requests.finished_s
-        inside: Array = (finished_s > self.start_s) & (finished_s <= self.end_s)
-        return inside
+        return np.asarray((finished_s > self.start_s) & (finished_s <= self.end_s))
 
     def as_records(self) -> Records:
-        """The window as a run of its own: its sums, the requests that finished in it, its length."""
-        r, inside = self.records.requests, self.finished()
+        """Return the window as a run: its sums, the requests that finished in it, its length."""
+        totals = self.records.totals
+        if self.before is not None:
+            names = [f.name for f in dataclasses.fields(totals)]
+            totals = type(totals)(**{n: getattr(totals, n) - getattr(self.before.totals, n) for n in names})
         return dataclasses.replace(
             self.records,
-            requests=type(r)(**{f.name: getattr(r, f.name)[inside] for f in dataclasses.fields(r)}),
-            totals=self._totals(),
+            requests=_rows(self.records.requests, self.finished()),
+            totals=totals,
             gaps=self.gaps(),
             end_s=self.end_s - self.start_s,
         )
 
-    def _totals(self) -> ReplicaTotals:
-        after = self.records.totals
-        if self.before is None:
-            return after
-        first = self.before.totals
-        names = [f.name for f in dataclasses.fields(after)]
-        return ReplicaTotals(**{name: getattr(after, name) - getattr(first, name) for name in names})
+
+def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
+    return type(requests)(**{f.name: getattr(requests, f.name)[rows] for f in dataclasses.fields(requests)})
 
 
 def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
-    """The steady part of a workload's run on a deployment.
+    """Simulate a workload, and return its steady part.
 
     Args:
-        workload: Requests that arrive one after the other.
-        deployment: What serves them.
-        seed: Of the routers that draw.
-        sums: Whether sums and gaps of the window are wanted, which takes the beginning's run.
+        workload: Requests of an open loop.
+        deployment: The deployment that serves them.
+        seed: Seed of routers that draw.
+        sums: Whether sums and gaps of the window are needed; they take a second run, of its beginning.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
@@ -147,102 +157,64 @@ def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool
     return Window(deployment, records, before, start_s, end_s)
 
 
-FloatArray = npt.NDArray[np.float64]
-
-STATISTICS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-SIMPLE = (
-    "requests_per_s",
-    "output_tokens_per_s",
-    "served",
-    "preemptions_per_request",
-    "busy_share",
-    "kv_utilization",
-    "batch_seqs",
-    "mfu",
-    "mbu",
-    "power_w",
-    "energy_j_per_output_token",
-    "usd_per_million_output_tokens",
-    "usd_per_thousand_requests",
-)
-"""Metrics without a statistic; "goodput" beside them."""
-
-_ARRIVAL_METRICS = {"ttft": "ttft_s", "queueing_delay": "queueing_delay_s"}
-_FINISHING = {"jct": "jct_s", "tpot": "tpot_s"}
-
-
 def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = STATISTICS) -> dict[str, float]:
-    """Every metric of the window by name, as in Point.values, but for goodput.
+    """Return the metrics of a window by name, as in Point.values, except goodput.
 
-    TTFT and queueing delay are of the requests that arrive in it, all but those of its last
-    ``guard_s`` (inf: had to wait longer; in a mean the wait until the end); JCT and TPOT of those that finish in it.
+    TTFT and queueing delay cover arrivals in the window except those of its last ``guard_s``: infinite where they
+    lasted longer, and censored at the end in means. JCT and TPOT cover the requests that finished in it.
     """
     finished = window.as_records()
     values: dict[str, float] = {}
-    for name, column in _ARRIVAL_METRICS.items():
-        values |= _statistics(name, window.waiting(column, guard_s), quantiles)
-        told = window.num_waiting(column, guard_s)
-        values[f"{name}.mean"] = float(told.mean()) if len(told) else math.nan
-    for name, column in _FINISHING.items():
-        told = request_column(finished.requests, column)
-        values |= _statistics(name, told[~np.isnan(told)], quantiles)
-    values |= _gap_statistics(window, quantiles)
-    return values | _simple(window, finished)
+    for metric in ("ttft", "queueing_delay"):
+        values |= _statistics(metric, window.waits_s(f"{metric}_s", guard_s), quantiles)
+        censored_s = window.censored_waits_s(f"{metric}_s", guard_s)
+        values[f"{metric}.mean"] = float(censored_s.mean()) if len(censored_s) else math.nan
+    for metric in ("jct", "tpot"):
+        column = request_column(finished.requests, f"{metric}_s")
+        values |= _statistics(metric, column[~np.isnan(column)], quantiles)
+    return values | _gap_statistics(window.gaps(), quantiles) | _scalars(window, finished)
 
 
 def mean_point(runs: Sequence[Mapping[str, float]], level: float) -> dict[str, Estimate]:
-    """Each metric's mean over seeds with its t interval."""
-    out = {}
+    """Return each metric's mean over seeds with its t interval."""
+    estimates = {}
     for name in runs[0]:
         with np.errstate(invalid="ignore"):
-            mean, half = over_seeds(np.array([run[name] for run in runs]), level)
-        out[name] = Estimate(float(mean), float(half))
-    return out
+            estimates[name] = mean_estimate([run[name] for run in runs], level)
+    return estimates
 
 
-def _statistics(name: str, values: FloatArray, quantiles: Mapping[str, float]) -> dict[str, float]:
+def _statistics(metric: str, values: Floats, quantiles: Mapping[str, float]) -> dict[str, float]:
     if len(values) == 0:
-        return {f"{name}.{s}": math.nan for s in ("mean", *quantiles)}
+        return {f"{metric}.{statistic}": math.nan for statistic in ("mean", *quantiles)}
     with np.errstate(invalid="ignore"):
         found = np.quantile(values, list(quantiles.values()), method="lower")
-    named = zip(quantiles, found, strict=True)
-    return {f"{name}.mean": float(values.mean()), **{f"{name}.{s}": float(v) for s, v in named}}
+    named = {f"{metric}.{statistic}": float(value) for statistic, value in zip(quantiles, found, strict=True)}
+    return {f"{metric}.mean": float(values.mean()), **named}
 
 
-def _gap_statistics(window: Window, quantiles: Mapping[str, float]) -> dict[str, float]:
-    gaps = window.gaps()
+def _gap_statistics(gaps: TokenGaps, quantiles: Mapping[str, float]) -> dict[str, float]:
     if gaps.total == 0:
-        return {f"tbt.{s}": math.nan for s in ("mean", *quantiles)}
+        return {f"tbt.{statistic}": math.nan for statistic in ("mean", *quantiles)}
     used = gaps.histogram > 0
     middles = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s)[used]
     found = weighted_quantiles(middles, gaps.histogram[used], np.array(list(quantiles.values())))
-    named = zip(quantiles, found, strict=True)
-    return {"tbt.mean": gaps.sum_s / gaps.total, **{f"tbt.{s}": float(v) for s, v in named}}
+    named = {f"tbt.{statistic}": float(value) for statistic, value in zip(quantiles, found, strict=True)}
+    return {"tbt.mean": gaps.sum_s / gaps.total, **named}
 
 
-def _simple(window: Window, finished: Records) -> dict[str, float]:
+def _scalars(window: Window, finished: Records) -> dict[str, float]:
     r, span_s = finished.requests, finished.end_s
     hardware = hardware_of(finished, window.deployment)
-    done, tokens = len(r.output_tokens), float(r.output_tokens.sum())
-    whole = window.records.requests
-    lost = (whole.status == Status.REJECTED) | (whole.status == Status.TIMED_OUT)
-    hour = window.deployment.price_per_hour_usd
+    requests, tokens = len(r.output_tokens), float(r.output_tokens.sum())
+    status = window.records.requests.status
+    usd = window.deployment.price_per_hour_usd / 3600 * span_s
     return {
-        "requests_per_s": done / span_s,
+        "requests_per_s": requests / span_s,
         "output_tokens_per_s": tokens / span_s,
-        "served": 1 - float(lost.mean()),
-        "preemptions_per_request": float(r.preemptions.mean()) if done else math.nan,
-        "busy_share": hardware.busy_share.value,
-        "kv_utilization": hardware.kv_utilization.value,
-        "batch_seqs": hardware.batch_seqs.value,
-        "mfu": hardware.mfu.value,
-        "mbu": hardware.mbu.value,
-        "power_w": hardware.power_w.value,
-        "energy_j_per_output_token": hardware.energy_j_per_output_token.value,
-        "usd_per_million_output_tokens": _ratio(hour / 3600 * span_s * 1e6, tokens),
-        "usd_per_thousand_requests": _ratio(hour / 3600 * span_s * 1e3, done),
+        "served": 1 - float(((status == Status.REJECTED) | (status == Status.TIMED_OUT)).mean()),
+        "preemptions_per_request": float(r.preemptions.mean()) if requests else math.nan,
+        **{name: getattr(hardware, name).value for name in HARDWARE_METRICS},
+        "usd_per_million_output_tokens": usd * 1e6 / tokens if tokens else math.nan,
+        "usd_per_thousand_requests": usd * 1e3 / requests if requests else math.nan,
     }
-
-
-def _ratio(part: float, complete: float) -> float:
-    return part / complete if complete > 0 else math.nan

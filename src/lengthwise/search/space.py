@@ -1,9 +1,10 @@
-"""Configurations to choose from."""
+"""The configurations that a search chooses from."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,30 +14,29 @@ from lengthwise.schema.errors import InputError
 Settings = dict[str, Any]
 Axes = dict[str, tuple[Any, ...]]
 
-MOST_CANDIDATES = 1_000_000
+MAX_CANDIDATES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Space:
-    """Axes (a setting's key and its values) and alternatives, each with axes of its own.
+    """Axes (the key of a setting and its values), and alternatives with further axes.
 
-    Every configuration takes one value of each axis and, where there are alternatives, one of them:
-    schedulers with different knobs are alternatives.
+    A configuration takes one value of each axis and of each axis of one alternative, if there are alternatives:
+    schedulers with different parameters are alternatives.
     """
 
     axes: Axes
     any_of: tuple[Axes, ...] = ()
 
     def alternatives(self) -> list[Axes]:
-        """All axes of each alternative."""
+        """Return all axes of each alternative."""
         return [self.axes | own for own in self.any_of] or [dict(self.axes)]
 
     def __len__(self) -> int:
-        sizes = (_product(len(values) for values in axes.values()) for axes in self.alternatives())
-        return sum(sizes)
+        return sum(math.prod(len(values) for values in axes.values()) for axes in self.alternatives())
 
     def candidates(self) -> Iterator[Settings]:
-        """Every configuration once, in a fixed order."""
+        """Yield every configuration once, in a fixed order."""
         seen: set[str] = set()
         for axes in self.alternatives():
             for values in itertools.product(*axes.values()):
@@ -46,7 +46,7 @@ class Space:
                     yield settings
 
     def values(self) -> Axes:
-        """Every key that varies, with all its values in order."""
+        """Return every key that varies, with all its values in order."""
         found: dict[str, dict[str, Any]] = {}
         for axes in self.alternatives():
             for key, values in axes.items():
@@ -55,38 +55,29 @@ class Space:
 
 
 def checked(space: Space) -> Space:
-    """The space, if it can be searched.
+    """Return a space that can be searched.
 
     Raises:
-        InputError: An axis has no value, or there are too many configurations to write down.
+        InputError: An axis has no value, or there are too many configurations to enumerate.
     """
     for axes in space.alternatives():
         for key, values in axes.items():
             if not values:
                 raise InputError(f"the axis {key} of the search space must have at least one value; it has none")
-    if len(space) > MOST_CANDIDATES:
+    if len(space) > MAX_CANDIDATES:
         raise InputError(
-            f"a space must have at most {MOST_CANDIDATES:,} configurations; this one has {len(space):,}. Take values "
-            'out, or set search.strategy = "bayesian" with search.trials'
+            f"a space must have at most {MAX_CANDIDATES:,} configurations; this one has {len(space):,}. Remove values, "
+            'or set search.strategy = "bayesian" with search.trials'
         )
     return space
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """One text for equal settings, whatever their order."""
+    """Return one text for equal settings, in any order."""
     return json.dumps(dict(settings), sort_keys=True, default=str)
 
 
-def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each of many settings: what differs among them."""
-    varied = [key for key in _keys(many) if len({settings_key({key: s.get(key)}) for s in many}) > 1]
-    names = [" ".join(_word(key, s[key]) for key in varied if key in s) or "the only one" for s in many]
-    if len(set(names)) == len(names):
-        return names
-    return [" ".join(f"{key}={json.dumps(s[key], default=str)}" for key in varied if key in s) for s in many]
-
-
-_WORDS = {
+_NAMES = {
     "deployment.gpu": "{}",
     "deployment.model": "{}",
     "deployment.tp": "tp{}",
@@ -105,18 +96,19 @@ _WORDS = {
 }
 
 
-def _word(key: str, value: Any) -> str:
-    return _WORDS.get(key, key.rpartition(".")[2] + "={}").format(value)
-
-
-def _keys(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    order = list(_WORDS)
+def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a short unique name for each configuration, of the settings that differ."""
+    order = list(_NAMES)
     keys = dict.fromkeys(key for settings in many for key in settings)
-    return sorted(keys, key=lambda key: order.index(key) if key in order else len(order))
-
-
-def _product(sizes: Iterator[int]) -> int:
-    whole = 1
-    for size in sizes:
-        whole *= size
-    return whole
+    varied = [
+        key
+        for key in sorted(keys, key=lambda key: order.index(key) if key in order else len(order))
+        if len({settings_key({key: s.get(key)}) for s in many}) > 1
+    ]
+    names = []
+    for s in many:
+        words = (_NAMES.get(k, f"{k.rpartition('.')[2]}={{}}").format(s[k]) for k in varied if k in s)
+        names.append(" ".join(words) or "the only one")
+    if len(set(names)) == len(names):
+        return names
+    return [" ".join(f"{key}={json.dumps(s[key], default=str)}" for key in varied if key in s) for s in many]

@@ -1,4 +1,4 @@
-"""What was evaluated stays evaluated: an append-only file of results by the content of their question."""
+"""Store of evaluations: an append-only SQLite file of results, keyed by the content of their question."""
 
 from __future__ import annotations
 
@@ -22,12 +22,8 @@ from lengthwise.schema.plan import Choice, Point, Status
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
 TIMEOUT_S = 30.0
-_PAGE = 1_000
-_TABLE = "CREATE TABLE evaluations (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value TEXT NOT NULL)"
-_NO_STORE = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
+PAGE_ROWS = 1_000
 
-# What decides an evaluation; scenario too, for a key holds its text and not the nouns it becomes. Left out is
-# what only tells: cli and report turn numbers into pages; backend runs real engines.
 DECIDING = (
     "_jit.py",
     "schema",
@@ -43,15 +39,15 @@ DECIDING = (
     "config",
     "usecases",
 )
-_LIBRARIES = ("lengthwise", "numba", "numpy", "scipy")
+"""Packages that decide an evaluation. config and usecases belong to them, because a key contains the scenario's text.
+cli and report only present numbers, and backend runs real engines."""
 
 
 class Store:
     """Results by key, in one SQLite file that several processes may read and append to at once.
 
-    A result is never changed: the first one stored under a key stays. The file keeps its log beside it
-    (``-wal``, ``-shm``), which needs memory shared by all who have it open: one machine, whatever the
-    number of its processes. On a cluster only the process that asks writes.
+    A stored result never changes: the first one under a key stays. SQLite's write-ahead log (``-wal``, ``-shm``) needs
+    memory that all processes share, so that they must run on one machine. On a cluster, only the driver writes.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -59,19 +55,19 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path | str) -> Store:
-        """The store of a folder; both are made where they are missing.
+        """Open the store of a folder; both are created where they are missing.
 
         Raises:
             InputError: The file is no store, or a newer lengthwise wrote it.
             OutputError: The folder cannot be written.
         """
         path = Path(folder) / FILE
-        with _report(path):
+        with _translated_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Autocommit: a put is one statement, and a read leaves no transaction that grows old.
+            # Autocommit: a put is one statement, and a read leaves no old transaction open.
             connection = sqlite3.connect(path, timeout=TIMEOUT_S, isolation_level=None)
         try:
-            with _report(path):
+            with _translated_errors(path):
                 _prepare(connection, path)
         except BaseException:
             connection.close()
@@ -79,45 +75,44 @@ class Store:
         return cls(connection, path)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What is stored under a key, or None."""
-        with _report(self.path):
+        """Return the value of a key; None if it has none."""
+        with _translated_errors(self.path):
             row = self._connection.execute("SELECT value FROM evaluations WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Stores a value unless the key has one; when this returns it is on the disk.
+        """Store a value unless the key has one; it is on the disk when this returns.
 
         Args:
             key: See ``content_key``.
-            value: What JSON can hold, NaN and infinities too; floats come back to the last bit.
+            value: JSON values, NaN and infinities included; floats are exact.
 
         Raises:
-            OutputError: It cannot be written: a full disk, a read-only file, another's lock that stays.
+            OutputError: It cannot be written: a full disk, a read-only file, a lock that is not released.
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
-        with _report(self.path):
+        with _translated_errors(self.path):
             self._connection.execute(statement, (key, text))
 
     def __len__(self) -> int:
-        with _report(self.path):
+        with _translated_errors(self.path):
             return int(self._connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Keys and values in the order in which they were stored, those that are added meanwhile too."""
+        """Yield keys and values in the order of storing, those added during the iteration included."""
+        statement = f"SELECT id, key, value FROM evaluations WHERE id > ? ORDER BY id LIMIT {PAGE_ROWS}"  # noqa: S608
         last = 0
-        while rows := self._rows_after(last):
+        while True:
+            with _translated_errors(self.path):  # an open cursor would prevent checkpoints of the log
+                rows = self._connection.execute(statement, (last,)).fetchall()
+            if not rows:
+                return
             for last, key, value in rows:  # noqa: B007 - read after the loop
                 yield key, json.loads(value)
 
-    def _rows_after(self, last: int) -> list[tuple[int, str, str]]:
-        """A page: a cursor left open would keep the log from being folded into the file."""
-        statement = f"SELECT id, key, value FROM evaluations WHERE id > ? ORDER BY id LIMIT {_PAGE}"  # noqa: S608
-        with _report(self.path):
-            return self._connection.execute(statement, (last,)).fetchall()
-
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -130,143 +125,125 @@ class Store:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the table, or checks that what stands there is ours; then sets how it is written."""
-    if (found := _version(connection)) > SCHEMA_VERSION:
+    """Create the table, or check that the file is a store; then set how it is written."""
+
+    def schema_version() -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+    if (found := schema_version()) > SCHEMA_VERSION:
         raise InputError(
             f"{path} has format {found}, this lengthwise knows up to {SCHEMA_VERSION}: "
             "install a newer lengthwise, or name another folder"
         )
     if found == 0:
-        _create(connection, path)
-    _set_journal(connection)
-    # FULL flushes the log at every put. NORMAL would survive a kill but not a power cut, and is five times
-    # as fast (0.04 ms against 0.2 ms on a cloud disk), which no evaluation of many milliseconds notices.
+        connection.execute("BEGIN IMMEDIATE")  # other processes may create the table at the same time
+        try:
+            if schema_version() == 0:
+                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    raise InputError(f"{path} is the database of another program: name another folder")
+                columns = "id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value TEXT NOT NULL"
+                connection.execute(f"CREATE TABLE evaluations ({columns})")
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+    # A write-ahead log lets readers and a writer work at once. SQLite's timeout does not cover this statement, so it is
+    # retried while another process sets the mode.
+    for attempt in range(int(TIMEOUT_S / 0.05), -1, -1):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or not attempt:
+                raise
+            time.sleep(0.05)
+    # FULL flushes the log at every put. NORMAL would survive a kill but not a power failure, and is five times as fast
+    # (0.04 ms against 0.2 ms on a cloud disk), which is negligible next to an evaluation of many milliseconds.
     connection.execute("PRAGMA synchronous = FULL")
 
 
-def _create(connection: sqlite3.Connection, path: Path) -> None:
-    """All or nothing, once, whoever else is opening the folder at the same moment."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if _version(connection) == 0:
-            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise InputError(f"{path} is the database of another program: name another folder")
-            connection.execute(_TABLE)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _set_journal(connection: sqlite3.Connection) -> None:
-    """A write-ahead log: readers and a writer do not wait for each other.
-
-    SQLite does not wait here for others who set it at the same moment, so that it is asked again.
-    """
-    for _ in range(int(TIMEOUT_S / 0.05)):
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise
-            time.sleep(0.05)
-        else:
-            return
-    connection.execute("PRAGMA journal_mode = WAL")
-
-
 @contextmanager
-def _report(path: Path) -> Iterator[None]:
-    """Errors of files and of SQLite in the words of lengthwise."""
+def _translated_errors(path: Path) -> Iterator[None]:
+    """Raise errors of files and of SQLite as errors of lengthwise."""
     try:
         yield
     except OSError as error:
-        raise OutputError(f"cannot keep evaluations in {path}: {error.strerror or error}") from error
+        raise OutputError(f"cannot store evaluations in {path}: {error.strerror or error}") from error
     except sqlite3.ProgrammingError:
-        raise  # a closed store, or another thread's: no fault of the file
+        raise  # a closed store, or one of another thread: an error of the caller
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_STORE:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise InputError(f"{path} is no store of evaluations, or damaged ({error}): name another folder") from error
-        raise OutputError(f"cannot keep evaluations in {path}: {error}") from error
+        raise OutputError(f"cannot store evaluations in {path}: {error}") from error
 
 
 def content_key(*parts: object) -> str:
-    """The SHA-256 of the parts' content, in hexadecimal: the same content has the same key anywhere.
+    """Return the SHA-256 of the parts' content in hexadecimal, which is the same on every machine.
 
-    Parts are what JSON knows: mappings (in any order of their keys), lists, tuples (as lists), texts,
-    numbers (to the last bit; NaN and the infinities are values; 1 and 1.0 differ), booleans and None.
+    Parts are JSON values: mappings (in any order of their keys), lists, tuples (equal to lists), texts, numbers (exact;
+    NaN and infinities are values; 1 and 1.0 differ), booleans and None.
 
     Raises:
-        TypeError: A part, or a key of a mapping, is of another kind.
+        TypeError: A part, or a key of a mapping, is of another type.
     """
-    _check_keys(parts)
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
+    def check_keys(part: object) -> None:  # JSON would write the keys 1 and "1" alike
+        if isinstance(part, dict):
+            if invalid := [key for key in part if not isinstance(key, str)]:
+                raise TypeError(f"the keys of a mapping must be texts, not {invalid[0]!r}")
+            part = list(part.values())
+        if isinstance(part, list | tuple):
+            for item in part:
+                check_keys(item)
 
-def _check_keys(part: object) -> None:
-    """JSON would write 1 and "1" alike."""
-    if isinstance(part, dict):
-        if wrong := [key for key in part if not isinstance(key, str)]:
-            raise TypeError(f"the keys of a mapping must be texts, not {wrong[0]!r}")
-        part = list(part.values())
-    if isinstance(part, list | tuple):
-        for item in part:
-            _check_keys(item)
+    check_keys(parts)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 @lru_cache
 def code_version() -> str:
-    """The SHA-256 of all that decides a result: evaluations of another code must not be taken for ours.
+    """Return the SHA-256 of everything that decides a result, because other code may give other results.
 
-    These are the sources and data files of the rooms in ``DECIDING``, and the versions of lengthwise and of
-    the libraries that draw (NumPy), compile (Numba) and fit (SciPy).
+    It covers the sources and data files of ``DECIDING``, and the versions of lengthwise, NumPy, Numba and SciPy.
     """
+
+    def installed(library: str) -> str | None:
+        try:
+            return version(library)
+        except PackageNotFoundError:
+            return None
+
     root = Path(__file__).parents[1]
-    digest = hashlib.sha256(repr([_installed(library) for library in _LIBRARIES]).encode())
-    for path in _deciding_files(root):
+    libraries = [installed(library) for library in ("lengthwise", "numba", "numpy", "scipy")]
+    digest = hashlib.sha256(repr(libraries).encode())
+    rooms = [root / name for name in DECIDING]
+    contents = [path for room in rooms for kind in ("*.py", "*.toml", "*.lwp") for path in room.rglob(kind)]
+    for path in sorted({path for path in [*rooms, *contents] if path.is_file()}):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()
 
 
-def _deciding_files(root: Path) -> list[Path]:
-    rooms = [root / name for name in DECIDING]
-    inside = [path for room in rooms for kind in ("*.py", "*.toml", "*.lwp") for path in room.rglob(kind)]
-    return sorted({path for path in [*rooms, *inside] if path.is_file()})
-
-
-def _installed(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
 def to_dict(choice: Choice) -> dict[str, Any]:
-    """What JSON can hold of a choice: everything."""
+    """Return a choice as JSON values."""
     return dataclasses.asdict(choice) | {"status": str(choice.status)}
 
 
-def from_dict(report: dict[str, Any]) -> Choice:
-    """The choice that ``to_dict`` told of."""
+def from_dict(values: dict[str, Any]) -> Choice:
+    """Return the choice of ``to_dict``."""
+
+    def point(values: dict[str, Any]) -> Point:
+        estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
+        return Point(values["rate_rps"], estimates, values["satisfied"])
+
     return Choice(
-        **report
+        **values
         | {
-            "status": Status(report["status"]),
-            "objective": Estimate(**report["objective"]),
-            "capacity_rps": Estimate(**report["capacity_rps"]),
-            "at": None if report["at"] is None else _point(report["at"]),
-            "points": tuple(_point(point) for point in report["points"]),
+            "status": Status(values["status"]),
+            "objective": Estimate(**values["objective"]),
+            "capacity_rps": Estimate(**values["capacity_rps"]),
+            "at": None if values["at"] is None else point(values["at"]),
+            "points": tuple(map(point, values["points"])),
         }
     )
-
-
-def _point(report: dict[str, Any]) -> Point:
-    values = {name: Estimate(**estimate) for name, estimate in report["values"].items()}
-    return Point(report["rate_rps"], values, report["satisfied"])

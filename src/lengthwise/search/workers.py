@@ -1,4 +1,4 @@
-"""Tasks done by several workers at once: threads, processes or a Ray cluster behind one seam."""
+"""Tasks on several workers: threads, processes or a Ray cluster behind one interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -27,42 +27,123 @@ from lengthwise.search.store import code_version
 T = TypeVar("T")
 R = TypeVar("R")
 
-WAKE_S = 0.2  # how long a Ctrl-C may go unheard
-_LARGEST, _A_WORKER = 8, 16
+WAKE_S = 0.2
+"""Longest delay of a Ctrl-C."""
+MAX_CHUNK, CHUNKS_PER_WORKER = 8, 16
+RAY_RETRIES = 3
+"""Retries of a chunk whose node or process was lost; errors of the work itself are not retried."""
+CHUNKS_PER_CPU = 2
+"""Chunks in flight per CPU of a cluster: one runs, one waits at the node."""
+CONNECT_TIMEOUT_S = 5.0
 
 
-def at_least_one(jobs: int) -> int:
-    """The number of workers, checked."""
-    if jobs < 1:
-        raise InputError(f"there must be 1 worker or more, not {jobs}")
-    return jobs
+class Workers(Protocol):
+    """Runs tasks. Made by ``threads``, ``processes`` or ``ray``; does one run at a time."""
+
+    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
+        """Yield each task's index and result, in the order of completion.
+
+        The first error of a task is raised here with its original type. Waiting tasks are then not started, and running
+        ones not awaited. The same holds if the caller stops the iteration.
+
+        Args:
+            tasks: Each is done once (on Ray again, where a node is lost).
+            work: Does one task. If it is the same object as in the previous run, processes reuse their copy.
+        """
+        ...
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use, or of the machine if the system does not limit it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _worker_count(jobs: int | None) -> int:
+    count = available_cpus() if jobs is None else jobs
+    if count < 1:
+        raise InputError(f"a search needs 1 worker or more, not {count}")
+    return count
 
 
 def chunks(tasks: int, jobs: int) -> list[range]:
-    """The tasks' places, cut into pieces: large enough to be cheap to send, small enough to share evenly.
+    """Return the task indices in chunks: large enough to be cheap to send, small enough to balance the load.
 
-    Of few tasks, which may be long, each goes alone; a worker has at least 16 pieces to do, so that the
-    last one to end makes the others wait for a small part of the whole.
+    Few tasks, which may be long, get a chunk each. A worker gets at least CHUNKS_PER_WORKER chunks, so that the last
+    one to finish delays the run by a small part of its time.
     """
-    size = max(1, min(_LARGEST, tasks // (jobs * _A_WORKER)))
+    size = max(1, min(MAX_CHUNK, tasks // (jobs * CHUNKS_PER_WORKER)))
     return [range(start, min(start + size, tasks)) for start in range(0, tasks, size)]
+
+
+@contextmanager
+def threads(jobs: int | None = None) -> Iterator[Workers]:
+    """Yield workers in this process, for compiled code, which releases the interpreter lock.
+
+    Args:
+        jobs: Number of threads; None: one per CPU.
+
+    Raises:
+        InputError: ``jobs`` is less than 1.
+    """
+    yield _Threads(_worker_count(jobs))
+
+
+@dataclass(frozen=True)
+class _Threads:
+    """Daemon threads, so that Ctrl-C does not wait for compiled code; each run starts new ones."""
+
+    jobs: int
+
+    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:  # noqa: C901
+        waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
+
+        def work_off() -> None:
+            while (at := waiting.get()) is not None:
+                try:
+                    done.put((at, work(tasks[at]), None))
+                except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                    done.put((at, None, error))
+
+        count = min(self.jobs, len(tasks))
+        for item in [*range(len(tasks)), *[None] * count]:
+            waiting.put(item)
+        try:
+            for _ in range(count):
+                threading.Thread(target=work_off, daemon=True).start()
+            remaining = len(tasks)
+            while remaining:
+                try:  # with a timeout, because a Ctrl-C that another thread receives does not wake this one
+                    at, result, error = done.get(timeout=WAKE_S)
+                except queue.Empty:
+                    continue
+                if error is not None:
+                    raise error
+                remaining -= 1
+                yield at, result  # type: ignore[misc]
+        finally:
+            with suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
+            for _ in range(count):
+                waiting.put(None)
 
 
 @dataclass(frozen=True)
 class Answer(Generic[R]):
-    """What became of a chunk: the results up to the first error, and that."""
+    """The results of a chunk up to the first error, and that error."""
 
     results: list[R]
     error: SentError | None = None
 
 
 def answer(work: Callable[[T], R], tasks: Iterable[T]) -> Answer[R]:
-    """The work done, here."""
+    """Do tasks in this process."""
     results: list[R] = []
     try:
         for task in tasks:
-            results.append(work(task))  # noqa: PERF401 - what was done before an error is kept
-    except Exception as error:  # noqa: BLE001 - raised again where it can be seen
+            results.append(work(task))  # noqa: PERF401 - results before an error are returned
+    except Exception as error:  # noqa: BLE001 - raised in the caller's process
         return Answer(results, SentError.of(error))
     return Answer(results)
 
@@ -71,8 +152,8 @@ def answer(work: Callable[[T], R], tasks: Iterable[T]) -> Answer[R]:
 class SentError:
     """An error on its way to another process.
 
-    Pickle makes an error by calling its class with ``args``, which fails where a class takes other
-    arguments than its message (UnknownNameError); here it is put together from its parts.
+    Pickle rebuilds an error by calling its class with ``args``, which fails where a class takes other arguments than
+    its message (UnknownNameError). Here it is rebuilt from its parts.
     """
 
     kind: type[Exception]
@@ -82,44 +163,53 @@ class SentError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What can be sent of an error; of one that cannot be pickled, its words."""
+        """Return an error in a form that can be pickled; of one that cannot, a RuntimeError with its message."""
         trace = "".join(traceback.format_exception(error))
         sent = cls(type(error), error.args, error.__dict__, trace)
         try:
-            pickle.loads(pickle.dumps(sent)).as_raised()  # noqa: S301 - our own
-        except Exception:  # noqa: BLE001 - anything may go wrong in the pickling of strangers
+            pickle.loads(pickle.dumps(sent)).as_raised()  # noqa: S301 - of this process
+        except Exception:  # noqa: BLE001 - pickling of unknown classes may raise anything
             return cls(RuntimeError, (f"{type(error).__name__}: {error}",), {}, trace)
         return sent
 
     def as_raised(self) -> Exception:
-        """The error again, with where it came from as its cause."""
+        """Return the error, with the worker's traceback as its cause."""
         error = self.kind.__new__(self.kind, *self.arguments)
         error.__dict__.update(self.state)
-        error.__cause__ = _Elsewhere(self.trace)
+        error.__cause__ = _WorkerTraceback(self.trace)
         return error
 
 
-class _Elsewhere(Exception):  # noqa: N818 - not raised: shows another process' traceback
+class _WorkerTraceback(Exception):  # noqa: N818 - not raised: shows another process's traceback
     def __str__(self) -> str:
         return f"in a worker:\n{self.args[0]}"
 
 
 Pipe = connection.Connection
 
-_spawn = multiprocessing.get_context("spawn")
-
 
 @contextmanager
-def worker_pool(jobs: int) -> Iterator[_Crew]:
-    """Up to so many processes, which end with the context."""
-    workers = _Crew(jobs)
+def processes(jobs: int | None = None) -> Iterator[Workers]:
+    """Yield workers in processes on this machine, for work that is mostly Python.
+
+    ``work``, tasks and results must be picklable. Each process imports what ``work`` needs, and the program's main
+    module, so that a script must start its work under ``if __name__ == "__main__":``. Compile an engine before
+    (``engine.warm_up()``); otherwise each process compiles it.
+
+    Args:
+        jobs: Number of processes; None: one per CPU.
+
+    Raises:
+        InputError: ``jobs`` is less than 1.
+    """
+    pool = _ProcessPool(_worker_count(jobs))
     try:
-        yield workers
+        yield pool
     finally:
-        workers.dismiss(list(workers.members))
+        pool.kill(list(pool.members))
 
 
-class _Crew:
+class _ProcessPool:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.members: dict[Pipe, SpawnProcess] = {}
@@ -128,203 +218,178 @@ class _Crew:
     def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
         waiting = deque(chunks(len(tasks), self.jobs))
         busy: dict[Pipe, range] = {}
+
+        def send(pipe: Pipe) -> None:
+            which = waiting.popleft()
+            busy[pipe] = which
+            data = pickle.dumps([tasks[at] for at in which])
+            with suppress(BrokenPipeError, ConnectionResetError):  # the process died: raised when its pipe is read
+                pipe.send_bytes(data)
+
+        if work is not self._work:
+            self.kill(list(self.members))
+            self._work = work
+        count = min(self.jobs, len(waiting))
+        if len(self.members) < count:
+            data = pickle.dumps(work)
+            self.members.update(_started_process(data) for _ in range(count - len(self.members)))
         try:
-            for pipe in self._called(work, min(self.jobs, len(waiting))):
-                busy[pipe] = self._hand(pipe, tasks, waiting.popleft())
+            for pipe in list(self.members)[:count]:
+                send(pipe)
             while busy:
                 ready: list[Any] = connection.wait(list(busy), timeout=WAKE_S)
                 for pipe in ready:
-                    which, told = busy.pop(pipe), self._received(pipe)
-                    if waiting and told.error is None:
-                        busy[pipe] = self._hand(pipe, tasks, waiting.popleft())
-                    yield from zip(which, told.results, strict=False)
-                    if told.error is not None:
-                        raise told.error.as_raised()
+                    which, received = busy.pop(pipe), self._received(pipe)
+                    if waiting and received.error is None:
+                        send(pipe)
+                    yield from zip(which, received.results, strict=False)
+                    if received.error is not None:
+                        raise received.error.as_raised()
         finally:
-            self.dismiss(list(busy))  # nobody wants their answers any more
+            self.kill(list(busy))  # the caller stopped, and their results are obsolete
 
-    def dismiss(self, pipes: Sequence[Pipe]) -> None:
-        """Ends these processes, whatever they do."""
-        leaving = [(pipe, self.members.pop(pipe)) for pipe in pipes if pipe in self.members]
-        for pipe, process in leaving:
+    def kill(self, pipes: Sequence[Pipe]) -> None:
+        """Kill the processes of these pipes."""
+        members = [(pipe, self.members.pop(pipe)) for pipe in pipes if pipe in self.members]
+        for pipe, process in members:
             pipe.close()
             process.kill()
-        for _, process in leaving:
+        for _, process in members:
             process.join()
-
-    def _called(self, work: Callable[[T], R], count: int) -> list[Pipe]:
-        """So many members that know the work; the others, if there are, stay idle."""
-        if work is not self._work:
-            self.dismiss(list(self.members))
-            self._work = work
-        if len(self.members) < count:
-            load = pickle.dumps(work)
-            for _ in range(count - len(self.members)):
-                self.members.update([_started(load)])
-        return list(self.members)[:count]
-
-    def _hand(self, pipe: Pipe, tasks: Sequence[T], which: range) -> range:
-        """Sends tasks to an idle member."""
-        load = pickle.dumps([tasks[at] for at in which])
-        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: told when it is heard
-            pipe.send_bytes(load)
-        return which
 
     def _received(self, pipe: Pipe) -> Answer[Any]:
         try:
-            told: Answer[Any] = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own child's
+            received: Answer[Any] = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of a child process
         except (EOFError, ConnectionResetError) as error:
             process = self.members[pipe]
             process.join()
             code = process.exitcode
-            self.dismiss([pipe])
-            raise LengthwiseError(_exit_message(code)) from error
-        return told
+            self.kill([pipe])
+            name = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+            message = f"a worker process died ({name}); its output names the cause"
+            if code == -9:  # the kernel's response to a lack of memory
+                message = "a worker process was killed (signal 9), probably for lack of memory: try fewer jobs"
+            raise LengthwiseError(message) from error
+        return received
 
 
-def _exit_message(code: int | None) -> str:
-    if code == -9:  # Windows has no name for it
-        return "a worker process was killed (signal 9), as the system does when memory is short: try fewer jobs"
-    name = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return f"a worker process died ({name}); what it printed says why"
-
-
-def _started(load: bytes) -> tuple[Pipe, SpawnProcess]:
-    ours, theirs = _spawn.Pipe()
-    with _uninterrupted():
-        process = _spawn.Process(target=_serve, args=(theirs, load), daemon=True)
+def _started_process(work: bytes) -> tuple[Pipe, SpawnProcess]:
+    """Start a process with Ctrl-C blocked, so that it never receives it, not even before it can ignore it."""
+    context = multiprocessing.get_context("spawn")
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end, work), daemon=True)
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    else:
         process.start()
-    theirs.close()
-    return ours, process
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """What is started inside never hears Ctrl-C, not even before it can say so itself."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # it would open the mask again when started inside
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    child_end.close()
+    return parent_end, process
 
 
 def _serve(pipe: Pipe, load: bytes) -> None:
-    """A process' life: chunks in, answers out, until nobody is there."""
+    """Do chunks in a worker process until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     work: Callable[[Any], Any] | None = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            asked = pipe.recv_bytes()
+            tasks = pipe.recv_bytes()
             try:
-                work = pickle.loads(load) if work is None else work  # noqa: S301 - our own parent's
-                told = pickle.dumps(answer(work, pickle.loads(asked)))  # noqa: S301
-            except Exception as error:  # noqa: BLE001 - what cannot be pickled, either way
-                told = pickle.dumps(Answer[Any]([], SentError.of(error)))
-            pipe.send_bytes(told)
+                work = pickle.loads(load) if work is None else work  # noqa: S301 - of the parent process
+                result = pickle.dumps(answer(work, pickle.loads(tasks)))  # noqa: S301
+            except Exception as error:  # noqa: BLE001 - work or results that cannot be pickled
+                result = pickle.dumps(Answer[Any]([], SentError.of(error)))
+            pipe.send_bytes(result)
 
 
 def _die_with_parent() -> None:
-    """Ends this process with the one that started it, killed or not, in the midst of a task."""
+    """End this process with its parent, even if the parent is killed during a task."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-_RETRIES = 3  # of a chunk whose node or process was lost; an error of the work itself is not tried again
-_IN_FLIGHT = 2  # chunks a CPU: one under way, one that waits beside it
-_REACH_S = 5.0
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
-
 @contextmanager
-def cluster(address: str, jobs: int) -> Iterator[_Cluster]:
-    """The workers of a cluster, which is left (a local one: ended) with the context.
+def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]:
+    """Yield workers on a Ray cluster, one per CPU of the cluster; needs the extra ``ray``.
+
+    Every node must have the same lengthwise, NumPy, Numba and SciPy as this process, which is checked before the first
+    task. If this process is already connected to Ray, that connection is used and left open.
+
+    Args:
+        address: "local" starts a cluster on this machine that ends with the context; otherwise an address of
+            ``ray.init``: "auto", "host:port", "ray://host:port".
+        jobs: CPUs of the local cluster; None: those of this process.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        InputError: No cluster answers, or a node has another lengthwise or none.
+        InputError: No cluster responds at the address, ``jobs`` is less than 1, or a node has another lengthwise or
+            none.
     """
-    ray = _imported()
-    joined = not ray.is_initialized()
-    if joined:
-        _join(ray, address, jobs)
-    try:
-        _check_nodes(ray)
-        yield _Cluster(ray, max(1, int(ray.cluster_resources().get("CPU", 1))))
-    finally:
-        if joined:
-            ray.shutdown()
-
-
-def _imported() -> Any:
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
+    cpus = _worker_count(jobs)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
         raise MissingExtraError("searching on Ray", "ray") from error
-    return ray
-
-
-def _join(ray: Any, address: str, jobs: int) -> None:
-    own = {"num_cpus": jobs, "include_dashboard": False} if address == "local" else {}
+    is_joined = ray.is_initialized()
+    if not is_joined:
+        local: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == "local" else {}
+        try:
+            # Where nothing listens, Ray itself retries for a minute, then ends the complete process.
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            if host and port.isdigit():
+                socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"no Ray cluster responds at {address!r} ({error}): start one with `ray start --head`, or use 'local'"
+            ) from error
     try:
-        _reach(address)
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r} ({error}): start one with `ray start --head`, or use 'local'"
-        ) from error
+        _check_nodes(ray)
+        yield _Cluster(ray, max(1, int(ray.cluster_resources().get("CPU", 1))))
+    finally:
+        if not is_joined:
+            ray.shutdown()
 
 
-def _here() -> tuple[str, str]:
-    """What a node has: the version of lengthwise, and of all that decides a result."""
+def _node_versions() -> tuple[str, str]:
+    """Return this node's version of lengthwise, and of everything that decides a result."""
     return version("lengthwise"), code_version()
 
 
-def _reach(address: str) -> None:
-    """Raises OSError where nobody listens: Ray itself tries for a minute, then ends the whole process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_REACH_S).close()
-
-
 def _check_nodes(ray: Any) -> None:
-    """Raises InputError unless every node would come to the same results as this process."""
+    """Raise InputError unless every node would compute the same results as this process."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ask = ray.remote(num_cpus=0)(_here)
-    asked = {
-        node["NodeManagerAddress"]: ask.options(
+    remote, own = ray.remote(num_cpus=0)(_node_versions), version("lengthwise")
+    versions = {
+        node["NodeManagerAddress"]: remote.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote()
         for node in ray.nodes()
         if node["Alive"]
     }
-    for name, told in asked.items():
-        _check_node(ray, name, told)
-
-
-def _check_node(ray: Any, name: str, report: Any) -> None:
-    ours = version("lengthwise")
-    try:
-        theirs, code = ray.get(report)
-    except ray.exceptions.RayError as error:
-        raise InputError(
-            f"node {name} of the Ray cluster has no lengthwise that can search: "
-            f"install {ours} there ({_short_message(error)})"
-        ) from error
-    if code != code_version():
-        raise InputError(
-            f"node {name} of the Ray cluster has another lengthwise ({theirs}) than this process ({ours}), "
-            "or other versions of NumPy, Numba or SciPy: install the same on every node"
-        )
+    for name, reference in versions.items():
+        try:
+            other, code = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            raise InputError(
+                f"node {name} of the Ray cluster has no lengthwise that can search: "
+                f"install {own} there ({_first_line(error)})"
+            ) from error
+        if code != code_version():
+            raise InputError(
+                f"node {name} of the Ray cluster has another lengthwise ({other}) than this process ({own}), "
+                "or other versions of NumPy, Numba or SciPy: install the same on every node"
+            )
 
 
 @dataclass(frozen=True)
@@ -333,184 +398,51 @@ class _Cluster:
     cpus: int
 
     def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        done = self.ray.remote(max_retries=_RETRIES)(_done)
-        # Pickled as Ray does it (functions of a script by value), but loaded by us, for a clear error.
-        load = [
-            self.ray.put(self.ray.cloudpickle.dumps(work))
-        ]  # in a list, Ray hands on where it is instead of what it is
+        remote = self.ray.remote(max_retries=RAY_RETRIES)(_node_answer)
+        # Pickled as Ray does it (functions of a script by value), but loaded by _node_answer, for a clear error. In a
+        # list, Ray passes the reference instead of the object.
+        load = [self.ray.put(self.ray.cloudpickle.dumps(work))]
         waiting = deque(chunks(len(tasks), self.cpus))
-        flying: dict[Any, range] = {}
+        running: dict[Any, range] = {}
         try:
-            while waiting or flying:
-                while waiting and len(flying) < _IN_FLIGHT * self.cpus:
+            while waiting or running:
+                while waiting and len(running) < CHUNKS_PER_CPU * self.cpus:
                     which = waiting.popleft()
-                    flying[done.remote(load, [tasks[at] for at in which])] = which
-                landed, _ = self.ray.wait(list(flying), timeout=WAKE_S)
-                for told in landed:
-                    yield from self._report(told, flying.pop(told))
+                    running[remote.remote(load, [tasks[at] for at in which])] = which
+                ready, _ = self.ray.wait(list(running), timeout=WAKE_S)
+                for reference in ready:
+                    which = running.pop(reference)
+                    try:
+                        received: Answer[R] = self.ray.get(reference)
+                    except self.ray.exceptions.RayError as error:
+                        raise LengthwiseError(
+                            f"the Ray cluster could not do a task in {RAY_RETRIES + 1} attempts: {_first_line(error)}"
+                        ) from error
+                    yield from zip(which, received.results, strict=False)
+                    if received.error is not None:
+                        raise received.error.as_raised()
         finally:
-            for told in flying:
-                self.ray.cancel(told, force=True)
-
-    def _report(self, report: Any, which: range) -> Iterator[tuple[int, Any]]:
-        try:
-            came: Answer[Any] = self.ray.get(report)
-        except self.ray.exceptions.RayError as error:
-            raise LengthwiseError(
-                f"the Ray cluster could not do a task, tried {_RETRIES + 1} times: {_short_message(error)}"
-            ) from error
-        yield from zip(which, came.results, strict=False)
-        if came.error is not None:
-            raise came.error.as_raised()
+            for reference in running:
+                self.ray.cancel(reference, force=True)
 
 
-def _short_message(error: Exception) -> str:
-    """Of Ray's pages of trace the line that says what happened."""
+def _first_line(error: Exception) -> str:
+    """Return the line of Ray's long message that names the cause."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _done(load: list[Any], tasks: list[Any]) -> Answer[Any]:
-    """A chunk's answer, on a node."""
+def _node_answer(load: list[Any], tasks: list[Any]) -> Answer[Any]:
+    """Do a chunk on a node."""
     try:
-        work = _work(load[0])
-    except Exception as error:  # noqa: BLE001 - a module that is not on the node, told as the work's error
+        work = _loaded_work(load[0])
+    except Exception as error:  # noqa: BLE001 - a module that the node lacks, raised as an error of the work
         return Answer([], SentError.of(error))
     return answer(work, tasks)
 
 
 @lru_cache(maxsize=1)
-def _work(load: Any) -> Any:
-    """The work, loaded once a process rather than once a chunk."""
+def _loaded_work(reference: Any) -> Any:
+    """Return the work, loaded once per process rather than once per chunk."""
     import ray
 
-    return pickle.loads(ray.get(load))  # noqa: S301 - our own driver's
-
-
-class Workers(Protocol):
-    """Who does tasks. Made by ``threads``, ``processes`` or ``ray``; does one run at a time."""
-
-    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        """Each task's place and result, as they come.
-
-        The first error is raised here, as what it was there; of the other tasks none that waits is begun,
-        and what is under way is not waited for. The same holds where the caller stops listening.
-
-        Args:
-            tasks: What is done; each is done once (on Ray again, where a node is lost).
-            work: Does one task. Where it is the same object as at the last run, what processes have
-                loaded for it is kept.
-        """
-        ...
-
-
-def available_cpus() -> int:
-    """The CPUs that this process may use, where the system says so; else those of the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def threads(jobs: int | None = None) -> Iterator[Workers]:
-    """Workers in this process: right for compiled code, which lets go of the interpreter.
-
-    Args:
-        jobs: Tasks at a time; None: one a CPU.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
-    """
-    yield _Threads(at_least_one(available_cpus() if jobs is None else jobs))
-
-
-def processes(jobs: int | None = None) -> AbstractContextManager[Workers]:
-    """Workers in processes of their own on this machine: right for work that is mostly Python.
-
-    ``work``, tasks and results must be picklable. Each process imports what ``work`` needs anew, the
-    program's main module too, so that a script must begin its own doings under
-    ``if __name__ == "__main__":``. An engine that is still to be compiled is better compiled before
-    (``engine.warm_up()``): each process would compile it.
-
-    Args:
-        jobs: Processes; None: one a CPU.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
-    """
-    return worker_pool(at_least_one(available_cpus() if jobs is None else jobs))
-
-
-def ray(address: str = "local", *, jobs: int | None = None) -> AbstractContextManager[Workers]:
-    """Workers on a Ray cluster, as many as it has CPUs; needs the extra ``ray``.
-
-    Every node must have the same lengthwise, with the same NumPy, Numba and SciPy, as this process: that
-    is asked of all nodes before the first task. A Ray that this process has joined already is used as it is.
-
-    Args:
-        address: "local" starts a cluster on this machine that ends with the context; else what
-            ``ray.init`` takes: "auto", "host:port", "ray://host:port".
-        jobs: CPUs of the local cluster; None: those of this process.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: No cluster answers at the address, ``jobs`` is less than 1, or a node has another
-            lengthwise or none.
-    """
-    return cluster(address, at_least_one(available_cpus() if jobs is None else jobs))
-
-
-@dataclass(frozen=True)
-class _Threads:
-    """Daemons, so that Ctrl-C need not wait for compiled code; new ones for every run."""
-
-    jobs: int
-
-    def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
-        threads = min(self.jobs, len(tasks))
-        for item in [*range(len(tasks)), *[None] * threads]:
-            waiting.put(item)
-        try:
-            for _ in range(threads):
-                threading.Thread(target=_do, args=(tasks, work, waiting, done), daemon=True).start()
-            for _ in tasks:
-                at, result, error = _next(done)
-                if error is not None:
-                    raise error
-                yield at, result  # type: ignore[misc]
-        finally:
-            _drain(waiting, threads)
-
-
-def _do(
-    tasks: Sequence[T],
-    work: Callable[[T], R],
-    waiting: queue.SimpleQueue[int | None],
-    done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]],
-) -> None:
-    """A thread's life."""
-    while (at := waiting.get()) is not None:
-        try:
-            done.put((at, work(tasks[at]), None))
-        except BaseException as error:  # noqa: BLE001 - raised again where it can be seen
-            done.put((at, None, error))
-
-
-def _next(done: queue.SimpleQueue[T]) -> T:
-    """The next item; wakes now and then, for a Ctrl-C that reached another thread does not wake this one."""
-    while True:
-        try:
-            return done.get(timeout=WAKE_S)
-        except queue.Empty:
-            continue
-
-
-def _drain(waiting: queue.SimpleQueue[int | None], threads: int) -> None:
-    """Leaves the threads nothing but their end."""
-    try:
-        while True:
-            waiting.get_nowait()
-    except queue.Empty:
-        for _ in range(threads):
-            waiting.put(None)
+    return pickle.loads(ray.get(reference))  # noqa: S301 - of the driver

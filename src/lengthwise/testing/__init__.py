@@ -1,6 +1,6 @@
-"""Kits for authors of plug-ins: what a part of one's own must keep to work with all the rest.
+"""Conformance kits for plug-in authors, and emulated servers for tests.
 
-Nothing of lengthwise itself imports this room.
+Only ``gateway.demo`` uses this package, in processes of its own.
 """
 
 import lazy_loader

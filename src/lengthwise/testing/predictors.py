@@ -1,4 +1,4 @@
-"""The conformance kit of predictors: ``check_predictor(MyPredictor)`` in a test of one's own."""
+"""Conformance kit for predictors: call ``check_predictor(MyPredictor)`` in a test."""
 
 from __future__ import annotations
 
@@ -15,210 +15,200 @@ from lengthwise.predict.wrappers import pinball
 
 _PREFIXES = ("Yes or no:", "In one sentence,", "List", "Explain step by step", "Write a long story about")
 _THINGS = ("the moon", "a queue", "tea", "old maps", "rivers", "a lost key", "winter", "two ships")
-_MIDDLE = (8.0, 30.0, 90.0, 240.0, 700.0)
+_MEDIANS = (8.0, 30.0, 90.0, 240.0, 700.0)
 _MODELS = {"terse": 0.6, "chatty": 1.6}
 
 
 def toy_samples(n: int = 400, seed: int = 0) -> Samples:
-    """Questions whose opening, prompt length and model tell much about the length of the answer.
+    """Return questions whose first words, prompt length and model predict the output length.
 
-    Outputs are log-normal about a middle of the opening, times a factor of the model; a few are cut.
+    Outputs are log-normal around a median of the first words, times a factor of the model; a few are censored.
     """
     rng = np.random.default_rng(seed)
     kind, thing = rng.integers(len(_PREFIXES), size=n), rng.integers(len(_THINGS), size=n)
     model = [list(_MODELS)[at] for at in rng.integers(len(_MODELS), size=n)]
     text = [f"{_PREFIXES[k]} {_THINGS[t]}, please ({row})" for row, (k, t) in enumerate(zip(kind, thing, strict=True))]
-    middle = np.array(_MIDDLE)[kind] * np.array([_MODELS[name] for name in model])
-    output = np.maximum(1, np.rint(middle * np.exp(0.4 * rng.normal(size=n)))).astype(np.int64)
-    cut = output > 1000
-    told = ["word " * int(tokens) for tokens in np.minimum(output, 1000)]
+    median = np.array(_MEDIANS)[kind] * np.array([_MODELS[name] for name in model])
+    tokens = np.maximum(1, np.rint(median * np.exp(0.4 * rng.normal(size=n)))).astype(np.int64)
+    output = ["word " * int(count) for count in np.minimum(tokens, 1000)]
     prompts = Prompts(n, text, 5 + 4 * kind + rng.integers(3, size=n), model)
-    return Samples(prompts, np.minimum(output, 1000), cut, told, {"data": "toy"})
+    return Samples(prompts, np.minimum(tokens, 1000), tokens > 1000, output, {"data": "toy"})
 
 
 Make = Callable[[], Any]
 Check = Callable[[Make, Samples], None]
 
 _AGES = (0, 1, 50, 1000, 100_000)
-_ODD = ("", " ", "\n\n", "\u6f22\u5b57", "\U0001f600\U0001f680", "e\u0301\u200f\u202e", "\x00\x07", "a" * 200_000)
+_UNUSUAL = ("", " ", "\n\n", "\u6f22\u5b57", "\U0001f600\U0001f680", "e\u0301\u200f\u202e", "\x00\x07", "a" * 200_000)
 
 
 def check_predictor(
     make_predictor: Make, samples: Samples | None = None, *, requires_training: bool = True, skip: Sequence[str] = ()
 ) -> list[str]:
-    """The names of the checks that a predictor passed: all that there are.
-
-    Works in any test runner, or without one.
+    """Run the checks of ``PREDICTOR_CHECKS``, in any test runner or without one; return the names of those passed.
 
     Args:
-        make_predictor: Called without arguments, gives a new predictor that has not learnt.
-        samples: What it learns from in the checks; None: a toy of 400 questions in which the wording, the
-            prompt's length and the model tell the length.
-        requires_training: Whether it must do better than a constant on the toy.
-        skip: Names of checks to leave out (see ``PREDICTOR_CHECKS``).
+        make_predictor: Returns a new untrained predictor.
+        samples: Training samples of the checks; None: ``toy_samples()``.
+        requires_training: Whether the predictor must be better than a constant on the toy samples.
+        skip: Names of checks to leave out.
 
     Raises:
-        AssertionError: A check failed; one sentence says what must hold and what came.
+        AssertionError: A check failed; one sentence states the requirement and the actual value.
     """
     _require(
         callable(make_predictor),
-        f"check_predictor takes what makes predictors, as it makes several: pass the class "
+        f"check_predictor takes a function that makes predictors, as it makes several: pass the class "
         f"{type(make_predictor).__name__}, or a function, not an instance",
     )
-    known = toy_samples() if samples is None else samples
-    left_out = {*skip, *(() if requires_training else ("requires_training",))}
-    passed = [name for name in PREDICTOR_CHECKS if name not in left_out]
+    samples = toy_samples() if samples is None else samples
+    skipped = {*skip, *(() if requires_training else ("requires_training",))}
+    passed = [name for name in PREDICTOR_CHECKS if name not in skipped]
     for name in passed:
-        PREDICTOR_CHECKS[name](make_predictor, copy.deepcopy(known))
+        PREDICTOR_CHECKS[name](make_predictor, copy.deepcopy(samples))
     return passed
 
 
 def answers_in_shape(make: Make, samples: Samples) -> None:
-    """``fit`` returns the predictor, ``predict`` a LengthDistribution with a row a request."""
+    """Check that ``fit`` returns the predictor, and ``predict`` a LengthDistribution with one row per request."""
     predictor = make()
     with _no_exception("fit"):
-        got = predictor.fit(samples)
-    _require(got is predictor, f"fit must return the predictor itself; it returned {type(got).__name__}")
-    said = _message(predictor, samples.prompts, 0)
-    _require(len(said) == len(samples), f"predict must give a row a request ({len(samples)}); it gave {len(said)}")
+        result = predictor.fit(samples)
+    _require(result is predictor, f"fit must return the predictor itself; it returned {type(result).__name__}")
+    rows = len(_predict(predictor, samples.prompts, 0))
+    _require(rows == len(samples), f"predict must return one row per request ({len(samples)}); it returned {rows}")
 
 
 def quantiles_in_order(make: Make, samples: Samples) -> None:
-    """Quantiles are finite, at least 1 and do not decrease along the levels."""
-    said = _message(_fit_result(make, samples), samples.prompts, 0)
-    tokens = np.asarray(said.tokens)
+    """Check that quantiles are finite, at least 1 and do not decrease along the levels."""
+    tokens = np.asarray(_predict(_fit(make, samples), samples.prompts, 0).tokens)
     _require(bool(np.isfinite(tokens).all()), "predicted lengths must be finite; some are NaN or infinite")
-    _require(bool((tokens >= 1).all()), f"predicted lengths must be at least 1; the least is {tokens.min()}")
+    _require(bool((tokens >= 1).all()), f"predicted lengths must be at least 1; the minimum is {tokens.min()}")
     _require(bool((np.diff(tokens, axis=1) >= 0).all()), "quantiles must not decrease along the levels; some do")
 
 
 def deterministic(make: Make, samples: Samples) -> None:
-    """Equal samples make equal predictors, and asking twice gives one answer."""
-    one, two = _fit_result(make, samples), _fit_result(make, samples)
-    first = _message(one, samples.prompts, 0).at(LEVELS).tokens
-    again, other = (_message(p, samples.prompts, 0).at(LEVELS).tokens for p in (one, two))
-    _require(np.array_equal(first, again), "the same question must have the same answer; asked twice, they differ")
-    _require(np.array_equal(first, other), "fitted twice on the same samples it must predict the same; it does not")
+    """Check that equal samples make equal predictors, and that repeated predictions are equal."""
+    one, two = _fit(make, samples), _fit(make, samples)
+    first, repeated, other = (_quantiles(predictor, samples.prompts, 0) for predictor in (one, one, two))
+    _require(np.array_equal(first, repeated), "repeated predictions for one prompt must be equal; they differ")
+    _require(np.array_equal(first, other), "predictors fitted on the same samples must predict the same; they differ")
 
 
-def rows_alone(make: Make, samples: Samples) -> None:
-    """What is said of a request does not depend on the others of its batch: their order, or how often they come."""
-    predictor = _fit_result(make, samples)
-    few = samples.prompts.take(np.arange(min(16, len(samples))))
-    for ages in (np.zeros(len(few), np.int64), np.arange(len(few)) * 37):
-        whole = _message(predictor, few, ages).at(LEVELS).tokens
-        turned = np.arange(len(few))[::-1]
-        back = _message(predictor, few.take(turned), ages[turned]).at(LEVELS).tokens[turned]
-        _require(_close(whole, back), "the order of a batch must not matter; turned round, it predicts otherwise")
-        for row in range(0, len(few), 5):
-            only = np.array([row])
-            alone = _message(predictor, few.take(only), ages[only]).at(LEVELS).tokens[0]
+def rows_are_independent(make: Make, samples: Samples) -> None:
+    """Check that a prediction does not depend on the order or the other requests of its batch."""
+    predictor = _fit(make, samples)
+    prompts = samples.prompts.take(np.arange(min(16, len(samples))))
+    rows = np.arange(len(prompts))
+    for ages in (np.zeros(len(prompts), np.int64), rows * 37):
+        batch = _quantiles(predictor, prompts, ages)
+        reverse = _quantiles(predictor, prompts.take(rows[::-1]), ages[::-1])[::-1]
+        _require(_is_close(batch, reverse), "the order of a batch must not matter; reversed, predictions differ")
+        for row in rows[::5]:
+            single = _quantiles(predictor, prompts.take(rows[[row]]), ages[[row]])[0]
             _require(
-                _close(alone, whole[row]),
+                _is_close(single, batch[row]),
                 f"a request alone must be predicted as in a batch; the median of request {row} is "
-                f"{alone[12]:g} alone and {whole[row][12]:g} in a batch of {len(few)}",
+                f"{single[12]:g} alone and {batch[row][12]:g} in a batch of {len(prompts)}",
             )
-        often = np.repeat(np.arange(len(few)), 1 + np.arange(len(few)) % 3)
+        repeats = np.repeat(rows, 1 + rows % 3)
         _require(
-            _close(_message(predictor, few.take(often), ages[often]).at(LEVELS).tokens, whole[often]),
-            "how often a request is in a batch must not matter; with some of them repeated, it predicts otherwise",
+            _is_close(_quantiles(predictor, prompts.take(repeats), ages[repeats]), batch[repeats]),
+            "how often a request is in a batch must not matter; with some of them repeated, predictions differ",
         )
 
 
 def inputs_untouched(make: Make, samples: Samples) -> None:
-    """Neither ``fit`` nor ``predict`` changes what it was given."""
+    """Check that neither ``fit`` nor ``predict`` changes its arguments."""
     given = copy.deepcopy(samples)
     ages = np.full(len(samples), 3)
     predictor = make()
     with _no_exception("fit"):
         predictor.fit(given)
-    _require(_same(given, samples), "fit must not change its samples; it did")
-    _message(predictor, given.prompts, ages)
-    _require(_same(given, samples), "predict must not change the prompts; it did")
+    _require(_is_equal(given, samples), "fit must not change its samples; it did")
+    _predict(predictor, given.prompts, ages)
+    _require(_is_equal(given, samples), "predict must not change the prompts; it did")
     _require(bool((ages == 3).all()), "predict must not change tokens_so_far; it did")
 
 
-def above_what_came(make: Make, samples: Samples) -> None:
-    """A whole length is above the tokens that have come, whatever their number."""
-    predictor = _fit_result(make, samples)
-    few = samples.prompts.take(np.arange(min(8, len(samples))))
+def above_tokens_so_far(make: Make, samples: Samples) -> None:
+    """Check that a total length is above the tokens so far, however many they are."""
+    predictor = _fit(make, samples)
+    prompts = samples.prompts.take(np.arange(min(8, len(samples))))
     for age in _AGES:
-        least = float(_message(predictor, few, age).tokens.min())
+        minimum = float(_predict(predictor, prompts, age).tokens.min())
         _require(
-            least > age, f"a length must be above the tokens so far; after {age} tokens it predicts {least:g} in all"
+            minimum > age,
+            f"a length must be above the tokens so far; after {age} tokens a total of {minimum:g} is predicted",
         )
-    mixed = np.array(_AGES)[np.arange(len(few)) % len(_AGES)]
-    said = _message(predictor, few, mixed).tokens[:, 0]
-    _require(bool((said > mixed).all()), "each request has its own tokens so far; in a mixed batch one is ignored")
+    mixed = np.array(_AGES)[np.arange(len(prompts)) % len(_AGES)]
+    tokens = _predict(predictor, prompts, mixed).tokens[:, 0]
+    _require(bool((tokens > mixed).all()), "each request has its own tokens so far; in a mixed batch one is ignored")
 
 
-def odd_prompts(make: Make, samples: Samples) -> None:
-    """Empty prompts, strange letters, unknown models, missing columns and empty batches have answers."""
-    predictor = _fit_result(make, samples)
-    n = len(_ODD)
-    for what, prompts in {
-        "empty and strange texts": Prompts(n, _ODD, np.full(n, 9), ["terse"] * n),
-        "an unknown model": Prompts(n, _ODD, np.full(n, 9), ["", "nobody/has-this"] * (n // 2)),
+def unusual_prompts(make: Make, samples: Samples) -> None:
+    """Check empty prompts, unusual characters, unknown models, missing columns and empty batches."""
+    predictor = _fit(make, samples)
+    n = len(_UNUSUAL)
+    for subject, prompts in {
+        "empty and unusual texts": Prompts(n, _UNUSUAL, np.full(n, 9), ["terse"] * n),
+        "an unknown model": Prompts(n, _UNUSUAL, np.full(n, 9), ["", "example/unknown"] * (n // 2)),
         "an enormous prompt": Prompts(1, ["x"], np.array([10**9]), ["terse"]),
         "no columns at all": Prompts(3),
         "an empty batch": Prompts(0),
     }.items():
-        said = _message(predictor, prompts, 0, f" on {what}")
-        good = len(said) == len(prompts) and bool(np.isfinite(said.tokens).all())
-        _require(good, f"{what} must be answered with finite lengths, a row a request; they are not")
+        prediction = _predict(predictor, prompts, 0, f" on {subject}")
+        is_valid = len(prediction) == len(prompts) and bool(np.isfinite(prediction.tokens).all())
+        _require(is_valid, f"predictions for {subject} must be finite, one row per request; they are not")
 
 
-def one_length(make: Make, samples: Samples) -> None:
-    """Where every output has the same length, that is what is predicted."""
+def constant_length(make: Make, samples: Samples) -> None:
+    """Check that a constant output length is learned."""
     same = Samples(samples.prompts, np.full(len(samples), 64), np.zeros(len(samples), bool), samples.output)
-    said = float(np.median(_message(_fit_result(make, same, " on one constant length"), same.prompts, 0).mean))
-    _require(48 <= said <= 96, f"outputs that are all of 64 tokens must be predicted as about 64; it says {said:g}")
+    mean = float(np.median(_predict(_fit(make, same, " on one constant length"), same.prompts, 0).mean))
+    _require(48 <= mean <= 96, f"outputs that all have 64 tokens must be predicted as about 64; got {mean:g}")
 
 
-def cut_outputs(make: Make, samples: Samples) -> None:
-    """Where outputs were cut, lengths are not said to be what came."""
-    at = max(2, int(np.median(samples.output_tokens)))
-    y = np.minimum(samples.output_tokens, at)
-    cut = Samples(samples.prompts, y, samples.censored | (samples.output_tokens > at), samples.output)
-    said = float(_message(_fit_result(make, cut, " on outputs of which half were cut"), cut.prompts, 0).mean.mean())
+def censored_outputs(make: Make, samples: Samples) -> None:
+    """Check that lengths are predicted above the observed ones where outputs are censored."""
+    limit = max(2, int(np.median(samples.output_tokens)))
+    y = np.minimum(samples.output_tokens, limit)
+    cut = Samples(samples.prompts, y, samples.censored | (samples.output_tokens > limit), samples.output)
+    mean = float(_predict(_fit(make, cut, " on half-censored outputs"), cut.prompts, 0).mean.mean())
     _require(
-        said > 1.05 * y.mean() or not cut.censored.any(),
-        f"cut outputs are longer than what came: where half were cut and {y.mean():.3g} tokens came on average, "
-        f"more must be predicted; it predicts {said:.3g}",
+        mean > 1.05 * y.mean() or not cut.censored.any(),
+        f"censored outputs are longer than observed: where half are censored and {y.mean():.3g} tokens are observed on "
+        f"average, more must be predicted; got {mean:.3g}",
     )
 
 
-def state_comes_back(make: Make, samples: Samples) -> None:
-    """One with ``state`` and ``from_state`` predicts the same after a round trip through JSON and arrays."""
-    predictor = _fit_result(make, samples)
+def state_round_trip(make: Make, samples: Samples) -> None:
+    """Check that a predictor with ``state`` and ``from_state`` predicts the same after a round trip through JSON."""
+    predictor = _fit(make, samples)
     if not hasattr(predictor, "state") or not hasattr(predictor, "from_state"):
         return
-    meta, arrays = predictor.state()
+    metadata, arrays = predictor.state()
     try:
-        told = json.loads(json.dumps(meta))
+        metadata = json.loads(json.dumps(metadata))
     except (TypeError, ValueError) as error:
-        raise AssertionError(f"state must give a dict that JSON can hold; it does not: {error}") from error
-    held = [name for name, array in arrays.items() if np.asarray(array).dtype.kind not in "biuf"]
-    _require(not held, f"arrays of a state must be plain numbers; {', '.join(held)} are not")
+        raise AssertionError(f"state must return a JSON-serializable dict; it does not: {error}") from error
+    invalid = [name for name, array in arrays.items() if np.asarray(array).dtype.kind not in "biuf"]
+    _require(not invalid, f"arrays of a state must be plain numbers; {', '.join(invalid)} are not")
     with _no_exception("from_state"):
-        loaded = type(predictor).from_state(told, {name: np.array(array) for name, array in arrays.items()})
+        loaded = type(predictor).from_state(metadata, {name: np.array(array) for name, array in arrays.items()})
     for age in (0, 60):
-        same = np.array_equal(
-            _message(predictor, samples.prompts, age).tokens, _message(loaded, samples.prompts, age).tokens
-        )
-        _require(same, "a predictor made from its state must predict the same; it does not")
+        one, other = (_predict(p, samples.prompts, age).tokens for p in (predictor, loaded))
+        _require(np.array_equal(one, other), "a predictor restored from its state must predict the same; it does not")
 
 
 def requires_training(make: Make, samples: Samples) -> None:
-    """On a toy that tells the length in three ways it has less pinball loss than a constant."""
+    """Check that the pinball loss on toy samples, where prompts predict lengths, is below a constant's."""
     del samples
-    known, fresh = toy_samples(800, seed=1), toy_samples(400, seed=2)
-    own, dull = (
-        pinball(_message(_fit_result(which, known), fresh.prompts, 0).at(LEVELS).tokens, fresh)
-        for which in (make, Constant)
-    )
+    train, test = toy_samples(800, seed=1), toy_samples(400, seed=2)
+    loss, constant = (pinball(_quantiles(_fit(m, train), test.prompts, 0), test) for m in (make, Constant))
     _require(
-        own < 0.9 * dull, f"pinball loss on new questions must be well below a constant's {dull:.3g}; it is {own:.3g}"
+        loss < 0.9 * constant,
+        f"pinball loss on new questions must be well below a constant's {constant:.3g}; it is {loss:.3g}",
     )
 
 
@@ -228,52 +218,58 @@ PREDICTOR_CHECKS: dict[str, Check] = {
         answers_in_shape,
         quantiles_in_order,
         deterministic,
-        rows_alone,
+        rows_are_independent,
         inputs_untouched,
-        above_what_came,
-        odd_prompts,
-        one_length,
-        cut_outputs,
-        state_comes_back,
+        above_tokens_so_far,
+        unusual_prompts,
+        constant_length,
+        censored_outputs,
+        state_round_trip,
         requires_training,
     )
 }
-"""Every check by its name; a check takes a maker of predictors and samples, and raises AssertionError."""
+"""Checks by name; each takes a function that makes predictors, and samples, and raises AssertionError."""
 
 
-def _require(is_satisfied: bool, description: str) -> None:
-    if not is_satisfied:
-        raise AssertionError(description)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
-def _fit_result(make: Make, samples: Samples, where: str = "") -> Any:
+def _fit(make: Make, samples: Samples, where: str = "") -> Any:
     predictor = make()
     with _no_exception(f"fit{where}"):
         predictor.fit(samples)
     return predictor
 
 
-def _message(predictor: Any, prompts: Prompts, tokens_so_far: Any, where: str = "") -> LengthDistribution:
+def _predict(predictor: Any, prompts: Prompts, tokens_so_far: Any, where: str = "") -> LengthDistribution:
     with _no_exception(f"predict{where}"):
-        said = predictor.predict(prompts, tokens_so_far)
-    if not isinstance(said, LengthDistribution):
-        raise AssertionError(f"predict must return a LengthDistribution; it returned {type(said).__name__}")  # noqa: TRY004
-    return said
+        prediction = predictor.predict(prompts, tokens_so_far)
+    _require(
+        isinstance(prediction, LengthDistribution),
+        f"predict must return a LengthDistribution; it returned {type(prediction).__name__}",
+    )
+    return prediction  # type: ignore[no-any-return]
+
+
+def _quantiles(predictor: Any, prompts: Prompts, tokens_so_far: Any) -> Any:
+    return _predict(predictor, prompts, tokens_so_far).at(LEVELS).tokens
 
 
 @contextmanager
-def _no_exception(what: str) -> Iterator[None]:
+def _no_exception(call: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise AssertionError(f"{what} must not raise; it raised {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{call} must not raise; it raised {type(error).__name__}: {error}") from error
 
 
-def _close(one: Any, other: Any) -> bool:
+def _is_close(one: Any, other: Any) -> bool:
     return bool(np.allclose(one, other, rtol=1e-5, atol=1e-3))
 
 
-def _same(one: Samples, other: Samples) -> bool:
+def _is_equal(one: Samples, other: Samples) -> bool:
     columns = ("text", "prompt_tokens", "model", "output_so_far")
     pairs = [(getattr(one.prompts, c), getattr(other.prompts, c)) for c in columns]
     pairs += [(getattr(one, c), getattr(other, c)) for c in ("output_tokens", "censored", "output")]

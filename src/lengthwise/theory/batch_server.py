@@ -1,7 +1,6 @@
-"""The system that Multi-Bin Batching reasons about, simulated: bins fill, batches queue, servers take them.
+"""Simulation of the system of Multi-Bin Batching: bins fill, batches queue, servers run them.
 
-Arrays in, arrays out, and no randomness inside: arrivals, service times and the bins that requests are
-put into (right or wrong) are columns, so that runs can share them.
+Without randomness: arrivals, service times and (true or predicted) bins are columns, so that runs can share them.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory.service import Floats, checked_count, checked_counts
+from lengthwise.theory.service import Floats, check_count, check_counts
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What became of n requests; times of requests that no batch took are infinite.
+    """Times of n requests, infinite for requests in no batch.
 
     Attributes:
-        arrival_s: [n] when they came.
-        formed_s: [n] when their batch was complete (or had waited long enough).
-        start_s: [n] when a server took it.
-        end_s: [n] when its longest member was done.
-        batches: How many batches there were.
+        arrival_s: [n] arrival.
+        formed_s: [n] when the batch was full (or had waited ``max_wait_s``).
+        start_s: [n] start of the batch on a server.
+        end_s: [n] when its longest member finished.
+        batches: Number of batches.
     """
 
     arrival_s: Floats
@@ -39,18 +38,18 @@ class Served:
 
     @property
     def served(self) -> npt.NDArray[np.bool_]:
-        """[n] whether a batch took the request."""
+        """Return [n] whether the request was in a batch."""
         return np.isfinite(self.end_s)
 
     @property
     def latency_s(self) -> float:
-        """Mean time from arrival to the end of the batch, over served requests."""
+        """Return the mean time from arrival to the end of the batch, over served requests."""
         done = self.served
         return float(np.mean(self.end_s[done] - self.arrival_s[done])) if done.any() else math.nan
 
     @property
     def throughput_rps(self) -> float:
-        """Served requests over the time from the first arrival to the last end."""
+        """Return served requests over the time from the first arrival to the last end."""
         done = self.served
         span_s = self.end_s[done].max() - self.arrival_s[0] if done.any() else math.nan
         return float(np.count_nonzero(done) / span_s)
@@ -68,37 +67,55 @@ def serve(
     drain: bool = False,
     engine: Literal["compiled", "reference"] = "compiled",
 ) -> Served:
-    """When every request's batch was formed, started and ended.
+    """Simulate when every request's batch is formed, started and finished.
 
-    A batch is complete at its last member's arrival. Complete batches are served in the order in which
-    they were formed, each by the server that is free first, for as long as its longest member takes.
+    A batch is full at its last member's arrival. Full batches are served in the order in which they were formed, each
+    by the server that is free first, for as long as its longest member takes.
 
     Args:
-        arrival_s: [n] seconds, not decreasing.
+        arrival_s: [n] seconds, non-decreasing.
         service_s: [n] seconds that each request takes alone, at least 0.
-        bins: [n] the bin each is put into, 0 to ``num_bins`` - 1.
-        batch: Requests in a complete batch.
+        bins: [n] the bin of each request, 0 to ``num_bins`` - 1.
+        batch: Requests in a full batch.
         num_bins: Number of bins.
-        servers: How many batches run at a time; None for infinitely many.
-        max_wait_s: A bin whose oldest request has waited so long sends off what it holds; infinite in
-            the paper. At one instant, such batches leave before arrivals join.
-        drain: With an infinite wait: send off what is left in the bins at the last arrival.
-        engine: "reference" for the same in plain Python.
+        servers: Batches that run at a time; None for infinitely many.
+        max_wait_s: A bin is dispatched when its oldest request has waited this long; infinite in the paper. At one
+            instant, such batches leave before arrivals join.
+        drain: With an infinite wait: whether to dispatch partial batches at the last arrival.
+        engine: "reference" runs the same in plain Python.
 
     Raises:
-        InputError: Columns differ in length or hold what they must not.
+        InputError: Columns differ in length or have invalid values.
     """
-    checked_counts(batch, num_bins)
-    columns = _checked(arrival_s, service_s, bins, num_bins)
+    check_counts(batch, num_bins)
+    arrival = np.ascontiguousarray(arrival_s, np.float64)
+    service = np.ascontiguousarray(service_s, np.float64)
+    bin_of = np.ascontiguousarray(bins, np.int64)
+    if not (arrival.ndim == 1 and arrival.shape == service.shape == bin_of.shape):
+        shapes = f"{arrival.shape}, {service.shape}, {bin_of.shape}"
+        raise InputError(f"arrival_s, service_s and bins must be columns of one length; shapes {shapes}")
+    if not np.isfinite(arrival).all() or (np.diff(arrival) < 0).any():
+        raise InputError("arrival_s must be finite and must not decrease; sort the requests first")
+    if not (np.isfinite(service) & (service >= 0)).all():
+        raise InputError("service_s must be finite and at least 0; look for NaN or negative times")
+    if len(bin_of) and not (bin_of.min() >= 0 and bin_of.max() < num_bins):
+        raise InputError(f"bins must lie within 0 to {num_bins - 1}; found {bin_of.min()} to {bin_of.max()}")
     if servers is not None:
-        checked_count("servers", servers)
+        check_count("servers", servers)
     if math.isnan(max_wait_s) or max_wait_s < 0:
         raise InputError(f"max_wait_s must be at least 0 seconds, or infinite; it is {max_wait_s:g}")
-    run = _compiled_run if engine == "compiled" else reference
-    return run(*columns, batch, num_bins, servers or 0, float(max_wait_s), drain)
+    if engine == "reference":
+        return reference(arrival, service, bin_of, batch, num_bins, servers or 0, float(max_wait_s), drain)
+    n = len(arrival)
+    formed_s, start_s, end_s = (np.full(n, math.inf) for _ in range(3))
+    waiting, reserved = np.zeros((num_bins, batch), np.int64), np.zeros(num_bins, np.int64)
+    free_s = np.full(servers or 0, -math.inf)
+    columns = (arrival, service, bin_of, batch, float(max_wait_s), int(drain), waiting, reserved, free_s)
+    batches = _kernel()(*columns, formed_s, start_s, end_s)
+    return Served(arrival, formed_s, start_s, end_s, int(batches))
 
 
-def reference(  # noqa: C901 - the whole meaning, to be read in one go
+def reference(  # noqa: C901 - the specification, in one function
     arrival_s: Floats,
     service_s: Floats,
     bins: npt.NDArray[np.int64],
@@ -108,7 +125,7 @@ def reference(  # noqa: C901 - the whole meaning, to be read in one go
     max_wait_s: float,
     drain: bool,
 ) -> Served:
-    """The meaning of ``serve``, in plain Python; ``servers`` of 0 are infinitely many."""
+    """Run ``serve`` in plain Python: the specification of the kernel; 0 ``servers`` are infinitely many."""
     n = len(arrival_s)
     formed_s, start_s, end_s = (np.full(n, math.inf) for _ in range(3))
     waiting: list[deque[int]] = [deque() for _ in range(num_bins)]
@@ -127,47 +144,28 @@ def reference(  # noqa: C901 - the whole meaning, to be read in one go
         members.clear()
         batches += 1
 
-    def leave_partial(until_s: float) -> None:
+    def dispatch_expired(until_s: float) -> None:
         while True:
-            held = [b for b in range(num_bins) if waiting[b]]
-            due = min(held, key=lambda b: waiting[b][0], default=None)  # the oldest request first
-            if due is None or not (leaves_s := float(arrival_s[waiting[due][0]]) + max_wait_s) <= until_s:
+            occupied = [b for b in range(num_bins) if waiting[b]]
+            oldest = min(occupied, key=lambda b: waiting[b][0], default=None)
+            if oldest is None or not (leaves_s := float(arrival_s[waiting[oldest][0]]) + max_wait_s) <= until_s:
                 return
-            dispatch(waiting[due], leaves_s)
+            dispatch(waiting[oldest], leaves_s)
 
     for i in range(n):
         if math.isfinite(max_wait_s):
-            leave_partial(float(arrival_s[i]))
-        here = waiting[bins[i]]
-        here.append(i)
-        if len(here) == batch:
-            dispatch(here, float(arrival_s[i]))
+            dispatch_expired(float(arrival_s[i]))
+        members = waiting[bins[i]]
+        members.append(i)
+        if len(members) == batch:
+            dispatch(members, float(arrival_s[i]))
     if math.isfinite(max_wait_s):
-        leave_partial(math.inf)
+        dispatch_expired(math.inf)
     elif drain:
         for members in waiting:
             if members:
                 dispatch(members, float(arrival_s[n - 1]))
     return Served(arrival_s, formed_s, start_s, end_s, batches)
-
-
-def _compiled_run(
-    arrival_s: Floats,
-    service_s: Floats,
-    bins: npt.NDArray[np.int64],
-    batch: int,
-    num_bins: int,
-    servers: int,
-    max_wait_s: float,
-    drain: bool,
-) -> Served:
-    n = len(arrival_s)
-    formed_s, start_s, end_s = (np.full(n, math.inf) for _ in range(3))
-    waiting, held = np.zeros((num_bins, batch), np.int64), np.zeros(num_bins, np.int64)
-    free_s = np.full(servers, -math.inf)
-    given = (arrival_s, service_s, bins, batch, max_wait_s, int(drain), waiting, held, free_s)
-    batches = _kernel()(*given, formed_s, start_s, end_s)
-    return Served(arrival_s, formed_s, start_s, end_s, int(batches))
 
 
 @lru_cache(maxsize=1)
@@ -176,24 +174,5 @@ def _kernel() -> Any:
     from lengthwise.theory import batch_kernel
 
     f, i = _jit.f8_1d, _jit.i8_1d
-    grid = _jit.i8_2d
-    signature = _jit.i8(f, f, i, _jit.i8, _jit.f8, _jit.i8, grid, i, f, f, f, f)
+    signature = _jit.i8(f, f, i, _jit.i8, _jit.f8, _jit.i8, _jit.i8_2d, i, f, f, f, f)
     return _jit.compile_now(batch_kernel.serve, signature, cached=True)
-
-
-def _checked(
-    arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, bins: npt.ArrayLike, num_bins: int
-) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    arrival = np.ascontiguousarray(arrival_s, np.float64)
-    service = np.ascontiguousarray(service_s, np.float64)
-    put = np.ascontiguousarray(bins, np.int64)
-    if not (arrival.ndim == 1 and arrival.shape == service.shape == put.shape):
-        shapes = f"{arrival.shape}, {service.shape}, {put.shape}"
-        raise InputError(f"arrival_s, service_s and bins must be columns of one length; shapes {shapes}")
-    if not np.isfinite(arrival).all() or (np.diff(arrival) < 0).any():
-        raise InputError("arrival_s must be finite and must not decrease; sort the requests first")
-    if not (np.isfinite(service) & (service >= 0)).all():
-        raise InputError("service_s must be finite and at least 0; look for NaN or negative times")
-    if len(put) and not (put.min() >= 0 and put.max() < num_bins):
-        raise InputError(f"bins must lie within 0 to {num_bins - 1}; found {put.min()} to {put.max()}")
-    return arrival, service, put

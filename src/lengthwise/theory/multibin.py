@@ -1,8 +1,8 @@
-"""The formulas of Multi-Bin Batching: throughput, capacity, bins for a target, latency, the exponential case.
+"""Multi-Bin Batching: throughput, capacity, number of bins for a target, latency, simulations and studies.
 
-Requests arrive as a Poisson process and wait in the bin of their (predicted) service time. A bin that
-holds ``batch`` requests sends them off together; a batch takes as long as its longest member; batches are
-served in the order in which they filled up. Continuous batching, prefill and memory are not in the model.
+Requests arrive as a Poisson process and wait in the bin of their (predicted) service time. A full bin of ``batch``
+requests becomes a batch; a batch takes as long as its longest member; batches are served in the order in which they
+filled up. The model leaves out continuous batching, prefill and memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.statistics import mean_estimate
 from lengthwise.theory import service
 from lengthwise.theory.batch_server import Served, serve
 from lengthwise.theory.service import (
@@ -25,22 +26,32 @@ from lengthwise.theory.service import (
     ServiceTimes,
     UniformTimes,
     bin_of,
-    checked_count,
-    checked_counts,
-    checked_cuts,
+    check_count,
+    check_counts,
+    check_cuts,
     exponential_steps,
 )
 
+LEVEL = 0.95
+"""Confidence level of the intervals."""
+
+RULES = ("optimal", "equal", "learned")
+"""``optimal`` is proven in the paper for its two distributions; for others it means learned boundaries."""
+
+MAX_BINS = 1024
+"""With more bins one takes too long to fill, and tables grow with the square of their number."""
+
+ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Probabilities of a neighbouring bin: the range of Figure 8."""
+
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
-    """[k, k] the error model of Section 6.2: one bin too low or too high, never farther.
+    """Return [k, k] the error model of Section 6.2: errors of one bin only.
 
-    Args:
-        bins: Their number.
-        below: Probability that bin i > 0 is taken for bin i - 1.
-        above: Probability that bin i < k - 1 is taken for bin i + 1; the same as ``below`` by default.
+    ``below`` is the probability that bin i > 0 is predicted as i - 1, ``above`` (default: the same) that bin i < k - 1
+    is predicted as i + 1.
     """
-    checked_counts(1, bins)
+    check_counts(1, bins)
     above = below if above is None else above
     if not (below >= 0 and above >= 0 and below + above <= 1):
         raise InputError(
@@ -52,37 +63,34 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
 
 
 def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
-    """[k, k] a matrix with this mean accuracy, whose errors fall on neighbours first.
+    """Return [k, k] a confusion matrix with this mean accuracy.
 
-    ``within_one`` is the share of predictions in the true bin or beside it. What lies farther falls
-    evenly on the other bins.
-
-    Raises:
-        InputError: There is no such matrix.
+    ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly over the other
+    bins. Raise InputError if there is no such matrix.
     """
-    checked_counts(1, bins)
+    check_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
         raise InputError(f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}")
     if bins == 1:
         return np.ones((1, 1))
     far = 1 - within_one
     distance = np.abs(np.subtract.outer(np.arange(bins), np.arange(bins)))
-    beyond = (distance > 1).astype(float)
-    spread = far * beyond * bins / max(beyond.sum(), 1)
+    is_far = (distance > 1).astype(float)
+    spread = far * is_far * bins / max(is_far.sum(), 1)
     left = 1 - spread.sum(axis=1)
     near = (within_one - accuracy) * bins / (2 * (bins - 1)) * (distance == 1)
-    own = left - near.sum(axis=1)
-    if (own < -1e-12).any() or (left < -1e-12).any() or (far > 0 and beyond.sum() == 0):
+    correct = left - near.sum(axis=1)
+    if (correct < -1e-12).any() or (left < -1e-12).any() or (far > 0 and is_far.sum() == 0):
         raise InputError(
             f"no matrix of {bins} bins with errors on neighbours has accuracy {accuracy:g} and "
             f"{within_one:g} within one bin; raise the accuracy or lower the other"
         )
-    return np.asarray(spread + near + np.diag(np.maximum(own, 0.0)))
+    return np.asarray(spread + near + np.diag(np.maximum(correct, 0.0)))
 
 
 def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
-    """[k, k] what predictions did: shares by true bin; a bin that never came stays itself."""
-    checked_counts(1, bins)
+    """Return [k, k] shares of predicted bins by true bin; a bin without requests counts as predicted correctly."""
+    check_counts(1, bins)
     true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
     if true.shape != predicted.shape or true.ndim != 1:
         raise InputError(f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}")
@@ -96,24 +104,23 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
 
 
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """[n] the bin that each request is put into.
+    """Return [n] the predicted bin of each request.
 
     Args:
-        true_bin: [n] where it belongs.
+        true_bin: [n] true bins.
         confusion: [k, k] rows of probabilities.
-        levels: [n] draws within 0 to 1: the randomness, given so that runs can share it.
+        levels: [n] uniform draws within 0 to 1, passed in so that runs can share them.
     """
-    matrix = checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
+    matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
     true, drawn = np.asarray(true_bin, np.int64), np.asarray(levels, float)
-    put = np.empty(len(true), np.int64)
-    for row, chances in enumerate(matrix):
+    predicted = np.empty(len(true), np.int64)
+    for row, probabilities in enumerate(matrix):
         (members,) = np.nonzero(true == row)
-        put[members] = np.searchsorted(np.cumsum(chances)[:-1], drawn[members], side="right")
-    return put
+        predicted[members] = np.searchsorted(np.cumsum(probabilities)[:-1], drawn[members], side="right")
+    return predicted
 
 
-def checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
-    """The matrix as an array; raises InputError where it is not one of ``bins`` rows of probabilities."""
+def _checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     matrix = np.asarray(confusion, float)
     if matrix.shape != (bins, bins):
         raise InputError(f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}")
@@ -122,24 +129,27 @@ def checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     return matrix
 
 
+def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.ArrayLike | None) -> Floats:
+    """Return [true bin, predicted bin] shares of all requests."""
+    masses = times.masses(check_cuts(cuts_s))
+    matrix = np.eye(len(masses)) if confusion is None else _checked_confusion(confusion, len(masses))
+    return np.asarray(masses[:, None] * matrix)
+
+
 def expected_batch_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Expected service time of a batch, E[T_k] = sum over bins of P(bin) E[max of a batch in it] (equation 2).
+    """Return the expected service time of a batch, E[T_k] = sum over bins of P(bin) E[max of a batch] (equation 2).
 
-    With ``confusion`` ([true bin, predicted bin], rows of probabilities) a batch's members come from
-    several true bins. The distribution of a member is then the mixture F, and its batch's E[max] the
-    integral of 1 - F^batch: exact, nothing is simulated.
+    With ``confusion`` ([true bin, predicted bin], rows of probabilities) the members of a batch come from several true
+    bins: their distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
     """
-    checked_counts(batch)
-    masses = times.masses(checked_cuts(cuts_s))
-    matrix = np.eye(len(masses)) if confusion is None else checked_confusion(confusion, len(masses))
-    joint = masses[:, None] * matrix
-    arriving = joint.sum(axis=0)
+    check_counts(batch)
+    joint = _joint_shares(times, cuts_s, confusion)
     return float(
         sum(
             share * times.expected_max_s(cuts_s, joint[:, j] / share, batch)
-            for j, share in enumerate(arriving)
+            for j, share in enumerate(joint.sum(axis=0))
             if share > 0
         )
     )
@@ -148,89 +158,84 @@ def expected_batch_s(
 def throughput_rps(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
-    """Requests a second that ``servers`` serve when there is always a batch: B / E[T_k] (Proposition 4.1)."""
-    checked_count("servers", servers)
+    """Return the requests a second of ``servers`` that always have a batch: B / E[T_k] (Proposition 4.1)."""
+    check_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
-    """The limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
-    checked_counts(batch)
-    checked_count("servers", servers)
+    """Return the limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
+    check_counts(batch)
+    check_count("servers", servers)
     return servers * batch / times.mean_s
 
 
 def latency_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, rate_rps: float, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
+    """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
 
-    E = k (B - 1) / (2 lambda) + E[T_k]. It holds for any boundaries: a bin of mass p fills in
-    (B - 1) / (2 lambda p) on average, and a share p of the requests waits for it, so only the number k
-    of bins that requests come to remains. With finite servers it is a lower bound, close at low load.
+    E = k (B - 1) / (2 lambda) + E[T_k], for any boundaries: a bin of mass p fills in (B - 1) / (2 lambda p) on average,
+    and a share p of the requests waits for it, so that only the number k of used bins remains. With finitely many
+    servers it is a lower bound, close at low load.
     """
     if not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
-    masses = times.masses(checked_cuts(cuts_s))
-    matrix = np.eye(len(masses)) if confusion is None else checked_confusion(confusion, len(masses))
-    used = np.count_nonzero(masses @ matrix > 0)
-    filling = used * (batch - 1) / (2 * rate_rps)
-    return float(filling + expected_batch_s(times, cuts_s, batch, confusion))
+    used = np.count_nonzero(_joint_shares(times, cuts_s, confusion).sum(axis=0) > 0)
+    return float(used * (batch - 1) / (2 * rate_rps) + expected_batch_s(times, cuts_s, batch, confusion))
 
 
 def uniform_batch_s(times: UniformTimes, batch: int, bins: int) -> float:
-    """E[T_k] = mean + (high - low) / (2 k) x (B - 1) / (B + 1), with the best boundaries (Theorem 4.2)."""
-    checked_counts(batch, bins)
+    """Return E[T_k] = mean + (high - low) / (2 k) x (B - 1) / (B + 1), with the best boundaries (Theorem 4.2)."""
+    check_counts(batch, bins)
     return times.mean_s + (times.high_s - times.low_s) / (2 * bins) * (batch - 1) / (batch + 1)
 
 
 def uniform_throughput_rps(times: UniformTimes, batch: int, bins: int) -> float:
-    """Thr_k = B / E[T_k] (Theorem 4.2); it grows with the number of bins."""
+    """Return Thr_k = B / E[T_k] (Theorem 4.2); it grows with the number of bins."""
     return batch / uniform_batch_s(times, batch, bins)
 
 
 def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
-    """The fewest bins whose throughput reaches ``target_rps`` (Theorem 4.3; its c_max - epsilon)."""
-    checked_target(times, batch, target_rps)
+    """Return the smallest number of bins with throughput ``target_rps`` (Theorem 4.3; its c_max - epsilon)."""
+    _check_target(times, batch, target_rps)
     if batch == 1:
         return 1
     spread = (times.high_s - times.low_s) * (batch - 1) / (2 * (batch + 1))
-    needed = spread / (batch / target_rps - times.mean_s)
-    return max(1, math.ceil(needed * (1 - 1e-12)))
+    return max(1, math.ceil(spread / (batch / target_rps - times.mean_s) * (1 - 1e-12)))
 
 
 def bins_for(
     times: ServiceTimes, batch: int, target_rps: float, rule: Callable[[int], npt.ArrayLike], *, most: int = 1 << 14
 ) -> int | None:
-    """The fewest bins of a rule whose throughput reaches ``target_rps``; None where not even ``most`` do.
+    """Return the smallest number of bins of a rule with throughput ``target_rps``; None above ``most``.
 
     Args:
         times: Any distribution.
         batch: Requests in a batch.
         target_rps: Below the capacity.
-        rule: The cuts of so many bins, such as ``lambda k: equal_mass(times, k)``. Throughput should
-            grow with the number of bins: it is doubled until it is enough, then halved.
-        most: Where to give up.
+        rule: Cuts by number of bins, such as ``lambda k: equal_mass(times, k)``. Throughput should grow with the number
+            of bins, which is doubled until it is_enough, then bisected.
+        most: Largest number to try.
     """
-    checked_target(times, batch, target_rps)
+    _check_target(times, batch, target_rps)
 
-    def reaches(bins: int) -> bool:
+    def is_enough(bins: int) -> bool:
         return throughput_rps(times, rule(bins), batch) >= target_rps * (1 - 1e-12)
 
     high = 1
-    while not reaches(high):
+    while not is_enough(high):
         high *= 2
         if high > most:
             return None
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
-def checked_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
-    """Raises InputError where no number of bins reaches a target."""
+def _check_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
     capacity = capacity_rps(times, batch)
     if not (math.isfinite(target_rps) and target_rps > 0) or (target_rps >= capacity and batch > 1):
         raise InputError(
@@ -240,42 +245,63 @@ def checked_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
 
 
 def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: int) -> float:
-    """Upper bound of E[T_k]: every bin but the last counts as its upper end (equation 27).
+    """Return the upper bound of E[T_k] in which every bin but the last counts as its upper end (equation 27).
 
     sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate).
     """
-    checked_counts(batch)
-    cuts = checked_cuts(cuts_s)
+    check_counts(batch)
+    cuts = check_cuts(cuts_s)
     masses = times.masses(cuts)
     start = cuts[-1] if len(cuts) else 0.0
-    last = start + _harmonic(batch) / times.rate_per_s
-    return float(masses[:-1] @ cuts + masses[-1] * last)
+    return float(masses[:-1] @ cuts + masses[-1] * (start + _harmonic(batch) / times.rate_per_s))
 
 
 def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) -> float:
-    """That bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1, derived anew).
+    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1).
 
-    The bound is x_1 + e^-x_1 (x_2 + e^-x_2 (.. (x_{k-1} + e^-x_{k-1} H_B))), over the rate. The choice of
-    x_{k-1} makes the innermost bracket x_{k-1} + 1, and so on outwards. Throughput is therefore at
-    least B rate / (1 + x_1), and x_1 goes to 0 as bins grow.
+    The bound is x_1 + e^-x_1 (x_2 + e^-x_2 (.. (x_{k-1} + e^-x_{k-1} H_B))), over the rate. The choice of x_{k-1} makes
+    the innermost bracket x_{k-1} + 1, and so on outwards. Throughput is therefore at least B rate / (1 + x_1), and x_1
+    goes to 0 as the number of bins grows.
     """
     steps = exponential_steps(batch, bins)
     first = steps[0] if len(steps) else _harmonic(batch) - 1
     return float(1 + first) / times.rate_per_s
 
 
-def gain(times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: Floats | None = None) -> float:
-    """Throughput over that of one bin, less 1."""
-    one = expected_batch_s(times, [], batch)
-    return one / expected_batch_s(times, cuts_s, batch, confusion) - 1
-
-
 def _harmonic(n: int) -> float:
     return float(np.sum(1 / np.arange(1, n + 1)))
 
 
-LEVEL = 0.95
-"""Confidence of the intervals."""
+def gain(times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: Floats | None = None) -> float:
+    """Return the throughput relative to that of one bin, less 1."""
+    return expected_batch_s(times, [], batch) / expected_batch_s(times, cuts_s, batch, confusion) - 1
+
+
+def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
+    """Return [k - 1] boundaries by the name of a rule."""
+    if rule not in RULES:
+        raise InputError(f"boundaries must be one of {', '.join(RULES)}; they are {rule!r}")
+    if rule == "equal":
+        return service.equal_mass(times, bins)
+    if rule == "optimal" and isinstance(times, UniformTimes):
+        return service.uniform_optimal(times, bins)
+    if rule == "optimal" and isinstance(times, ExponentialTimes):
+        return service.exponential_recursion(times, batch, bins)
+    return service.learned(times, batch, bins)
+
+
+def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
+    """Return up to k - 1 distinct boundaries in tokens for an engine's bins, from observed lengths.
+
+    They lie half a token above the last length of their bin, so that engines may count a boundary to either side. Ties
+    of the lengths can leave fewer bins than requested.
+    """
+    lengths = np.asarray(tokens, float)
+    if lengths.size and (lengths != np.rint(lengths)).any():
+        raise InputError("tokens must be whole numbers; round predicted lengths first")
+    times = SampledTimes(lengths)
+    cuts = np.unique(np.floor(cuts_of(times, batch, bins, rule)))
+    return [float(cut) + 0.5 for cut in cuts if cut < float(times.quantile(1.0))]
 
 
 def runs(
@@ -290,70 +316,41 @@ def runs(
     confusion: npt.ArrayLike | None = None,
     max_wait_s: float = math.inf,
 ) -> list[Served]:
-    """A run a seed: Poisson arrivals (all at once for an infinite rate), sizes, and bins right or confused.
+    """Simulate one run for each seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins.
 
-    The same seed draws the same requests whatever the bins, rates and confusions are.
+    The same seed draws the same requests for all bins, rates and confusions.
     """
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
         raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
-    cuts = checked_cuts(cuts_s)
-    made = []
+    cuts = check_cuts(cuts_s)
+    served = []
     for seed in seeds:
-        gaps, sizes, guesses = np.random.default_rng(seed).spawn(3)
+        gaps, sizes, predictions = np.random.default_rng(seed).spawn(3)
         service_s = np.asarray(times.quantile(sizes.random(requests)))
         arrival_s = np.cumsum(gaps.standard_exponential(requests)) / rate_rps
         bins = bin_of(service_s, cuts)
         if confusion is not None:
-            bins = confuse(bins, confusion, guesses.random(requests))
-        given = {"batch": batch, "num_bins": len(cuts) + 1, "servers": servers, "max_wait_s": max_wait_s}
-        made.append(serve(arrival_s, service_s, bins, **given))  # type: ignore[arg-type]
-    return made
-
-
-def simulated_throughput(served: Sequence[Served]) -> Estimate:
-    """Requests a second, first arrival to last end, over the runs."""
-    return estimate([run.throughput_rps for run in served])
-
-
-def simulated_latency(served: Sequence[Served]) -> Estimate:
-    """Mean seconds from arrival to end, over the runs."""
-    return estimate([run.latency_s for run in served])
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent runs and the half-width of its t interval; one run has none."""
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return Estimate(float(values[0])) if n else Estimate(math.nan)
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Estimate(float(np.mean(values)), half)
-
-
-RULES = ("optimal", "equal", "learned")
-"""``optimal`` is what the paper proves for its two distributions, and learned boundaries for any other."""
-
-MAX_BINS = 1024
-"""Beyond so many a bin takes longer to fill than anybody would wait, and tables grow with their square."""
-
-ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Probabilities of a neighbouring bin: the range of Figure 8."""
+            bins = confuse(bins, confusion, predictions.random(requests))
+        num_bins = len(cuts) + 1
+        served.append(
+            serve(arrival_s, service_s, bins, batch=batch, num_bins=num_bins, servers=servers, max_wait_s=max_wait_s)
+        )
+    return served
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """What so many bins come to.
+    """Results for one number of bins.
 
     Attributes:
-        bins: How many.
+        bins: Number of bins.
         cuts_s: [k - 1] their boundaries, service times.
         batch_s: Expected service time of a batch.
         throughput_rps: Requests a second of one server that always has a batch.
-        simulated_rps: The same, simulated.
+        simulated_rps: Simulated throughput.
         latency_s: Expected latency at the study's rate with infinitely many servers; NaN without a rate.
-        simulated_latency_s: The same, simulated.
-        accuracy: The share of requests that are put into their own bin.
+        simulated_latency_s: Simulated latency.
+        accuracy: Share of requests in their true bin.
     """
 
     bins: int
@@ -372,16 +369,16 @@ class MultiBinStudy:
 
     Attributes:
         batch: Requests in a batch.
-        rule: How boundaries were chosen.
-        capacity_rps: What infinitely many bins would reach.
-        one_bin_rps: What a single bin reaches.
+        rule: Rule of the boundaries.
+        capacity_rps: Limit of infinitely many bins.
+        one_bin_rps: Throughput of a single bin.
         rows: By number of bins.
-        rate_rps: Arrivals, for latencies; NaN where none were asked for.
-        target_rps: What was to be reached; NaN where nothing was.
-        bins_needed: The fewest bins that reach it; None where none of those tried do.
+        rate_rps: Arrival rate for latencies, or NaN.
+        target_rps: Throughput to reach, or NaN.
+        bins_needed: Smallest number of bins that reaches the target; None if none does.
         saturation: Arrival rates, and for each row's bins the throughput of one server there (Figure 3).
-        robustness: Chances of a neighbouring bin, and for each row's bins the throughput (Figure 8).
-        metadata: What was asked, for people.
+        robustness: Probabilities of a neighbouring bin, and for each row's bins the throughput (Figure 8).
+        metadata: Description of the question, for headings.
     """
 
     batch: int
@@ -397,38 +394,11 @@ class MultiBinStudy:
     metadata: Sequence[str] = field(default_factory=tuple)
 
     def overloads(self, row: Bins) -> bool:
-        """Whether one server with a row's bins cannot keep up with the arrivals, so that its queue grows for ever."""
+        """Return whether the arrivals exceed the throughput of one server with a row's bins."""
         return math.isfinite(self.rate_rps) and self.rate_rps >= row.throughput_rps
 
 
-def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
-    """[k - 1] boundaries by the name of a rule."""
-    if rule not in RULES:
-        raise InputError(f"boundaries must be one of {', '.join(RULES)}; they are {rule!r}")
-    if rule == "equal":
-        return service.equal_mass(times, bins)
-    if rule == "optimal" and isinstance(times, UniformTimes):
-        return service.uniform_optimal(times, bins)
-    if rule == "optimal" and isinstance(times, ExponentialTimes):
-        return service.exponential_recursion(times, batch, bins)
-    return service.learned(times, batch, bins)
-
-
-def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Boundaries in tokens for an engine's bins, from lengths that were seen; at most k - 1, each another.
-
-    They lie half a token above the last length of their bin, so that it does not matter on which side a
-    boundary itself belongs. Ties of the lengths can leave fewer bins than were asked for.
-    """
-    lengths = np.asarray(tokens, float)
-    if lengths.size and (lengths != np.rint(lengths)).any():
-        raise InputError("tokens must be whole numbers; round predicted lengths first")
-    times = SampledTimes(lengths)
-    cuts = np.unique(np.floor(cuts_of(times, batch, bins, rule)))
-    return [float(cut) + 0.5 for cut in cuts if cut < float(times.quantile(1.0))]
-
-
-def multibin_study(
+def multibin_study(  # noqa: C901 - one branch for each optional part of the study
     times: ServiceTimes,
     batch: int,
     bins: Sequence[int],
@@ -443,7 +413,7 @@ def multibin_study(
     curves: bool = True,
     metadata: Sequence[str] = (),
 ) -> MultiBinStudy:
-    """Theory and simulation side by side.
+    """Compute theory and simulation for several numbers of bins.
 
     Args:
         times: Service times, of any distribution.
@@ -451,100 +421,84 @@ def multibin_study(
         bins: Numbers of bins.
         rule: One of ``RULES``.
         rate_rps: Arrivals a second, for latencies.
-        target_share: The share of the capacity to reach, below 1.
-        error: Chance of each neighbouring bin (Section 6.2).
-        accuracy: For some numbers of bins the share of right predictions; errors fall on neighbours.
-        requests: Requests a simulated run; 0 simulates nothing.
-        seeds: Simulated runs.
-        curves: Whether to work out saturation and robustness, too.
-        metadata: Passed on.
+        target_share: Share of the capacity to reach, below 1.
+        error: Probability of each neighbouring bin (Section 6.2).
+        accuracy: Share of correct predictions by number of bins; errors fall on neighbours.
+        requests: Requests of a simulated run; 0 disables simulation.
+        seeds: Number of simulated runs.
+        curves: Whether to compute saturation and robustness.
+        metadata: Copied to the study.
     """
-    given = dict(accuracy or {})
-    _check(batch, bins, given, target_share)
-    if not math.isnan(rate_rps) and not (math.isfinite(rate_rps) and rate_rps > 0):
-        raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
-    cut = {k: cuts_of(times, batch, k, rule) for k in dict.fromkeys(bins)}
-    wrong = {k: of_accuracy(k, given[k]) if k in given else neighbours(k, error) for k in cut}
-    rows = [_row(times, batch, cut[k], wrong[k], rate_rps, requests, seeds) for k in cut]
-    capacity = capacity_rps(times, batch)
-    target = target_share * capacity
-    needed = None
-    if not math.isnan(target_share):
-        needed = bins_for(times, batch, target, lambda k: cuts_of(times, batch, k, rule), most=MAX_BINS)
-    return MultiBinStudy(
-        batch,
-        rule,
-        capacity,
-        throughput_rps(times, [], batch),
-        rows,
-        rate_rps,
-        target,
-        needed,
-        _saturation(times, batch, cut, wrong, capacity, requests) if curves and requests else None,
-        _robustness(times, batch, cut) if curves else None,
-        tuple(metadata),
-    )
-
-
-def _check(batch: int, bins: Sequence[int], accuracy: Mapping[int, float], target_share: float) -> None:
-    service.checked_count("batch", batch)
+    accuracies = dict(accuracy or {})
+    has_target, has_rate = not math.isnan(target_share), not math.isnan(rate_rps)
+    check_count("batch", batch)
     for count in bins:
-        service.checked_count("bins", count)
+        check_count("bins", count)
         if count > MAX_BINS:
-            raise InputError(f"bins must be at most {MAX_BINS:,}; they are {count:,}; ask for fewer")
-    if stray := [k for k in accuracy if k not in bins]:
+            raise InputError(f"bins must be at most {MAX_BINS:,}; they are {count:,}; request fewer")
+    if extra := [k for k in accuracies if k not in bins]:
         raise InputError(
-            f"an accuracy belongs to a number of bins that is asked for ({', '.join(map(str, bins))}); one was "
-            f"given for {stray[0]} bins"
+            f"an accuracy must belong to a requested number of bins ({', '.join(map(str, bins))}); one was "
+            f"given for {extra[0]} bins"
         )
-    if not math.isnan(target_share) and not 0 < target_share < 1:
+    if has_target and not 0 < target_share < 1:
         raise InputError(f"the target must be a share below 1 of the capacity, and above 0; it is {target_share:g}")
+    if has_rate and not (math.isfinite(rate_rps) and rate_rps > 0):
+        raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
+    cuts = {k: cuts_of(times, batch, k, rule) for k in dict.fromkeys(bins)}
+    confusions = {k: of_accuracy(k, accuracies[k]) if k in accuracies else neighbours(k, error) for k in cuts}
+    capacity = capacity_rps(times, batch)
 
+    def simulated_rps(k: int, rate: float, seeds: Iterable[int]) -> Estimate:
+        simulated = runs(times, cuts[k], batch, rate_rps=rate, requests=requests, seeds=seeds, confusion=confusions[k])
+        return mean_estimate([run.throughput_rps for run in simulated], LEVEL)
 
-def _row(
-    times: ServiceTimes, batch: int, cuts_s: Floats, wrong: Floats, rate_rps: float, requests: int, seeds: int
-) -> Bins:
-    timed = not math.isnan(rate_rps)
-    shared = {"requests": requests, "seeds": range(seeds), "confusion": wrong}
-    idle, busy = UNKNOWN, UNKNOWN
-    if requests:
-        busy = simulated_throughput(runs(times, cuts_s, batch, **shared))  # type: ignore[arg-type]
-    if requests and timed:
-        calm = runs(times, cuts_s, batch, rate_rps=rate_rps, servers=None, **shared)  # type: ignore[arg-type]
-        idle = simulated_latency(calm)
-    return Bins(
-        len(cuts_s) + 1,
-        cuts_s,
-        expected_batch_s(times, cuts_s, batch, wrong),
-        throughput_rps(times, cuts_s, batch, wrong),
-        busy,
-        latency_s(times, cuts_s, batch, rate_rps, wrong) if timed else math.nan,
-        idle,
-        float(times.masses(cuts_s) @ np.diag(wrong)),
-    )
-
-
-def _saturation(
-    times: ServiceTimes,
-    batch: int,
-    cut: Mapping[int, Floats],
-    wrong: Mapping[int, Floats],
-    capacity: float,
-    requests: int,
-) -> tuple[Floats, dict[int, list[Estimate]]]:
-    rates = np.linspace(0.1, 1.3, 13) * capacity
-    found = {
-        k: [
-            simulated_throughput(
-                runs(times, cuts_s, batch, rate_rps=rate, requests=requests, seeds=(0, 1), confusion=wrong[k])
+    rows = []
+    for k, confusion in confusions.items():
+        latency, simulated_latency = math.nan, UNKNOWN
+        if has_rate:
+            latency = latency_s(times, cuts[k], batch, rate_rps, confusion)
+        if has_rate and requests:
+            unlimited = runs(
+                times, cuts[k], batch,
+                rate_rps=rate_rps, servers=None, requests=requests, seeds=range(seeds), confusion=confusion,
+            )  # fmt: skip
+            simulated_latency = mean_estimate([run.latency_s for run in unlimited], LEVEL)
+        rows.append(
+            Bins(
+                k,
+                cuts[k],
+                expected_batch_s(times, cuts[k], batch, confusion),
+                throughput_rps(times, cuts[k], batch, confusion),
+                simulated_rps(k, math.inf, range(seeds)) if requests else UNKNOWN,
+                latency,
+                simulated_latency,
+                float(times.masses(cuts[k]) @ np.diag(confusion)),
             )
-            for rate in rates
-        ]
-        for k, cuts_s in cut.items()
-    }
-    return rates, found
-
-
-def _robustness(times: ServiceTimes, batch: int, cut: Mapping[int, Floats]) -> tuple[Floats, dict[int, Floats]]:
-    found = {k: np.array([throughput_rps(times, c, batch, neighbours(k, p)) for p in ERRORS]) for k, c in cut.items()}
-    return np.array(ERRORS), found
+        )
+    needed = saturation = robustness = None
+    if has_target:
+        needed = bins_for(
+            times, batch, target_share * capacity, lambda k: cuts_of(times, batch, k, rule), most=MAX_BINS
+        )
+    if curves and requests:
+        rates = np.linspace(0.1, 1.3, 13) * capacity
+        saturation = rates, {k: [simulated_rps(k, rate, (0, 1)) for rate in rates] for k in cuts}
+    if curves:
+        by_error = {
+            k: np.array([throughput_rps(times, c, batch, neighbours(k, p)) for p in ERRORS]) for k, c in cuts.items()
+        }
+        robustness = np.array(ERRORS), by_error
+    return MultiBinStudy(
+        batch=batch,
+        rule=rule,
+        capacity_rps=capacity,
+        one_bin_rps=throughput_rps(times, [], batch),
+        rows=rows,
+        rate_rps=rate_rps,
+        target_rps=target_share * capacity,
+        bins_needed=needed,
+        saturation=saturation,
+        robustness=robustness,
+        metadata=tuple(metadata),
+    )

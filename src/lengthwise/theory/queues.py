@@ -1,14 +1,12 @@
-"""What an order of service is worth at a load: mean sojourn times of an M/G/1 queue, by what is known of sizes.
+"""Mean sojourn times of an M/G/1 queue under several orders of service, by knowledge of the sizes.
 
-Requests arrive as a Poisson process and take independent times. FCFS knows nothing; SJF and SRPT know every
-size; SPJF and SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order
-by predicted sizes, right or wrong.
+Requests arrive as a Poisson process and have independent sizes. FCFS knows nothing; SJF and SRPT know every size; SPJF
+and SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order by predicted sizes.
 
-A replica that serves ``slots`` requests at a time is not one server. It is told here as one server of
-``slots`` times the speed, whose waits are scaled by Erlang's C over the load (Lee and Longton 1959: exact for
-FCFS of exponential times), plus the request's own service at the speed of its slot. Left out: a step takes
-longer with more sequences in the batch, prefills delay decodes, memory may hold fewer than ``slots``, and
-what is preempted must be computed again.
+A replica that serves ``slots`` requests at a time is modelled as one server of ``slots`` times the speed, whose waits
+are scaled by Erlang's C over the load (Lee and Longton 1959: exact for FCFS of exponential times), plus the request's
+own service at the speed of its slot. The model leaves out that steps slow down with the batch, that prefills delay
+decodes, that memory may fit fewer than ``slots``, and that preempted requests are recomputed.
 """
 
 from __future__ import annotations
@@ -22,13 +20,24 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.theory import service
-from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, checked_count
+from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, check_count
 
-CELLS = 4096
-"""A distribution is told by so many cells at most."""
-PAIRS = 3000
-"""So many pairs of size and prediction at most: the work grows with their square."""
+MAX_CELLS = 4096
+"""Cells that represent a distribution."""
+
+MAX_PAIRS = 3000
+"""Pairs of size and prediction; the work grows with their square."""
+
+SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Errors of a predictor: standard deviations of ln(predicted / true)."""
+
+ORDERS: dict[str, str] = {
+    "fcfs": "FCFS",
+    "sjf": "SJF, known sizes",
+    "srpt": "SRPT, known sizes",
+    "spjf": "SJF, predicted",
+    "sprpt": "SRPT, predicted",
+}
 
 
 @dataclass(frozen=True)
@@ -36,24 +45,20 @@ class Sojourn:
     """Expected values in the steady state.
 
     Attributes:
-        mean_s: Time from arrival to the end.
-        wait_s: The same less the service time: all waiting, interruptions included.
-        slowdown: Time from arrival to the end over the service time, a mean over requests.
+        mean_s: Time from arrival to completion.
+        wait_s: The same without the service time: all waiting, interruptions included.
+        slowdown: Mean over requests of the time from arrival to completion over the service time. Under FCFS it is
+            infinite where sizes come near 0; for a continuous distribution it is then that of the cells.
     """
 
     mean_s: float
     wait_s: float
     slowdown: float
-    """Of FCFS it is infinite where sizes come near 0; of a continuous distribution it is then told by cells."""
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
-    """The share of the time that a slot is busy, rate x mean / slots.
-
-    Raises:
-        InputError: It is 1 or more: the queue would grow without end.
-    """
-    checked_count("slots", slots)
+    """Return the share of time that a slot is busy, rate x mean / slots; raise InputError unless it is below 1."""
+    check_count("slots", slots)
     load = rate_rps * times.mean_s / slots
     if not (math.isfinite(load) and 0 < load < 1):
         raise InputError(
@@ -64,147 +69,159 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
 
 
 def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """First come, first served: wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine)."""
+    """Return the sojourn under first come, first served.
+
+    wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine).
+    """
     load = load_of(times, rate_rps, slots)
     wait = rate_rps * times.second_moment / slots**2 / (2 * (1 - load))
-    sizes, shares = times.cells(CELLS)
+    sizes, shares = times.cells(MAX_CELLS)
     return _sojourn(sizes, shares, np.full(len(sizes), wait), load, slots)
 
 
 def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
-    """One server shared by all that are there: E[S] / (1 - load), whatever the distribution.
+    """Return the sojourn of one server shared by all requests: E[S] / (1 - load) for any distribution.
 
-    What a batch that never fills up comes to, where a step's time grows in proportion to the batch.
+    It models a batch without a limit whose step time grows in proportion to the batch.
     """
     slowdown = 1 / (1 - load_of(times, rate_rps))
     return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
 
 
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Shortest job first, not preempted: wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)).
+    """Return the sojourn under shortest job first, nonpreemptive.
 
-    Phipps 1956; among equals first come, first served.
+    wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)) (Phipps 1956); equal sizes are served first come,
+    first served.
     """
     load = load_of(times, rate_rps, slots)
-    sizes, shares = times.cells(CELLS)
-    below, upto = _loads(sizes / slots, shares, rate_rps)
-    wait = rate_rps * times.second_moment / slots**2 / 2 / ((1 - below) * (1 - upto))
+    sizes, shares = times.cells(MAX_CELLS)
+    below, up_to = _loads(sizes / slots, shares, rate_rps)
+    wait = rate_rps * times.second_moment / slots**2 / 2 / ((1 - below) * (1 - up_to))
     return _sojourn(sizes, shares, wait, load, slots)
 
 
 def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Shortest remaining time first, preemptive: what perfect knowledge gives (Schrage and Miller 1966).
+    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage and Miller 1966).
 
-    With one slot nothing is better in the mean. No schedule of ``slots`` slots has a mean sojourn below
-    that of one slot of ``slots`` times the speed, ``srpt`` of the times divided by ``slots``.
+    With one slot it has the smallest mean. No schedule of ``slots`` slots has a mean sojourn below that of one slot of
+    ``slots`` times the speed, ``srpt`` of the times divided by ``slots``.
     """
     load = load_of(times, rate_rps, slots)
-    sizes, shares = times.cells(CELLS)
+    sizes, shares = times.cells(MAX_CELLS)
     fast = sizes / slots
-    below, upto = _loads(fast, shares, rate_rps)
+    below, up_to = _loads(fast, shares, rate_rps)
     squares = np.cumsum(fast**2 * shares) + fast**2 * (1 - np.cumsum(shares))
-    wait = rate_rps * squares / 2 / ((1 - below) * (1 - upto))
-    gaps = np.diff(fast, prepend=0.0)
-    interrupted = np.cumsum(gaps / (1 - below)) - fast
+    wait = rate_rps * squares / 2 / ((1 - below) * (1 - up_to))
+    interrupted = np.cumsum(np.diff(fast, prepend=0.0) / (1 - below)) - fast
     return _sojourn(sizes, shares, wait + interrupted, load, slots)
 
 
 def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Shortest predicted job first, not preempted, from pairs (true size, predicted size), each as likely.
+    """Return the sojourn under shortest predicted job first, nonpreemptive.
 
-    wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load predicted <= y)): only the order of the
-    predictions matters, not their scale.
+    Pairs (true size, predicted size) are equally likely. wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load
+    predicted <= y)): only the order of the predictions matters, not their scale.
     """
-    sizes, predicted = _pairs(sizes_s, predicted_s)
-    load = _load_of_sizes(sizes, rate_rps, slots)
-    below, upto, _ = _predicted_loads(sizes / slots, predicted, rate_rps)
-    wait = rate_rps * np.mean((sizes / slots) ** 2) / 2 / ((1 - below) * (1 - upto))
+    sizes, predicted = _checked_pairs(sizes_s, predicted_s)
+    load = load_of(SampledTimes(sizes), rate_rps, slots)
+    below, up_to, _ = _predicted_loads(sizes / slots, predicted, rate_rps)
+    wait = rate_rps * np.mean((sizes / slots) ** 2) / 2 / ((1 - below) * (1 - up_to))
     return _sojourn(sizes, np.full(len(sizes), 1 / len(sizes)), wait, load, slots)
 
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Shortest predicted remaining time first, preemptive, from pairs (true size, predicted size).
+    """Return the sojourn under shortest predicted remaining time first, preemptive.
 
-    A request predicted y that was served for a has max(y - a, 0) predicted to come; one that outlives its
-    prediction is not interrupted any more (Mitzenmacher 2019, Theorem for SPRPT). Predictions are in
-    the unit of the sizes. More than ``PAIRS`` pairs are thinned to evenly spaced ones by prediction.
+    Pairs (true size, predicted size) are equally likely. A request with prediction y and attained service a has a
+    predicted remainder of max(y - a, 0); one that outlives its prediction is not interrupted any more (Mitzenmacher
+    2019, Theorem for SPRPT). Predictions have the unit of the sizes. More than ``MAX_PAIRS`` pairs are thinned to
+    evenly spaced ones by prediction.
     """
-    sizes, predicted = _sampled(*_pairs(sizes_s, predicted_s))
-    load = _load_of_sizes(sizes, rate_rps, slots)
-    fast, aim = sizes / slots, predicted / slots
-    below, upto, order = _predicted_loads(fast, aim, rate_rps)
-    wait = rate_rps * _squares_ahead(fast, aim) / 2 / ((1 - below) * (1 - upto))
-    served = _residence(fast, aim, order, rate_rps)
-    return _sojourn(sizes, np.full(len(sizes), 1 / len(sizes)), wait + served - fast, load, slots)
+    sizes, predicted = _checked_pairs(sizes_s, predicted_s)
+    if len(sizes) > MAX_PAIRS:
+        by_prediction = np.lexsort((sizes, predicted))
+        rows = by_prediction[np.linspace(0, len(sizes) - 1, MAX_PAIRS).astype(np.int64)]
+        sizes, predicted = sizes[rows] * (sizes.mean() / sizes[rows].mean()), predicted[rows]
+    load = load_of(SampledTimes(sizes), rate_rps, slots)
+    fast, fast_predicted = sizes / slots, predicted / slots
+    below, up_to, order = _predicted_loads(fast, fast_predicted, rate_rps)
+    squares = np.frombuffer(_squares_ahead(fast.tobytes(), fast_predicted.tobytes()))
+    wait = rate_rps * squares / 2 / ((1 - below) * (1 - up_to))
+    # Time from first to last service: the integral of 1 / (1 - load predicted below the remainder).
+    ends = np.concatenate(([0.0], fast_predicted[order]))
+    load_below = np.concatenate(([0.0], np.cumsum(fast[order])[:-1])) * rate_rps / len(fast)
+    cumulative = np.concatenate(([0.0], np.cumsum(np.diff(ends) / (1 - load_below))))
+    remainder = np.maximum(fast_predicted - fast, 0.0)
+    start, end = (np.interp(at, ends, cumulative) for at in (fast_predicted, remainder))
+    residence = start - end + np.maximum(fast - fast_predicted, 0.0)
+    return _sojourn(sizes, np.full(len(sizes), 1 / len(sizes)), wait + residence - fast, load, slots)
 
 
 def with_error(
-    times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = PAIRS
+    times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """``count`` pairs (true size, predicted size) whose logarithms differ by a normal error.
+    """Return ``count`` true and predicted sizes whose logarithms differ by a normal error.
 
-    The prediction is size x exp(sigma Z): right in the median; sigma 0 is perfect, 0.5 typically off by
-    half, and with a large sigma the order says nothing. Sizes are the cells' means, in their proportions,
-    and the errors are spread evenly over the normal's quantiles, in a random order.
+    The prediction is size x exp(sigma Z), with the true median: sigma 0 is perfect, 0.5 typically wrong by half, and
+    with a large sigma the order has no information. Sizes are the cells' means, in their proportions, and errors are
+    spread evenly over the normal's quantiles, in random order.
     """
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
     from scipy.special import ndtri
 
     sizes, shares = times.cells(count)
-    picked = np.searchsorted(np.cumsum(shares) - 1e-12, (np.arange(count) + 0.5) / count)
-    true = sizes[np.minimum(picked, len(sizes) - 1)]
+    cell = np.searchsorted(np.cumsum(shares) - 1e-12, (np.arange(count) + 0.5) / count)
+    true = sizes[np.minimum(cell, len(sizes) - 1)]
     true = true * (times.mean_s / true.mean())
     noise = rng.permutation(ndtri((np.arange(count) + 0.5) / count))
     return true, true * np.exp(sigma * noise)
 
 
-def share_kept(blind: Sojourn, predicted: Sojourn, oracle: Sojourn) -> float:
-    """The share of the gap in mean sojourn time from ``blind`` to ``oracle`` that predictions close."""
-    gap = blind.mean_s - oracle.mean_s
-    return (blind.mean_s - predicted.mean_s) / gap if gap > 1e-12 * blind.mean_s else math.nan
+def share_retained(fcfs: Sojourn, predicted: Sojourn, oracle: Sojourn) -> float:
+    """Return the share of the gap in mean sojourn time from ``fcfs`` to ``oracle`` that predictions close."""
+    gap = fcfs.mean_s - oracle.mean_s
+    return (fcfs.mean_s - predicted.mean_s) / gap if gap > 1e-12 * fcfs.mean_s else math.nan
 
 
 def erlang_c(load: float, slots: int) -> float:
-    """The chance that an arrival finds all ``slots`` busy, in an M/M/slots queue."""
-    checked_count("slots", slots)
-    blocked = 1.0
+    """Return the probability that an arrival finds all ``slots`` busy, in an M/M/slots queue."""
+    check_count("slots", slots)
+    blocked, demand = 1.0, load * slots
     for busy in range(1, slots + 1):
-        offered = load * slots
-        blocked = offered * blocked / (busy + offered * blocked)
+        blocked = demand * blocked / (busy + demand * blocked)
     return blocked / (1 - load * (1 - blocked))
 
 
 def _sojourn(sizes: Floats, shares: Floats, delay_s: Floats, load: float, slots: int) -> Sojourn:
-    """Delays of the fast single server as those of slots, and the slot's own service time."""
+    """Convert delays of the fast single server to those of slots, and add the slot's own service time."""
     delay = delay_s * erlang_c(load, slots) / load
     wait, mean = float(delay @ shares), float(sizes @ shares)
     return Sojourn(mean + wait, wait, float((1 + delay / sizes) @ shares))
 
 
 def _loads(sizes: Floats, shares: Floats, rate_rps: float) -> tuple[Floats, Floats]:
-    """The loads of what is smaller than each of the sorted, distinct sizes, and of what is at most as large."""
-    upto = rate_rps * np.cumsum(sizes * shares)
-    return np.concatenate(([0.0], upto[:-1])), upto
+    """Return the loads of smaller sizes, and of at most as large ones, for each of the sorted, distinct sizes."""
+    up_to = rate_rps * np.cumsum(sizes * shares)
+    return np.concatenate(([0.0], up_to[:-1])), up_to
 
 
 def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """For each pair the load predicted smaller and predicted at most as large; and their order."""
+    """Return for each pair the load predicted smaller and predicted at most as large; and the order of the pairs."""
     order = np.argsort(predicted, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(sizes[order]))) * rate_rps / len(sizes)
     ranked = predicted[order]
-    below = sums[np.searchsorted(ranked, predicted, side="left")]
-    return below, sums[np.searchsorted(ranked, predicted, side="right")], order
-
-
-def _squares_ahead(sizes: Floats, predicted: Floats) -> Floats:
-    """Mean squares of the work found ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2."""
-    return np.frombuffer(_squares_of(sizes.tobytes(), predicted.tobytes()))
+    below, up_to = (sums[np.searchsorted(ranked, predicted, side=side)] for side in ("left", "right"))
+    return below, up_to, order
 
 
 @lru_cache(maxsize=64)
-def _squares_of(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
-    """The slow part, the same at every load."""
+def _squares_ahead(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
+    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2.
+
+    Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
+    """
     sizes, predicted = np.frombuffer(sizes_bytes), np.frombuffer(predicted_bytes)
     ahead = np.empty(len(sizes))
     for start in range(0, len(sizes), 256):
@@ -214,24 +231,7 @@ def _squares_of(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
     return ahead.tobytes()
 
 
-def _residence(sizes: Floats, predicted: Floats, order: npt.NDArray[np.int64], rate_rps: float) -> Floats:
-    """From first to last service: the integral of 1 / (1 - load predicted below what is left)."""
-    ends = np.concatenate(([0.0], predicted[order]))
-    load_below = np.concatenate(([0.0], np.cumsum(sizes[order])[:-1])) * rate_rps / len(sizes)
-    reached = np.concatenate(([0.0], np.cumsum(np.diff(ends) / (1 - load_below))))
-    start, end = (np.interp(at, ends, reached) for at in (predicted, np.maximum(predicted - sizes, 0.0)))
-    return np.asarray(start - end + np.maximum(sizes - predicted, 0.0))
-
-
-def _sampled(sizes: Floats, predicted: Floats) -> tuple[Floats, Floats]:
-    if len(sizes) <= PAIRS:
-        return sizes, predicted
-    order = np.lexsort((sizes, predicted))
-    rows = order[np.linspace(0, len(order) - 1, PAIRS).astype(np.int64)]
-    return sizes[rows] * (sizes.mean() / sizes[rows].mean()), predicted[rows]
-
-
-def _pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, Floats]:
+def _checked_pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, Floats]:
     sizes, predicted = np.asarray(sizes_s, float), np.asarray(predicted_s, float)
     if sizes.ndim != 1 or sizes.shape != predicted.shape or len(sizes) == 0:
         raise InputError(f"sizes and predictions must be columns of one length; {sizes.shape}, {predicted.shape}")
@@ -242,27 +242,19 @@ def _pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[Floats, 
     return sizes, predicted
 
 
-def _load_of_sizes(sizes: Floats, rate_rps: float, slots: int) -> float:
-    return load_of(SampledTimes(sizes), rate_rps, slots)
-
-
-SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Errors of a predictor: standard deviations of ln(predicted / true)."""
-
-
 @dataclass(frozen=True, eq=False)
 class QueueStudy:
-    """Mean sojourn times by load and by what is known.
+    """Mean sojourn times by load and order of service.
 
     Attributes:
         slots: Requests that a replica serves at a time.
         mean_s: Mean service time.
-        loads: [m] shares of the time that a slot is busy.
-        orders: For each order of service its sojourn at each load.
+        loads: [m] shares of time that a slot is busy.
+        orders: Sojourn of each order of service at each load.
         sigmas: [s] errors of the predictor (standard deviation of ln(predicted / true)).
-        retained: For each load [s] the share of the gap from FCFS to SRPT that SPRPT keeps at that error.
-        kept_unpreempted: The same for SPJF.
-        metadata: What was asked, for people.
+        retained: For each load [s] the share of the gap from FCFS to SRPT that SPRPT retains at that error.
+        retained_nonpreemptive: The same for SPJF.
+        metadata: Description of the question, for headings.
     """
 
     slots: int
@@ -271,17 +263,8 @@ class QueueStudy:
     orders: Mapping[str, Sequence[Sojourn]]
     sigmas: Floats
     retained: Mapping[float, Floats]
-    kept_unpreempted: Mapping[float, Floats]
+    retained_nonpreemptive: Mapping[float, Floats]
     metadata: Sequence[str] = field(default_factory=tuple)
-
-
-ORDERS: dict[str, str] = {
-    "fcfs": "FCFS",
-    "sjf": "SJF, known sizes",
-    "srpt": "SRPT, known sizes",
-    "spjf": "SJF, predicted",
-    "sprpt": "SRPT, predicted",
-}
 
 
 def queue_study(
@@ -295,37 +278,44 @@ def queue_study(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> QueueStudy:
-    """What knowing sizes, or guessing them with an error, is worth at each load.
+    """Compare orders of service, with known sizes and with predictions, at each load.
 
     Args:
         times: Service times in a slot.
-        loads: Shares of the time that a slot is busy, each between 0 and 1.
-        sigma: Error of the predictor; see ``queues.with_error``.
-        slots: Requests served at a time; see ``queues`` for what is left out.
-        sigmas: Errors of the curve of what is kept.
+        loads: Shares of time that a slot is busy, each between 0 and 1.
+        sigma: Error of the predictor; see :func:`with_error`.
+        slots: Requests served at a time; see the module for what the model leaves out.
+        sigmas: Errors of the curves of the retained share.
         pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
-        seed: Of the errors' order.
-        metadata: Passed on.
+        seed: Seed of the order of the errors.
+        metadata: Copied to the study.
     """
-    service.checked_count("slots", slots)
-    own = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
-    noisy = {float(s): with_error(times, float(s), np.random.default_rng(seed)) for s in sigmas}
-    kept, unpreempted = dict[float, Floats](), dict[float, Floats]()
+    check_count("slots", slots)
+    sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
+    by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]
     rates = {float(load): load * slots / times.mean_s for load in loads}
-    ways: dict[str, Callable[[float], Sojourn]] = {
+    functions: dict[str, Callable[[float], Sojourn]] = {
         "fcfs": lambda rate: fcfs(times, rate, slots),
         "sjf": lambda rate: sjf(times, rate, slots),
         "srpt": lambda rate: srpt(times, rate, slots),
-        "spjf": lambda rate: spjf(*own, rate, slots),
-        "sprpt": lambda rate: sprpt(*own, rate, slots),
+        "spjf": lambda rate: spjf(*sampled, rate, slots),
+        "sprpt": lambda rate: sprpt(*sampled, rate, slots),
     }
-    orders = {name: [way(rate) for rate in rates.values()] for name, way in ways.items()}
-    for i, (load, rate) in enumerate(rates.items()):
-        blind, best = orders["fcfs"][i], orders["srpt"][i]
-        preempted = [sprpt(*pair, rate, slots) for pair in noisy.values()]
-        kept[load] = np.array([share_kept(blind, one, best) for one in preempted])
-        waiting = [spjf(*pair, rate, slots) for pair in noisy.values()]
-        unpreempted[load] = np.array([share_kept(blind, one, best) for one in waiting])
+    orders = {name: [function(rate) for rate in rates.values()] for name, function in functions.items()}
+    preemptive, nonpreemptive = (
+        {
+            load: np.array([share_retained(baseline, order(*pair, rate, slots), best) for pair in by_sigma])
+            for (load, rate), baseline, best in zip(rates.items(), orders["fcfs"], orders["srpt"], strict=True)
+        }
+        for order in (sprpt, spjf)
+    )
     return QueueStudy(
-        slots, times.mean_s, np.array(list(rates)), orders, np.array(sigmas, float), kept, unpreempted, tuple(metadata)
+        slots,
+        times.mean_s,
+        np.array(list(rates)),
+        orders,
+        np.array(sigmas, float),
+        preemptive,
+        nonpreemptive,
+        tuple(metadata),
     )

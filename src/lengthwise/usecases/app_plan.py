@@ -16,18 +16,14 @@ from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, RequestSpec, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.app import AppPlan, TaskDraw
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, UnknownNameError
 
 SeekFunction = Callable[[Callable[[AppPlan], None]], AppPlan]
 """Finds a plan, and tells before that with which to begin."""
 
 
 class Seeking:
-    """Looks at once; a process that ends does not wait for it.
-
-    Args:
-        poll: Finds the plan; whoever asks for one hears of its errors.
-    """
+    """Looks at once; a process that ends does not wait for it."""
 
     def __init__(self, poll: SeekFunction) -> None:
         self._poll = poll
@@ -66,12 +62,7 @@ class Planning:
 
     Attributes:
         method: "lengthwise", or a name of ``apps.plan.METHODS``.
-        additional: Whether the other methods are told beside it.
-        draws: To plan with.
-        true_draws: To tell the makespan by.
         quantile: Plan against this quantile of the makespan; None: the mean.
-        seed: Of all draws.
-        what_ifs: Whether other GPUs and disks are tried.
     """
 
     method: str = DEFAULT
@@ -88,6 +79,8 @@ class Planning:
                 f"a plan needs at least 1 draw to plan with and 2 to tell its makespan; they are {self.draws} and "
                 f"{self.true_draws}"
             )
+        if self.method != DEFAULT and self.method not in METHODS:
+            raise UnknownNameError("planning method", self.method, (DEFAULT, *METHODS))
 
     @property
     def requested(self) -> RequestSpec:
@@ -100,8 +93,6 @@ class PlannedApp:
     """A plan with all that it was made from.
 
     Attributes:
-        expanded: The application on its rows.
-        draws: That were planned with.
         space: Plans and deployments of its models; None: engines are given.
         plan: What runs when; None: all engines are there at once.
         sought: Waits for the plan that is still looked for while engines of this one start; None: it is this one.
@@ -126,15 +117,7 @@ def planned_app(
     """An application's plan on its rows.
 
     Args:
-        app: The application.
-        rows: What it is run on.
-        space: Plans of its models on the GPUs that there are.
-        how: How to plan.
-        given: A plan that was made before, which is then taken.
         begins: Whether to come back with a plan at first sight, whose engines can start while a better one is sought.
-
-    Raises:
-        InputError: Rows lack what the application names, a model fits no GPUs, or the plan is of other models.
     """
     how = how or Planning()
     whole = drawn_app(app, rows, how)

@@ -35,11 +35,7 @@ class Over:
     """Lays a profile over an application.
 
     Attributes:
-        folder: Of the profile.
-        app: The application.
-        space: Where its models have room, with what is assumed.
         fixed: Models whose command is one for all plans: what one replica takes, all take.
-        notes: What was there and what was not, a sentence each.
     """
 
     folder: Path
@@ -142,9 +138,7 @@ class Profiled:
     """A profile.
 
     Attributes:
-        folder: Where it is.
         profile_store: All that is in it, measured now or before.
-        notes: What could not be measured, and why.
     """
 
     folder: Path
@@ -165,15 +159,7 @@ def profile_app(
     What is in the folder already, of the same commands and the same rows, is not measured again; a profile that was
     killed goes on where it was.
 
-    Args:
-        what: Is measured.
-        folder: Where it is kept; made where it is missing.
-        desired: How much of it.
-        report: Hears what is being done, in words.
-        now_s: A clock that never goes back.
-
     Raises:
-        InputError: A model has no command, or there is none of a name.
         EngineError: An engine did not start, or did not wake; what was measured before is kept.
         OutputError: The folder cannot be written.
     """
@@ -187,13 +173,7 @@ def profiled(
     """An application and the space of its plans with what a profile measured, and what it did and did not hold.
 
     Args:
-        app: The application.
-        space: Of its plans, with what is assumed.
-        folder: Of the profile.
         loaded: How engines are started: what starts alike under every plan takes as long and costs as much.
-
-    Raises:
-        InputError: There is no profile in the folder, or a file of it cannot be read.
     """
     over = Over(Path(folder), app, space, fixed_commands(loaded))
     models = over.models()
@@ -206,11 +186,7 @@ def profiled(
 
 
 def profiling_of(file: AppFile) -> Profiling:
-    """What is measured of an application's file: its models on the GPUs that it names, by its own commands.
-
-    Raises:
-        InputError: It names no GPUs, or its engines are simulated.
-    """
+    """What is measured of an application's file: its models on the GPUs that it names, by its own commands."""
     if file.run.launcher == "simulated":
         raise InputError(
             'engines that are measured must be real; run.launcher is "simulated". Take --set run.launcher=local'
@@ -221,11 +197,7 @@ def profiling_of(file: AppFile) -> Profiling:
 
 
 def with_profile(file: AppFile, folder: Path | str) -> AppFile:
-    """An application's file with the lengths, costs and switch times of a profile; notes say which it held.
-
-    Raises:
-        InputError: There is no profile in the folder, a file of it cannot be read, or the application names no GPUs.
-    """
+    """An application's file with the lengths, costs and switch times of a profile; notes say which it held."""
     space = Space(file.served, _cluster(file), file.times)
     app, over, notes = profiled(file.app, space, folder, file.loaded)
     return replace(file, app=app, served=tuple(over.models), times=over.times, notes=(*_still(file, app), *notes))

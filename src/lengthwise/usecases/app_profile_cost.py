@@ -44,17 +44,10 @@ def calibrated(
     Closed loops: one request at a time, as many as there are seats, and the geometric mean of these, which is held out.
 
     Args:
-        launcher: Starts it as a run will.
-        plan: The replica's.
-        gpus: Where it is.
-        deployment: Of the replica, with the tables to start from.
         lengths: (prompt, output) tokens of each of the sample's requests.
-        seed: Of what is drawn of them, of prompts, and of the search.
-        report: Called with requests that ended and those there are, over all loads.
 
     Raises:
         EngineError: The engine did not start.
-        InputError: What was measured tells too little, or is not to be trusted.
     """
     with _up(launcher, plan, gpus) as (server, max_num_seqs):
         loads = list(_loads(min(max_num_seqs, deployment.limits.max_num_seqs), lengths, deployment.max_model_len, seed))
@@ -129,11 +122,7 @@ def _metadata(deployment: Deployment) -> dict[str, Any]:
 
 
 def require_help(found: Calibration) -> None:
-    """Nothing, if the tables are worth having.
-
-    Raises:
-        InputError: They only made held-out requests worse, or runs and tables disagree and nothing was moved.
-    """
+    """Nothing, if the tables are worth having."""
     if not found.helps:
         raise InputError(f"calibrated tables must not only be worse than those given: {'; '.join(found.warnings)}")
     if not found.changed and found.disagreement:

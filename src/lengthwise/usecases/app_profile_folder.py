@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,12 +14,10 @@ import numpy as np
 from lengthwise.apps.launch.local import safe
 from lengthwise.apps.plan import SwitchTimes, write_switch_times
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
 
 BOOK, SWITCH_TIMES = "profile.json", "switch-times.toml"
 _VERSION = 1
-_LEVEL = 0.95
 Shape = tuple[str, int, int]
 """(GPU, tp, pp) of one replica."""
 
@@ -30,15 +27,7 @@ class Switched:
     """Seconds that one replica took, each time; ``of`` tells the command that started it from others.
 
     Attributes:
-        model: As the application calls it.
-        gpu: Kind of its GPUs.
-        tp: GPUs of a stage.
-        pp: Stages.
-        of: What was started.
-        start_s: From its start until it could be asked.
-        stop_s: Until its process, and all that it started, was gone.
         sleep_s: Until it slept; none where it cannot.
-        wake_s: Until it could be asked again.
     """
 
     model: str
@@ -80,14 +69,7 @@ class Costed:
     """Calibrated cost tables of one replica.
 
     Attributes:
-        model: As the application calls it.
-        gpu: Kind of its GPUs.
-        tp: GPUs of a stage.
-        pp: Stages.
-        of: What was started.
-        requests: That it was measured with.
         before: Mean absolute error of single held-out requests' JCT with the tables before, as a share.
-        after: The same with those that were written.
     """
 
     model: str
@@ -146,11 +128,7 @@ class ProfileStore:
 
 
 def read_book(folder: Path) -> ProfileStore:
-    """What is in a folder; nothing where it is none.
-
-    Raises:
-        InputError: The book cannot be read.
-    """
+    """What is in a folder; nothing where it is none."""
     path = folder / BOOK
     if not path.exists():
         return ProfileStore()
@@ -190,19 +168,6 @@ def lengths_path(folder: Path, model: str) -> Path:
 def cost_path(folder: Path, model: str) -> Path:
     """Where a model's cost tables are."""
     return folder / f"cost-{safe(model)}.npz"
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean with its 95 % interval by Student's t; without an interval of fewer than two."""
-    if not values:
-        return UNKNOWN
-    found = np.asarray(values, float)
-    if len(found) < 2:
-        return Estimate(float(found[0]))
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(len(found) - 1, 0.5 + _LEVEL / 2)) * found.std(ddof=1) / math.sqrt(len(found))
-    return Estimate(float(found.mean()), float(half))
 
 
 def digest(*words: object) -> str:

@@ -43,8 +43,9 @@ from lengthwise.apps.run import (
 )
 from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
+from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
     Costed,
     Lengths,
@@ -53,7 +54,6 @@ from lengthwise.usecases.app_profile_folder import (
     cost_path,
     digest,
     lengths_path,
-    mean_of,
     read_book,
     write_book,
 )
@@ -96,14 +96,6 @@ def run_sample(
     """How the application ended on these rows, and what its models said by their names.
 
     Goes on with what is in the folder: what was answered is not asked again.
-
-    Args:
-        app: What is asked.
-        rows: Of the sample.
-        space: Where the models have room.
-        launcher: Of engines.
-        folder: Of the run.
-        monitor: Shown how far it is.
     """
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
@@ -171,9 +163,6 @@ def read_lengths(path: Path) -> Empirical:
 
     An output that was cut is at least so long: the product-limit estimate (Kaplan and Meier, 1958), what lies behind
     the longest counting as that one. Where all have one limit it is the plain empirical distribution.
-
-    Raises:
-        InputError: The file cannot be read, or holds no output.
     """
     said = read_said(path)
     cut = np.array([one.finish_reason == "length" for one in said], bool)
@@ -181,11 +170,7 @@ def read_lengths(path: Path) -> Empirical:
 
 
 def read_said(path: Path) -> list[Message]:
-    """Outputs as they were written.
-
-    Raises:
-        InputError: The file cannot be read, or holds no output.
-    """
+    """Outputs as they were written."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             said = [_one(row) for row in csv.DictReader(file)]
@@ -203,13 +188,8 @@ def _one(row: Mapping[str, str]) -> Message:
 
 def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:
     """Lengths with the weights of the product-limit estimate; ``cut`` ones are at least so long."""
-    seen = np.unique(tokens)
-    ended = np.array([np.count_nonzero((tokens == one) & ~cut) for one in seen], float)
-    at_risk = np.array([np.count_nonzero(tokens >= one) for one in seen], float)
-    left = np.cumprod(1.0 - ended / at_risk)
-    weights = -np.diff(left, prepend=1.0)
-    weights[-1] += left[-1]
-    return Empirical(seen.astype(float), np.maximum(weights, 0.0))
+    lengths, cdf = kaplan_meier(tokens, cut & (tokens < tokens.max()))
+    return Empirical(lengths, np.diff(cdf, prepend=0.0))
 
 
 SHAPES = ("smallest", "all")
@@ -220,11 +200,6 @@ class Profiling:
     """What is measured, and where.
 
     Attributes:
-        app: The application.
-        rows: All of its inputs.
-        loaded: How engines of its models are started, in their order.
-        space: Where they have room on this machine.
-        timeouts: How long engines may take.
         urls: Of engines that others run, by the models' numbers: they are asked, neither started nor stopped.
     """
 
@@ -241,13 +216,8 @@ class Wanted:
     """How much is measured.
 
     Attributes:
-        models: Names; () all.
         rows: Of the sample, at most; 0: no lengths.
-        times: How often each engine is started.
         shapes: "smallest": on as few GPUs of each kind as will do; "all": every replica that a plan may have.
-        calibrate: Whether cost tables are calibrated.
-        repeat: Whether what is there is measured again.
-        seed: Of the sample, and of what is sent.
     """
 
     models: tuple[str, ...] = ()
@@ -287,13 +257,13 @@ def mean_over_rows(message: Sequence[Message]) -> Estimate:
     A ratio of sums: by the linearised residuals of rows (Cochran, Sampling Techniques, 6.3).
     """
     if not message:
-        return mean_of([])
+        return UNKNOWN
     row = np.unique([one.row for one in message], return_inverse=True)[1]
     tokens = np.bincount(row, [one.output_tokens for one in message])
     counts = np.bincount(row)
     mean = float(tokens.sum() / counts.sum())
     residuals = (tokens - mean * counts) / counts.mean()
-    return Estimate(mean, mean_of(residuals.tolist()).half_width)
+    return Estimate(mean, float(t_half_width(residuals, 0.95)))
 
 
 def where(plan: ModelPlan) -> str:
@@ -319,14 +289,6 @@ def switch_seconds(
     """Seconds of a replica's start, sleep, wake and stop, each as often as it was started.
 
     The first start finds weights and caches cold where they are; all count alike.
-
-    Args:
-        launcher: Starts it as a run will.
-        plan: Whose replica.
-        gpus: Where.
-        times: How often.
-        now_s: A clock that never goes back.
-        report: Called with how often it was started and stopped so far.
 
     Raises:
         EngineError: It did not start, or did not wake.

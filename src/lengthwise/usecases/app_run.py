@@ -53,10 +53,6 @@ class RanApp:
     """A run that is over, for now.
 
     Attributes:
-        completed: How.
-        exported: What was written.
-        metadata: Of its manifest.
-        folder: Where all that is.
         plan: That it began with, or that was found while its engines started; None: engines were given.
     """
 
@@ -74,7 +70,6 @@ class Watching:
     Attributes:
         progress: Shown how far it is; None: nobody.
         every_s: How often, in seconds of the run's clock.
-        stopping: Told how often it was asked to stop.
         started: Told what is kept of a run before, before engines start; of a first run nothing.
     """
 
@@ -99,18 +94,9 @@ def run_app(
     """Runs an application by its plan, or goes on with it, and writes what was answered.
 
     Args:
-        planned: The plan.
-        rows: What it is run on.
-        engines: Who answers.
-        folder: Of the run.
-        settings: How patient it is.
         store: Where the ledger is; None: in the folder.
-        resume: Whether a run that was here is gone on with.
-        forms: Of the outputs.
-        watching: Who is told how far it is.
 
     Raises:
-        InputError: The folder holds a run already, or engines cannot be had.
         OutputError: What was answered cannot be written.
         EngineError: A model's engines do not start, or end again and again; what was answered is written all the same.
     """

@@ -5,39 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.apps.app import App
-from lengthwise.apps.launch import (
-    EngineConfig,
-    EngineTimeouts,
-    Launcher,
-    Lengths,
-    LocalLauncher,
-    SimulatedLauncher,
-    StaticLauncher,
-)
-from lengthwise.apps.launch.local import DEFAULT
-from lengthwise.apps.plan import Space
-from lengthwise.config.app_file import AppFile, load_app
-from lengthwise.config.app_sections import LAUNCHERS, parse_cluster
-from lengthwise.schema.app import AppPlan, TaskDraw
+from lengthwise.config.cluster import parse_cluster
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.usecases.app_plan import PlannedApp, Planning, drawn_app, draws_of, planned_app
-from lengthwise.usecases.app_profile import profiled
-from lengthwise.workload import Marginal
+
+if TYPE_CHECKING:
+    from lengthwise.apps.app import App
+    from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher
+    from lengthwise.apps.plan import Space
+    from lengthwise.config.app_file import AppFile
+    from lengthwise.schema.app import AppPlan, TaskDraw
+    from lengthwise.usecases.app_plan import PlannedApp, Planning
+    from lengthwise.workload import Marginal
 
 
 @dataclass(frozen=True)
 class Stretched:
-    """A distribution of lengths.
-
-    Attributes:
-        lengths: Another one.
-        times: So many times as long.
-    """
+    """A distribution of lengths."""
 
     lengths: Marginal
     times: float
@@ -60,33 +48,39 @@ TRUE_SEED = (0, 2)
 """Of lengths that are not those planned with."""
 
 
+def _default_timeouts() -> EngineTimeouts:
+    from lengthwise.apps.launch.local import DEFAULT
+
+    return DEFAULT
+
+
 @dataclass(frozen=True)
 class Engines:
     """Who answers.
 
     Attributes:
-        launcher: One of LAUNCHERS.
         loaded: How engines of each model are started and asked, in the application's order.
-        urls: Of given engines, by the models' numbers.
-        timeouts: How long engines may take.
-        ray: Address of the Ray cluster; "local" starts one here.
         true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
     """
 
     launcher: str = "local"
     loaded: Sequence[EngineConfig] = ()
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    timeouts: EngineTimeouts = DEFAULT
+    timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
     ray: str = "auto"
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from lengthwise.config.app_sections import LAUNCHERS
+
         if self.launcher not in LAUNCHERS:
             raise UnknownNameError("launcher", self.launcher, LAUNCHERS)
 
 
 def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
     """What makes a plan's engines be there; raises InputError where they cannot be had."""
+    from lengthwise.apps.launch import Lengths, LocalLauncher, SimulatedLauncher, StaticLauncher
+
     names = [one.name for one in planned.expanded.app.models]
     space, logs = planned.space, folder / "logs"
     if engines.launcher == "static":
@@ -115,6 +109,8 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
 
 def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
     """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
+    from lengthwise.usecases.app_plan import draws_of
+
     expanded = planned.expanded
     models = [
         replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
@@ -138,8 +134,6 @@ class AskedApp:
     """What a command is asked to plan or run.
 
     Attributes:
-        file: As it was read.
-        app: With what was measured laid over it.
         space: Of its plans; None: no GPUs are named.
         notes: What a profile held and what it did not, in words; what is assumed without one the plan says itself.
     """
@@ -151,6 +145,8 @@ class AskedApp:
 
     def planned(self, how: Planning, given: AppPlan | None = None, *, begins: bool = False) -> PlannedApp:
         """Its plan, or with ``begins`` one to begin with; raises InputError where no GPUs are named."""
+        from lengthwise.usecases.app_plan import planned_app
+
         if self.space is None:
             raise InputError('a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file')
         made = planned_app(self.app, self.file.rows, self.space, how, given=given, begins=begins)
@@ -164,6 +160,8 @@ class AskedApp:
 
     def drawn(self, how: Planning) -> PlannedApp:
         """Without a plan, for engines that are given."""
+        from lengthwise.usecases.app_plan import drawn_app
+
         return drawn_app(self.app, self.file.rows, how)
 
     def engines(self, launcher: str | None = None, ray: str = "auto") -> Engines:
@@ -174,19 +172,14 @@ class AskedApp:
 
 
 def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None) -> AskedApp:
-    """An application's file, on GPUs, under a profile.
+    """An application's file, on GPUs, under a profile."""
+    # Names of GPUs are checked before what it takes to read the file is imported.
+    cluster = parse_cluster(nodes, Path()) if nodes else None
+    from lengthwise.apps.plan import Space
+    from lengthwise.config.app_file import load_app
 
-    Args:
-        path: Of the file.
-        sets: Assignments that change it.
-        nodes: GPUs in place of the file's own.
-        profile: Folder of what was measured.
-
-    Raises:
-        InputError: Any of them cannot be used.
-    """
     file = load_app(path, sets)
-    cluster = parse_cluster(nodes, Path()) if nodes else file.cluster
+    cluster = cluster or file.cluster
     if cluster is None:
         if profile is not None:
             raise InputError("a profile is of GPUs; name them: --node, or [cluster] nodes in the file")
@@ -194,5 +187,7 @@ def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), p
     space, app = Space(file.served, cluster, file.times), file.app
     notes: tuple[str, ...] = ()
     if profile is not None:
+        from lengthwise.usecases.app_profile import profiled
+
         app, space, notes = profiled(app, space, profile, file.loaded)
     return AskedApp(replace(file, app=app), app, space, tuple(notes))

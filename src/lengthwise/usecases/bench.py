@@ -18,11 +18,7 @@ _UNKNOWN_DEPLOYMENT = '[deployment]\nmodel = "a server that runs already"\ngpu =
 
 
 def requests(scenario: Scenario, seed: int | None = None) -> Workload:
-    """Return the requests that a scenario simulates with this seed (default: its first); nothing is deployed.
-
-    Raises:
-        InputError: A preset, a trace or a predictor cannot be used.
-    """
+    """Return the requests that a scenario simulates with this seed (default: its first); nothing is deployed."""
     return workload_by_seed(scenario)(scenario.run.seed if seed is None else seed)
 
 
@@ -35,10 +31,6 @@ def server_scenario(
         scenario: Its file; None: there is none, and ``workload`` says what to send.
         workload: A trace's path or a preset's name; wins over the scenario's.
         variant: One of the scenario's; None: the settings that all share, if they have one workload.
-        overrides: Assignments as of ``--set``.
-
-    Raises:
-        InputError: Neither says what to send, a value cannot be used, or there is no such variant.
     """
     overrides = [*_workload_overrides(workload), *overrides]
     if scenario is None and variant is not None:
@@ -59,9 +51,6 @@ def deployment_of_server(
     """Return what a scenario says of the deployment behind a server, for records; of variants, what all share.
 
     Nothing is deployed: no cost tables are read and no memory is planned. None without a scenario.
-
-    Raises:
-        InputError: The model or the GPU is unknown.
     """
     if scenario is None:
         return None

@@ -10,11 +10,7 @@ from lengthwise.usecases import variants
 
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
-    """Return the deployment of a scenario without variants, or of the named variant.
-
-    Raises:
-        InputError: There are several variants and none is named, or there is none of that name.
-    """
+    """Return the deployment of a scenario without variants, or of the named variant."""
     if variant is not None:
         return variants.deployment(scenario.only(variant))
     if scenario.variants:

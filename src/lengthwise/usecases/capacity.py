@@ -27,10 +27,6 @@ class VariantCapacity:
     """The capacity of a variant.
 
     Attributes:
-        name: Of the variant.
-        deployment: The deployment that serves.
-        limits: The limits that hold at this capacity.
-        capacity: The largest rate that meets them.
         at: All numbers at the lower end of its interval; None if no rate meets the limits.
         out_of_range: Where a run at that rate passes the range of the measurements behind the cost tables.
         tables_note: A warning that the file of cost tables does not record its origin; "" without reason.
@@ -58,12 +54,7 @@ def capacities(
     """Return the capacity of every variant, under the limits of [search] or the default one.
 
     Args:
-        scenario: The scenario; its own rate does not matter.
         jobs: Seeds simulated at a time; None: one for each CPU.
-        progress: Called with variants done and variants in total.
-
-    Raises:
-        InputError: The scenario cannot be used, or its requests have no rate.
     """
     sides = scenario.effective()
     found = []
@@ -80,6 +71,7 @@ def _capacity(side: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     section = side.search or SearchSection()
     limits = search.with_stability(limits_of(section))
     promises, served, load = search.Promises(limits, slo_of(side)), deployment(side), search_load(side)
+    engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, promises, precision=section.precision, seeds=section.seeds, each=pool.map)
     at = search.point_at_capacity(served, load, promises, found, section.seeds)
     out_of_range: tuple[Beyond, ...] = ()

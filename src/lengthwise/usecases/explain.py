@@ -33,7 +33,6 @@ class Step:
     Attributes:
         name: The shape in a word or two.
         tokens: Tokens it computes.
-        operators: In the order of the step; over all layers and stages.
         floor_s: Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and
             all bytes at the bandwidth, no launches, no communication.
     """

@@ -38,8 +38,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     """
     try:
         question, bench = question_of(scenario)
-        if not engine.ready():
-            engine.warm_up()  # else every thread would compile it
+        engine.warm_up()  # otherwise every thread would compile it
         with search.threads(jobs) as workers:
             return laboratory.lab(question, bench, each=workers.run, progress=progress)
     except InputError as error:
@@ -106,11 +105,7 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
 
 @dataclass
 class ScenarioBench:
-    """The requests and deployments of a scenario.
-
-    Attributes:
-        predictors: By their titles.
-    """
+    """The requests and deployments of a scenario."""
 
     scenario: Scenario
     predictors: dict[str, LabPredictor]

@@ -39,11 +39,7 @@ def train(
     """Train a predictor; samples without prompts are not split.
 
     Args:
-        samples: Requests with their output lengths.
-        kind: One of ``KINDS``.
         test_share: Share of the prompts that is held out.
-        seed: Seed of the split and of the training.
-        conformal: Calibrate its quantiles on held-out lengths.
 
     Raises:
         MissingExtraError: The kind needs a package that is not installed.

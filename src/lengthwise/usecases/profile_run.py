@@ -15,11 +15,7 @@ RESUME = "give --resume to continue it (same options, a larger --budget at most)
 
 
 def points_file(profile: Path, *, resume: bool) -> Path:
-    """Return the file of points next to a profile.
-
-    Raises:
-        InputError: It has the points of an interrupted run, and this one does not resume.
-    """
+    """Return the file of points next to a profile."""
     points = profile.with_name(profile.name + ".points.jsonl")
     if points.exists() and not resume:
         raise InputError(f"{points} has the points of an interrupted run: {RESUME}, or delete it")
@@ -29,17 +25,7 @@ def points_file(profile: Path, *, resume: bool) -> Path:
 def measure(
     model: ModelSpec, points: Path, on_interrupt: Callable[[str], None] = lambda _: None, **settings: Any
 ) -> Measurement:
-    """Measure a model's operators, and store each point in a file as soon as it is measured.
-
-    Args:
-        model: Whose operators.
-        points: File of the points; its points are not measured again.
-        on_interrupt: Called with a note about the file after Ctrl-C.
-        settings: Further arguments of ``measure_operators``.
-
-    Raises:
-        InputError: A setting cannot be used.
-    """
+    """Measure a model's operators, and store each point in a file as soon as it is measured."""
     with keeping(points, on_interrupt):
         return measure_operators(model, resume=points, **settings)
 

@@ -34,7 +34,6 @@ class LengthPrediction:
     Attributes:
         section: The table [predictor].
         predictor: Trained or loaded.
-        model: The deployed model, for workloads that do not name their models.
     """
 
     section: PredictorSection
@@ -42,11 +41,7 @@ class LengthPrediction:
     model: str
 
     def __call__(self, workload: Workload, seed: int) -> Workload:
-        """Return the workload with predictions; the errors of an oracle are drawn with the seed.
-
-        Raises:
-            InputError: The predictor reads prompts, and the workload has neither prompts nor models.
-        """
+        """Return the workload with predictions; the errors of an oracle are drawn with the seed."""
         if not {"prompt", "model"} & set(workload.extra) and _reads_text(self.predictor):
             raise InputError(
                 "this predictor reads prompts and the workload has none, so it would predict the same for every "
@@ -81,11 +76,7 @@ def length_prediction(
 
     Args:
         section: The table [predictor], or a predictor of [lab].
-        scenario: The scenario whose workload and model are predicted.
         lengths: Lengths from which other requests are drawn to learn from; None for a replayed trace.
-
-    Raises:
-        InputError: A file cannot be read, or there is nothing to learn from.
     """
     model = scenario.deployment.model
     match section.kind:
@@ -153,9 +144,6 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
 
     Equal seeds give equal requests for every deployment: variants are compared on common random numbers. The last
     workloads are cached, since variants request the same seed one after the other.
-
-    Raises:
-        InputError: There is no preset of this name, or a trace or predictor cannot be read.
     """
     draws = _Draws(scenario)
     replayed, prediction = draws.source.replayed, draws.prediction
@@ -168,11 +156,7 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
 
 
 def search_load(scenario: Scenario) -> Load:
-    """Return the load of a scenario for a search of rates; the scenario's own rate does not matter.
-
-    Raises:
-        InputError: The requests come in a closed loop, or a trace cannot be read.
-    """
+    """Return the load of a scenario for a search of rates; the scenario's own rate does not matter."""
     section, first_seed = scenario.workload, scenario.run.seed
     if section.concurrency is not None:
         raise InputError(

@@ -66,17 +66,17 @@ def plan_schedule(
 
     Args:
         scenario: Its [schedule] has the bound; without one there is none.
-        exhaustive: Evaluate every schedule.
         progress: Called with the configurations of other systems that were simulated, and 0, because their number is
             not known.
 
     Raises:
-        InputError: The scenario cannot be used; a note says where.
         ScheduleError: No schedule meets the bound, or the model does not fit.
     """
     try:
         requested = question_of(scenario)
-        plan = schedule.answer(
+        if requested.section.systems:
+            engine.warm_up()
+        plan = schedule.build_plan(
             requested.planner,
             requested.section.latency_bound,
             name=scenario.name,
@@ -167,11 +167,7 @@ def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
 
 
 def model_within(scenario: Scenario, task: TaskLengths) -> ModelSpec:
-    """Return the model with its context limited to engine.max_model_len, so that changing lengths stay within it.
-
-    Raises:
-        InputError: The longest prompt and output exceed the model's context or that limit.
-    """
+    """Return the model with its context limited to engine.max_model_len, so that changing lengths stay within it."""
     model, limit = hardware(scenario)[0], scenario.engine.max_model_len
     task.require_within(model)
     if limit is None or limit >= model.max_model_len:
@@ -280,15 +276,7 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
 def reach_notes(
     row: ScheduleRow, task: TaskLengths, level: float, tables: Mapping[int, CostTables], gpus: int
 ) -> list[str]:
-    """Return a sentence for each bound of the tables' reach (the smallest of its degrees) that the schedule passes.
-
-    Args:
-        row: The schedule.
-        task: Its lengths.
-        level: Quantile of the lengths of a single request.
-        tables: By tensor-parallel degree.
-        gpus: GPUs in total.
-    """
+    """Return a sentence for each bound of the tables' reach (the smallest of its degrees) that the schedule passes."""
     grouped = row.tp * row.tp_groups
     degrees = ({row.tp} if grouped else set()) | ({1} if grouped < gpus else set())
     reaches = [tables[tp].reach for tp in degrees if tp in tables]

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from lengthwise import schedule
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
-from lengthwise.gateway.replanning import News
-from lengthwise.report.schedule_text import adapted_said
-from lengthwise.schedule.length_drift import left_alone
+from lengthwise.gateway.replanning import ReplanEvent
+from lengthwise.report.schedule_text import adaptation_sentences
+from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
@@ -36,8 +36,6 @@ class Live:
         prompt_tokens: [n] of each.
         output_tokens: [n] of each.
         at_s: [n] when its length and those of all earlier requests are known.
-        name: Of their source.
-        left_out: Requests that did not finish.
     """
 
     prompt_tokens: Ints
@@ -70,7 +68,7 @@ class Live:
 def adapter_of(
     scenario: Scenario,
     monitor: schedule.Monitor | None = None,
-    terms: schedule.Terms | None = None,
+    terms: schedule.ReplanOptions | None = None,
     *,
     deployed: ScheduleRow | None = None,
     bound_s: float | None = None,
@@ -80,14 +78,10 @@ def adapter_of(
     The caller passes each request to ``Adapter.observe``, in the order of arrival, and runs ``Adapter.deployed``.
 
     Args:
-        scenario: As for ``plan_schedule``.
-        monitor: How lengths are watched.
-        terms: When a change is worth it.
         deployed: The schedule that runs; None: the best.
         bound_s: Latency bound; None: the scenario's.
 
     Raises:
-        InputError: The scenario cannot be used, or the deployed schedule does not fit it; a note says where.
         ScheduleError: No schedule meets the bound, or the model does not fit.
     """
     try:
@@ -95,7 +89,7 @@ def adapter_of(
         planner, bound = requested.planner, requested.section.latency_bound if bound_s is None else bound_s
         row = planner.best(bound).row if deployed is None else deployed
         if deployed is not None:
-            latency_s = left_alone(planner.estimator, deployed, worst_case=planner.worst_case)[1]
+            latency_s = evaluate_deployed(planner.estimator, deployed, worst_case=planner.worst_case)[1]
             if not math.isfinite(latency_s):
                 text = f"{deployed.words} must fit the GPUs and lengths of the scenario; it does not"
                 raise InputError(text)  # noqa: TRY301
@@ -103,17 +97,11 @@ def adapter_of(
         error.add_note(f"in {scenario.source}")
         raise
     requests = None if requested.sample is None else requested.sample.requests
-    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, terms=terms)
+    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, options=terms)
 
 
 def replay(adapter: schedule.Adapter, live: Live, name: str = "") -> Watched:
-    """Return what a schedule that follows lengths would have done over recorded requests.
-
-    Args:
-        adapter: The schedule.
-        live: The requests.
-        name: Of the scenario.
-    """
+    """Return what a schedule that follows lengths would have done over recorded requests."""
     planned, monitor = adapter.deployed, adapter.watcher.monitor
     rows = zip(live.prompt_tokens.tolist(), live.output_tokens.tolist(), live.at_s.tolist(), strict=True)
     found = tuple(change for row in rows if (change := adapter.observe(*row)) is not None)
@@ -144,12 +132,7 @@ def _matching(tokens: Ints) -> float:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result of lengths that changed, in addition to what a gateway is sent.
-
-    Attributes:
-        adaptation: The alarm, and the decision.
-        planned: What runs from then on, with its estimates for the new lengths.
-    """
+    """The result of lengths that changed, in addition to what a gateway is sent."""
 
     adaptation: Adaptation
     planned: PlannedRun
@@ -160,13 +143,12 @@ class Follow:
     """How a schedule follows lengths.
 
     Attributes:
-        monitor: How lengths are watched.
         terms: When a change is worth it. Weights are never reloaded: such a change is only reported.
         max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
-    terms: schedule.Terms = field(default_factory=schedule.Terms)
+    terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
     max_num_seqs: float = math.inf
 
 
@@ -177,7 +159,6 @@ class PhaseFollower:
 
     Args:
         adapter: Of the schedule that runs, without reloading weights.
-        planned: That schedule.
         max_num_seqs: Requests that every engine runs at once; infinite: any.
     """
 
@@ -194,11 +175,10 @@ class PhaseFollower:
         """Return the probability of any alarm while lengths do not change."""
         return self._adapter.watcher.monitor.false_positive_rate
 
-    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> News | None:
+    def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
         """Observe a request, in the order of arrival; return news if lengths changed, or are known better.
 
         Raises:
-            InputError: The new lengths cannot be planned; what runs goes on.
             ScheduleError: Likewise.
         """
         adaptation = self._adapter.observe(prompt_tokens, output_tokens, at_s)
@@ -213,8 +193,8 @@ class PhaseFollower:
         tokens = change.after.quantile_tokens
         share = share_of(task, tokens, self._planned.level)
         self._planned = replace(self._planned, row=row, phases=phases, bound_tokens=tokens, share=share)
-        return News(
-            message=tuple(adapted_said(adaptation)),
+        return ReplanEvent(
+            message=tuple(adaptation_sentences(adaptation)),
             phases=phases,
             schedule=row.words,
             more=Adapted(adaptation, self._planned),
@@ -228,17 +208,8 @@ def limited(phases: Phases, max_num_seqs: float) -> Phases:
 
 
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:
-    """Return what makes a schedule of phases follow live lengths.
-
-    Args:
-        scenario: What it was planned for.
-        planned: The schedule that runs.
-        follow: How it follows.
-
-    Raises:
-        InputError: The scenario cannot be used; a note says where.
-    """
-    terms = replace(follow.terms, may_load=False, max_num_seqs=follow.max_num_seqs)
+    """Return what makes a schedule of phases follow live lengths."""
+    terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
     adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)
 

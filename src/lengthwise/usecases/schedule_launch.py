@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.plugin.vllm_adapter import TESTED
 from lengthwise.report import percent, rounded
 from lengthwise.report.schedule import write_schedule_json
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import SchedulePlan, Spread
@@ -53,8 +53,6 @@ class ScheduleLaunch:
     """The files that were written.
 
     Attributes:
-        files: Their paths.
-        report: The schedule that the engines run.
         message: How it relates to the chosen one, in a sentence or two.
     """
 
@@ -67,8 +65,6 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     """Write the files that run a chosen schedule, or the nearest one that engines support.
 
     Raises:
-        InputError: vLLM does not serve the model, no schedule that engines support meets the bound, or an engine
-            would not fit.
         OutputError: A file cannot be written.
     """
     require_served(scenario)
@@ -138,7 +134,7 @@ def _engines(
     step_tokens = min(MAX_STEP_TOKENS, max(MIN_STEP_TOKENS, step_tokens))
     model, gpu = hardware(scenario)
 
-    def deployed(cut: schedule.Cut, max_num_seqs: int, max_num_batched_tokens: int) -> Deployment:
+    def deployed(cut: schedule.EngineShape, max_num_seqs: int, max_num_batched_tokens: int) -> Deployment:
         longest = min(model.max_model_len, task.max_prompt_tokens + task.max_output_tokens)
         limits = EngineLimits(
             max_num_seqs=max_num_seqs,
@@ -237,11 +233,7 @@ def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread
     """Return the text of README.md.
 
     Args:
-        plan: The choice.
-        report: The schedule that runs.
-        in_flight: Requests in flight at a time.
         spread: Its estimates under perturbed cost tables; None: these do not record their error.
-        message: How it relates to the choice.
     """
     is_split = report.decode is not None
     chosen = "; ".join(plan.metadata.values())
@@ -280,7 +272,7 @@ def _expected(plan: SchedulePlan, report: schedule.Runnable, spread: Spread | No
     row, bounded = report.row, math.isfinite(plan.bound_s)
     rows = [
         ("requests a second", _three(report.throughput_rps)),
-        (f"latency of an output of {tokens_said(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
+        (f"latency of an output of {tokens_text(plan.quantile_tokens)}", f"{_three(row.latency_s)} s"),
         ("the same when batches are heavy", f"{_three(row.latency_high_s)} s"),
         ("latency bound", f"{plan.bound_s:g} s" if bounded else "none"),
         ("requests that are decoded at a time", _three(row.decode_batch)),

@@ -11,7 +11,7 @@ from typing import Any
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.config import Phases
 from lengthwise.schedule import Strategy, TaskLengths
-from lengthwise.schedule.lengths import phase_shares, require_steps
+from lengthwise.schedule.lengths import phase_loads, require_steps
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.usecases.schedule import plan_metadata, plan_schedule, task_of
@@ -32,14 +32,11 @@ class PlannedRun:
     """A schedule to run.
 
     Attributes:
-        row: The schedule, and its estimates on one engine.
         phases: The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no
             phases, only as many requests in flight as planned.
         bound_s: Latency bound; infinite: none.
         bound_tokens: Output tokens that the bound is for.
         share: Of the requests that must be served within the bound (``share_of``).
-        source: Where the schedule is from.
-        level: The quantile of outputs and of batches that it was planned for.
     """
 
     row: ScheduleRow
@@ -59,9 +56,6 @@ def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: floa
         file: Written by ``lengthwise schedule --json`` or ``--deploy``; only a file can be of WAA, which needs its
             own engines.
         threshold: Resizes prefill batches so that work stays within this share of its mean; None: as planned.
-
-    Raises:
-        InputError: No schedule meets the bound, engines cannot keep it, or it does not fit the scenario's lengths.
     """
     if file is None:
         plan = plan_schedule(scenario)
@@ -106,9 +100,6 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
 
     An engine never has more requests than the decode batch that all but one phase in a hundred stay below, and one
     prefill batch, which is admitted while the last requests of the one before still finish.
-
-    Raises:
-        InputError: The schedule has no phases, or its phases are longer than the longest output.
     """
     if is_split(row):
         raise InputError(
@@ -120,7 +111,7 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
     if row.strategy != Strategy.RRA:
         raise InputError(f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}")
     require_steps(task, row.decode_steps)
-    shares = phase_shares(task, row.decode_steps)
+    shares = phase_loads(task, row.decode_steps)
     mean = row.encode_batch * float(shares.seqs[0])
     sd = math.sqrt(row.encode_batch * float(shares.seqs_variance[0]))
     high = math.ceil(max(mean + _Z99 * sd, mean * (1 + (threshold or 0.0)))) + row.encode_batch

@@ -15,18 +15,19 @@ from lengthwise import measure
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, Server
 from lengthwise.config.scenario import Scenario
-from lengthwise.gateway.concurrency_probe import max_num_seqs
+from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, Forecasting, GatewayConfig, Listen, Order, Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed, Make, News
+from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, ReplanningState
 from lengthwise.gateway.scheduling import Phase
-from lengthwise.gateway.serve import beside
+from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
-from lengthwise.report.schedule_text import tokens_said
+from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import batch_half_width
 from lengthwise.usecases.bench import requests
 from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
@@ -45,7 +46,6 @@ ADAPTED_SEQS = 2
 """A schedule that follows lengths may need this multiple of the requests at an engine, if the engine runs them."""
 _WARM_UP = 0.25
 """Share of the time in which batches fill, left out."""
-_MAX_CORRELATION = 0.8
 _COUNTED_PHASES = 30
 """Of an engine: a mean's interval is then a third of a phase's deviation wide on each side."""
 _SPLIT_ROUNDS = 4
@@ -60,7 +60,6 @@ class ObservedNumber:
     """An observed number with its 95 % interval.
 
     Attributes:
-        unit: "" for a count.
         planned: NaN if the plan has none.
     """
 
@@ -77,14 +76,8 @@ class ScheduleOutcome:
     """A schedule as it ran.
 
     Attributes:
-        seen: Observed numbers with those of the plan.
-        phases: Phases that count: with a full queue, after batches had filled.
-        all_phases: Phases in total.
-        completed: Phases by the cause of their end.
-        requests: Requests whose latency counts.
         bound_s: The latency bound; infinite: none.
         satisfied: Whether the latency is within it; None: too few requests.
-        significant: Whether the complete interval is on that side of the bound.
     """
 
     seen: tuple[ObservedNumber, ...]
@@ -105,9 +98,6 @@ def schedule_outcome(
     Args:
         planned: The plan, of one engine. Its latency is compared with the quantile of all latencies at the share of the
             outputs that are no longer: requests with more tokens to come finish no sooner.
-        phases: From the gateway.
-        rows: Finished requests.
-        engines: The number that served.
     """
     row, (from_s, to_s) = planned.row, window(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
@@ -120,7 +110,7 @@ def schedule_outcome(
         ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
         ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),
         ObservedNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        ObservedNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
     )
     causes = dict(Counter(one.cause for one in phases))
     bound_s = planned.bound_s
@@ -143,19 +133,8 @@ def mean(values: Floats) -> Interval:
     center = float(values.mean())
     if len(values) < MIN_PHASES:
         return center, math.nan, math.nan
-    half = _half_width(values - center)
+    half = float(batch_half_width(values[:, None], center, LEVEL)[0])
     return center, center - half, center + half
-
-
-def _half_width(residuals: Floats) -> float:
-    """Return the half-width of a mean's interval from the residuals of consecutive values."""
-    from scipy.special import stdtrit
-
-    n, square = len(residuals), float((residuals**2).sum())
-    if square == 0:
-        return 0.0
-    r = min(max(float((residuals[1:] * residuals[:-1]).sum()) / square, 0.0), _MAX_CORRELATION)
-    return float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * math.sqrt(square / (n - 1) / n * (1 + r) / (1 - r))
 
 
 def _rate(phases: Iterable[Phase]) -> Interval:
@@ -169,13 +148,13 @@ def _rate(phases: Iterable[Phase]) -> Interval:
     for own in by_worker.values():
         new = _column(own, "encode_batch") + _column(own, "overdue")
         duration_s = np.array([one.finished_s - one.started_s for one in own])
-        total_s = float(duration_s.sum())
-        own_rate = float(new.sum() / total_s)
+        own_rate = float(new.sum() / duration_s.sum())
         rate += own_rate
         if len(own) < MIN_PHASES:
             variance = math.nan
         else:
-            variance += (_half_width(new - own_rate * duration_s) * len(own) / total_s) ** 2
+            residuals = (new - own_rate * duration_s)[:, None]
+            variance += float(batch_half_width(residuals, 0.0, LEVEL)[0] / duration_s.mean()) ** 2
     half = math.sqrt(variance)
     return rate, rate - half, rate + half
 
@@ -222,8 +201,6 @@ class ScheduleLoad:
     Attributes:
         concurrency: Requests in the system at a time; None: as many as keep the queue full.
         rate_rps: Requests a second instead, Poisson: the queue may run empty.
-        seed: Of prompts and arrivals.
-        report: Called with the requests that finished and the requests in total.
     """
 
     concurrency: int | None = None
@@ -267,8 +244,6 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     Args:
         planned: The plan, of one pair. Its latency is compared with the quantile of all latencies at the share of the
             outputs that are no longer.
-        rows: Finished requests.
-        routers: Pairs that served.
     """
     row = planned.row
     # If all requests are admitted at once, none waits: the queue is never full.
@@ -280,7 +255,7 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     seen = (
         ObservedNumber("requests in flight", "", math.nan, *mean(in_flight)),
         ObservedNumber("throughput", "requests/s", routers * row.throughput_rps, *mean(rate)),
-        ObservedNumber(f"latency of {tokens_said(planned.bound_tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {tokens_text(planned.bound_tokens)}", "s", row.latency_s, *latency),
     )
     bound_s = planned.bound_s
     return ScheduleOutcome(seen, 0, 0, {}, len(served_s), bound_s, *within_bound(bound_s, latency))
@@ -305,14 +280,8 @@ class ScheduleRun:
     """A run: its outcome, the client's records, and what the gateway recorded.
 
     Attributes:
-        outcome: Of the schedule that ran last, from when it started.
-        planned: That schedule.
-        measured: The client's records.
-        phases: All phases; () for a split schedule.
-        rows: All requests.
         news: What came of lengths that changed, each with the time on the gateway's clock.
         followed: State of following lengths at the end; None: they were not followed.
-        engines: The number that ran the schedule.
     """
 
     outcome: ScheduleOutcome
@@ -320,8 +289,8 @@ class ScheduleRun:
     measured: Measured
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
-    news: tuple[tuple[float, News], ...] = ()
-    followed: Followed | None = None
+    news: tuple[tuple[float, ReplanEvent], ...] = ()
+    followed: ReplanningState | None = None
     engines: int = 1
 
 
@@ -353,15 +322,8 @@ def run_schedule(
             addresses of routers, each in front of a pair of engines.
         planned: The schedule; None: the scenario is planned.
         workload: Requests to play; None: the scenario's, as ``schedule_requests`` returns them.
-        load: How they arrive.
         follow: Makes the schedule follow their lengths; None: it stays.
-        api_key: Of the engines.
         admin_port: Of the admin page and metrics during the run, 0: any; None: none.
-        on_admin: Called with the port once they are up.
-
-    Raises:
-        InputError: An engine does not answer, runs fewer requests at once than the schedule has, no schedule can be
-            kept in front of engines, or a split one was to follow lengths.
     """
     planned = planned_run(scenario) if planned is None else planned
     row, phases, number = planned.row, planned.phases, len(engines)
@@ -412,10 +374,10 @@ def _played(
     load: ScheduleLoad,
     filling: int,
     recorder: _PhaseRecorder,
-    make: Make | None,
+    make: ReplannerFactory | None,
     on_admin: Callable[[int], None],
 ) -> ScheduleRun:
-    with beside(config, (recorder,), follow=make) as gateway:
+    with background_gateway(config, (recorder,), follow=make) as gateway:
         if gateway.gateway.admin_port is not None:
             on_admin(gateway.gateway.admin_port)
         following, capabilities = gateway.gateway.tracker, None
@@ -428,12 +390,12 @@ def _played(
         measured = load.bench(gateway.url, workload, filling, capabilities)
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.stable(), within_s=_REPLAN_S)
+            gateway.call(following.stable(), timeout_s=_REPLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
     engines = len(config.engines)
     if planned.phases is None:
         return ScheduleRun(split_outcome(planned, rows, engines), planned, measured, (), rows, engines=engines)
-    news = () if following is None else tuple(following.report)
+    news = () if following is None else tuple(following.events)
     since_s = -math.inf
     for at_s, one in news:
         if isinstance(one.more, Adapted):
@@ -445,11 +407,7 @@ def _played(
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count.
-
-    Raises:
-        InputError: They cannot be read.
-    """
+    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count."""
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count
@@ -463,7 +421,7 @@ def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], ti
     scheduled = phases.max_in_flight or row.encode_batch
     smallest = times * scheduled
     for server in servers:
-        found = max_num_seqs(server, times * scheduled)
+        found = probe_max_num_seqs(server, times * scheduled)
         smallest = min(smallest, found)
         for batch, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:

@@ -56,11 +56,7 @@ class VariantSearch:
 
 
 def questions(scenario: Scenario) -> list[VariantSearch]:
-    """Return the searches of a scenario, one for each variant.
-
-    Raises:
-        InputError: There is no [search], or it cannot be used; a note says where.
-    """
+    """Return the searches of a scenario, one for each variant."""
     found = []
     for side in scenario.effective():
         with located(scenario, side):
@@ -158,6 +154,7 @@ def plan(
         InputError: As for ``questions``, or a limit is reached in a way that no configuration can be built.
     """
     requested = questions(scenario)
+    engine.warm_up()  # otherwise every thread or process would compile it
     runs = [Run(one.bench, workers, _identity(one) if store is not None else "", store) for one in requested]
     plans = []
     for one, run in zip(requested, runs, strict=True):
@@ -258,7 +255,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         metrics.summarize(records, deployed),
         max_batch_seqs=deployed.limits.max_num_seqs / deployed.parallel.pp,
         offered=not requested.is_offline,
-        queued_for_s=report.waited_in_all(records),
+        queued_for_s=report.mean_queued_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"

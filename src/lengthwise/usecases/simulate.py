@@ -57,11 +57,8 @@ class Outcome:
     """The result of one variant.
 
     Attributes:
-        records: Of the first seed's run.
-        summaries: One for each seed, in their order.
         summary: Over all seeds; with model intervals where the cost tables carry errors.
         out_of_range: Where a run passed the range of the measurements behind the cost tables.
-        model_draws: Runs under perturbed tables, behind the model intervals.
     """
 
     variant: Variant
@@ -115,11 +112,6 @@ def run(
         scenario: The scenario, or its file.
         variants: What ``build`` made of it, if the caller has built it.
         jobs: Runs at a time; None: one for each CPU that this process may use.
-        progress: Called with the runs done and the runs in total, from this thread.
-        every_step: Record the steps of larger runs than usual, as a timeline needs them.
-
-    Raises:
-        InputError: The scenario cannot be used; a note names variant and seed.
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
     sides = list(build(requested) if variants is None else variants)
@@ -182,12 +174,10 @@ def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
 def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
     """Return the results of the tasks in their order; the first error stops all."""
     progress(0, len(tasks))
-    # An engine that is not compiled yet runs the first task alone, or every thread would compile it.
-    alone = 0 if engine.ready() else 1
+    engine.warm_up()  # otherwise every thread would compile it
     results: dict[int, _Run] = {}
     with threads(jobs) as workers:
-        for batch in (range(alone), range(alone, len(tasks))):
-            for number, result in workers.run([tasks[i] for i in batch], call):
-                results[batch[number]] = result
-                progress(len(results), len(tasks))
+        for number, result in workers.run(tasks, call):
+            results[number] = result
+            progress(len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]

@@ -48,8 +48,6 @@ class Variant:
 
     Attributes:
         name: From the file, or the scenario's own name where it has no variants.
-        scenario: The complete settings of the variant.
-        deployment: The deployment.
         workload: From a seed to its requests; variants with equal [workload] share them.
     """
 
@@ -68,11 +66,7 @@ class Variant:
 
 
 def build(scenario: Scenario) -> list[Variant]:
-    """Return the variants of a scenario, ready to be simulated.
-
-    Raises:
-        InputError: A name, a file or a size cannot be used; a note says in which variant.
-    """
+    """Return the variants of a scenario, ready to be simulated."""
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
     for side in scenario.effective():
@@ -170,7 +164,7 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         raise
     gpus = scenario.deployment.tp * scenario.deployment.pp + section.tp * section.pp
     link = None if section.link == "host" else prefill.node.link_for(gpus)
-    transfer = engine.handover_over(link, prefill, decode)
+    transfer = engine.kv_transfer_over(link, prefill, decode)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
 

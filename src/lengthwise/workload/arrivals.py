@@ -1,9 +1,8 @@
-"""When requests arrive: frozen models that draw sorted times.
+"""Models of arrival times.
 
-Each model's ``sample(n, rng)`` gives ``n`` float64 seconds, not decreasing, on a clock that starts at
-0. The renewal models (Poisson, Gamma, Weibull) wait one gap before the first request; the others start
-at 0. All draws are of unit mean and then divided by the rate, so that two rates under one seed differ
-by a stretch of time and nothing else (common random numbers).
+``sample(n, rng)`` of each model returns ``n`` non-decreasing float64 seconds on a clock that starts at 0. The renewal
+models (Poisson, Gamma, Weibull) wait one gap before the first request; the others start at 0. Draws have unit mean and
+are divided by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ Floats = npt.NDArray[np.float64]
 ELIS_SHAPE = 0.73
 """Shape of the Gamma gaps measured by ELIS (FabriX trace)."""
 ELIS_SCALE_S = 10.41
-"""Their scale, seconds."""
+"""Scale of the same, in seconds."""
 
 
 class Arrivals(Protocol):
-    """Anything that draws arrival times."""
+    """Interface of models of arrival times."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Times of ``n`` arrivals, [n] seconds, not decreasing, from 0."""
+        """Return [n] arrival times in seconds, non-decreasing, from 0."""
         ...
 
 
 @dataclass(frozen=True)
 class AllAtOnce:
-    """Every request is there at time 0: the offline case."""
+    """All requests arrive at time 0: the offline case."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """[n] zeros."""
+        """Return [n] zeros."""
         return np.zeros(n)
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """``concurrency`` requests in the system at a time; the next one comes when one ends.
+    """``concurrency`` requests in the system at a time; the next one arrives when one finishes.
 
-    The times are all 0: the engine releases the requests, told by ``Workload.concurrency``.
+    All times are 0: the engine releases the requests according to ``Workload.concurrency``.
     """
 
     concurrency: int
@@ -59,13 +58,13 @@ class ClosedLoop:
             raise InputError(f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """[n] zeros."""
+        """Return [n] zeros."""
         return np.zeros(n)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Equal gaps of ``1 / rate_rps``; the first request comes at 0."""
+    """Equal gaps of ``1 / rate_rps``; the first request arrives at 0."""
 
     rate_rps: float
 
@@ -73,13 +72,13 @@ class Constant:
         require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """[n] seconds: 0, 1 / rate, 2 / rate, ..."""
+        """Return [n] seconds: 0, 1 / rate, 2 / rate, ..."""
         return np.arange(n) / self.rate_rps
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Exponential gaps of mean ``1 / rate_rps``; no gap is cut (Vidur cuts them at three means)."""
+    """Exponential gaps of mean ``1 / rate_rps``, without a limit (Vidur limits them to three means)."""
 
     rate_rps: float
 
@@ -87,7 +86,7 @@ class Poisson:
         require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """[n] seconds."""
+        """Return [n] seconds."""
         return _times(rng.standard_exponential(n), 1 / self.rate_rps)
 
 
@@ -103,7 +102,7 @@ class Gamma:
         require_positive("cv", self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """[n] seconds."""
+        """Return [n] seconds."""
         return _times(rng.standard_gamma(self.cv**-2, n), self.cv**2 / self.rate_rps)
 
 
@@ -120,32 +119,30 @@ class Weibull:
         weibull_shape(self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """[n] seconds."""
+        """Return [n] seconds."""
         shape = weibull_shape(self.cv)
         return _times(rng.weibull(shape, n), exp(-lgamma(1 + 1 / shape)) / self.rate_rps)
 
 
 def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
-    """Gamma arrivals with the burstiness that ELIS measured: shape 0.73, so cv = 0.73**-0.5 = 1.17.
+    """Return Gamma arrivals with the burstiness that ELIS measured: shape 0.73, so cv = 0.73**-0.5 = 1.17.
 
-    Args:
-        rate_rps: Their scale of 10.41 s gives 0.13 requests a second, the default.
+    The default rate of 0.13 requests a second follows from the measured scale of 10.41 s.
     """
     return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
 
 
 @dataclass(frozen=True, eq=False)
 class RateProfile:
-    """Poisson arrivals whose rate changes over time.
+    """Poisson arrivals with a rate that changes over time.
 
-    The rate is ``rates_rps[i]`` from ``times_s[i]`` on; with ``linear`` it moves in straight lines
-    from point to point. After the last point the last rate holds: for ever, or with ``period_s``
-    until that time, when the profile starts again (a day, a week).
+    The rate is ``rates_rps[i]`` from ``times_s[i]`` on, or with ``linear`` interpolated between the points. The last
+    rate continues forever, or until ``period_s``, when the profile repeats (a day, a week).
 
     Attributes:
-        times_s: Where the rate is given; the first is 0, each larger than the one before.
-        rates_rps: The rates there, none negative, at least one of them positive.
-        linear: Straight lines between the points instead of steps.
+        times_s: Increasing times, the first 0.
+        rates_rps: Rates at these times, none negative, at least one positive.
+        linear: Whether to interpolate linearly instead of in steps.
         period_s: Length of the profile, at least the last of ``times_s``; None does not repeat.
     """
 
@@ -159,35 +156,34 @@ class RateProfile:
         if times.ndim != 1 or times.shape != rates.shape or len(times) == 0:
             raise InputError(f"a rate needs a time each; got {times.size} times and {rates.size} rates")
         if times[0] != 0 or not (np.diff(times) > 0).all() or not np.isfinite(times).all():
-            raise InputError(f"times_s must start at 0 and increase; they are {_brief(times)}")
+            raise InputError(f"times_s must start at 0 and increase; they are {_shown(times)}")
         if not np.isfinite(rates).all() or (rates < 0).any():
-            raise InputError(f"rates_rps must be finite and not negative; they are {_brief(rates)}")
+            raise InputError(f"rates_rps must be finite and not negative; they are {_shown(rates)}")
         if self.period_s is not None and not times[-1] <= self.period_s < np.inf:
             raise InputError(f"period_s must be at least the last time, {times[-1]}; it is {self.period_s}")
         if (rates[-1] if self.period_s is None else self._expected()[1][-1]) <= 0:
             raise InputError("the rate ends at 0 for ever: give a last rate above 0, or a period_s")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """[n] seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
-        due = np.cumsum(rng.standard_exponential(n))
+        """Return [n] seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
+        target = np.cumsum(rng.standard_exponential(n))
         edges, expected, starts, ends = self._expected()
-        round_start = np.zeros(n)
+        period_start_s = np.zeros(n)
         if self.period_s is not None:
-            rounds, due = np.divmod(due, expected[-1])
-            round_start = rounds * self.period_s
-        piece = np.clip(np.searchsorted(expected, due, side="right") - 1, 0, len(starts) - 1)
-        rest, slope = due - expected[piece], (ends - starts)[piece] / np.diff(edges)[piece]
-        # The root of start * t + slope / 2 * t**2 = rest that stays exact where the slope is 0.
-        root = starts[piece] + np.sqrt(np.maximum(starts[piece] ** 2 + 2 * slope * rest, 0))
+            periods, target = np.divmod(target, expected[-1])
+            period_start_s = periods * self.period_s
+        segment = np.clip(np.searchsorted(expected, target, side="right") - 1, 0, len(starts) - 1)
+        rest, slope = target - expected[segment], (ends - starts)[segment] / np.diff(edges)[segment]
+        # This form of the root of start * t + slope / 2 * t**2 = rest is exact where the slope is 0.
+        root = starts[segment] + np.sqrt(np.maximum(starts[segment] ** 2 + 2 * slope * rest, 0))
         inside = np.divide(2 * rest, root, out=np.zeros(n), where=root > 0)
-        times: Floats = np.maximum.accumulate(round_start + edges[piece] + inside)
-        return times
+        return np.asarray(np.maximum.accumulate(period_start_s + edges[segment] + inside))
 
     def _expected(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Edges of the pieces, arrivals expected up to each edge, rate at each piece's start and end."""
+        """Return edges of segments, expected arrivals up to each edge, and rates at each segment's start and end."""
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
         if self.period_s is None or self.period_s > times[-1]:
-            # Without a period the last piece is open; one second of it carries its rate.
+            # Without a period the last segment is open; one second of it represents its rate.
             times = np.append(times, times[-1] + 1 if self.period_s is None else self.period_s)
             rates = np.append(rates, rates[-1])
         starts, ends = rates[:-1], rates[1:] if self.linear else rates[:-1]
@@ -197,10 +193,10 @@ class RateProfile:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """Times taken from elsewhere, such as another workload's ``arrival_s``.
+    """Given times, such as the ``arrival_s`` of another workload.
 
     Attributes:
-        arrival_s: [m] seconds, not decreasing. They are moved so that the first is 0.
+        arrival_s: [m] seconds, non-decreasing; shifted so that the first is 0.
         time_scale: Factor on every time; 0.5 doubles the rate.
     """
 
@@ -214,24 +210,19 @@ class Replay:
             raise InputError("times to replay must be finite and must not decrease; sort them first")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """[n] seconds: the first ``n`` of the times.
-
-        Raises:
-            InputError: More requests are asked for than there are times.
-        """
+        """Return the first ``n`` times; raise InputError if there are fewer."""
         times = np.asarray(self.arrival_s, float)
         if n > len(times):
-            raise InputError(f"{n} requests are asked for, but only {len(times)} times can be replayed")
-        moved: Floats = (times[:n] - times[:1]) * self.time_scale
-        return moved
+            raise InputError(f"{n} requests need as many times to replay; there are {len(times)}")
+        return np.asarray((times[:n] - times[:1]) * self.time_scale)
 
 
 @lru_cache(maxsize=64)
 def weibull_shape(cv: float) -> float:
-    """The shape k whose gaps have this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2.
+    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2.
 
     Raises:
-        InputError: The cv lies outside 0.0013 to 1e5, where the shape cannot be solved.
+        InputError: The cv is outside 0.0013 to 1e5, where the equation cannot be solved.
     """
 
     def excess(log_shape: float) -> float:
@@ -245,11 +236,11 @@ def weibull_shape(cv: float) -> float:
 
 
 def _times(gaps: Floats, scale: float) -> Floats:
-    """Cumulative sum times a factor, in place: ten million requests take no second array."""
+    """Return the scaled cumulative sum, computed in place: ten million requests need no second array."""
     np.cumsum(gaps, out=gaps)
     gaps *= scale
     return gaps
 
 
-def _brief(values: Floats) -> str:
+def _shown(values: Floats) -> str:
     return ", ".join(f"{value:g}" for value in values[:8]) + (", ..." if len(values) > 8 else "")

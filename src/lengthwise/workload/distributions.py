@@ -1,10 +1,10 @@
-"""Checks of arguments that several models share."""
+"""Distributions of lengths by their quantile functions, and checks of arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import erfc, exp, isfinite, isinf, log, pi, sqrt
 from typing import Protocol
 
@@ -13,29 +13,34 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 
+Floats = npt.NDArray[np.float64]
 
-def require(good: bool, message: str) -> None:
-    """InputError with this message, unless it is good."""
-    if not good:
+Z90 = 1.2815515655446004
+"""The 90th percentile of the standard normal."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise InputError with this message unless the condition holds."""
+    if not condition:
         raise InputError(message)
 
 
 def require_positive(name: str, value: float) -> None:
-    """InputError, unless the value is finite and above 0."""
+    """Raise InputError unless the value is finite and above 0."""
     require(isfinite(value) and value > 0, f"{name} must be a finite number above 0; it is {value}")
 
 
 def require_range(low: float, high: float) -> None:
-    """InputError, unless lengths can lie from ``low`` to ``high``."""
+    """Raise InputError unless 0 <= low <= high."""
     require(0 <= low <= high, f"lengths must lie in a range from 0 up; it is {low} to {high}")
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a monotone function between two arguments of opposite sign, to the last bit (bisection)."""
-    rising = function(high) > function(low)
+    """Return the zero of a monotone function between arguments of opposite sign, to the last bit (bisection)."""
+    increasing = function(high) > function(low)
     middle = (low + high) / 2
     while low < middle < high:
-        if (function(middle) > 0) == rising:
+        if (function(middle) > 0) == increasing:
             high = middle
         else:
             low = middle
@@ -43,38 +48,36 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
     return middle
 
 
-Floats = npt.NDArray[np.float64]
-
-
 def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
-    """Mean and sd of the normal that has ``mean`` and ``sd`` once it is cut to ``low`` .. ``high``."""
+    """Return mean and sd of the normal that has ``mean`` and ``sd`` after truncation to ``low`` .. ``high``."""
     if not (low < mean < high and sd > 0):
         raise InputError(f"low < mean < high and sd > 0 must hold; they are {low}, {mean}, {high}, {sd}")
 
     def center(spread: float) -> float:
         reach = 10 * spread + 20 * spread**2 / sd
-        return root(lambda at: _cut_moments(at, spread, low, high)[0] - mean, mean - reach, mean + reach)
+        return root(lambda at: _truncated_moments(at, spread, low, high)[0] - mean, mean - reach, mean + reach)
 
     def excess(spread: float) -> float:
-        return _cut_moments(center(spread), spread, low, high)[1] - sd
+        return _truncated_moments(center(spread), spread, low, high)[1] - sd
 
-    widest = 30 * max(sd, (mean - low) if isinf(high) else high - low)
-    if excess(widest) < 0:
+    max_spread = 30 * max(sd, (mean - low) if isinf(high) else high - low)
+    if excess(max_spread) < 0:
         raise InputError(
             f"no normal cut to {low:g}..{high:g} has mean {mean:g} and sd {sd:g}: its sd would be at most "
-            f"{excess(widest) + sd:.1f}; give a smaller sd, or mean and sd of the normal before the cut"
+            f"{excess(max_spread) + sd:.1f}; give a smaller sd, or mean and sd of the normal before the cut"
         )
-    spread = root(excess, sd, widest)  # a cut only narrows, so the normal is at least as wide
+    spread = root(excess, sd, max_spread)  # truncation narrows, so the normal is at least as wide
     return center(spread), spread
 
 
-def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
-    """Mean and sd after the cut (Johnson, Kotz, Balakrishnan, 1994, section 10.1)."""
+def _truncated_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
+    """Return mean and sd after truncation (Johnson, Kotz, Balakrishnan, 1994, section 10.1)."""
     from scipy.special import log_ndtr
 
     a, b = (low - mean) / sd, (high - mean) / sd
-    if a > 0:  # the mirror image keeps the mass away from 1 - tiny
-        left, spread = _cut_moments(-mean, sd, -high, -low)
+    if a > 0:
+        # The mirror image has its mass at small probabilities, which have full precision.
+        left, spread = _truncated_moments(-mean, sd, -high, -low)
         return -left, spread
     log_mass = log_ndtr(b) + np.log1p(-np.exp(log_ndtr(a) - log_ndtr(b)))
     at_a, at_b = (exp(-0.5 * x * x - log_mass) / sqrt(2 * pi) if np.isfinite(x) else 0.0 for x in (a, b))
@@ -84,7 +87,7 @@ def _cut_moments(mean: float, sd: float, low: float, high: float) -> tuple[float
 
 
 def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Floats:
-    """Share below ``x`` of Azzalini's skew normal with these moments (1985; Owen's T function)."""
+    """Return the cdf at ``x`` of Azzalini's skew normal with these moments (1985; Owen's T function)."""
     from scipy.special import ndtr, owens_t
 
     ratio = abs(skewness) ** (2 / 3)
@@ -96,21 +99,17 @@ def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Float
     return np.maximum.accumulate(cdf)
 
 
-Z90 = 1.2815515655446004
-"""The 90th percentile of the standard normal."""
-
-
 class Marginal(Protocol):
-    """Anything with a quantile function in tokens."""
+    """Interface of distributions with a quantile function in tokens."""
 
     def quantile(self, u: Floats) -> Floats:
-        """Tokens below which a share ``u`` of the requests lies, [n] float64."""
+        """Return [n] float64 tokens at levels ``u``."""
         ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same length."""
+    """Constant length."""
 
     tokens: float
 
@@ -118,13 +117,13 @@ class Fixed:
         require(self.tokens >= 1, f"a length must be at least 1 token; it is {self.tokens}")
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] times ``tokens``."""
+        """Return [n] times ``tokens``."""
         return np.full(len(u), float(self.tokens))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Whole tokens from ``low`` to ``high``, both included, equally likely."""
+    """Integers from ``low`` to ``high``, both included, equally likely."""
 
     low: int
     high: int
@@ -133,15 +132,15 @@ class Uniform:
         require_range(self.low, self.high)
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] whole tokens."""
+        """Return [n] integers."""
         return self.low + np.floor(u * (self.high - self.low + 1))
 
 
 @dataclass(frozen=True)
 class Zipf:
-    """Whole tokens from ``low`` to ``high``; the k-th smallest has a probability like ``k**-theta``.
+    """Integers from ``low`` to ``high``; the k-th smallest has a probability proportional to ``k**-theta``.
 
-    Short requests are the frequent ones. (Vidur scatters the ranks over the range by a hash.)
+    Short requests are the most frequent. (Vidur scatters the ranks over the range by a hash.)
     """
 
     low: int
@@ -153,20 +152,18 @@ class Zipf:
         require(isfinite(self.theta) and self.theta >= 0, f"theta must not be negative; it is {self.theta}")
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] whole tokens."""
+        """Return [n] integers."""
         return self.low + np.searchsorted(self._cdf, u, side="left").astype(np.float64)
 
     @cached_property
     def _cdf(self) -> Floats:
-        mass = np.arange(1, self.high - self.low + 2, dtype=np.float64) ** -self.theta
-        cdf: Floats = np.cumsum(mass)
-        cdf /= cdf[-1]
-        return cdf
+        cdf = np.cumsum(np.arange(1, self.high - self.low + 2, dtype=np.float64) ** -self.theta)
+        return np.asarray(cdf / cdf[-1])
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A log-normal length; ``sigma`` is the standard deviation of its natural logarithm."""
+    """Log-normal length; ``sigma`` is the standard deviation of its natural logarithm."""
 
     median: float
     sigma: float
@@ -177,35 +174,34 @@ class LogNormal:
 
     @classmethod
     def from_mean_cv(cls, mean: float, cv: float) -> LogNormal:
-        """The one with this mean (tokens) and coefficient of variation."""
+        """Return the distribution with this mean (tokens) and coefficient of variation."""
         require(cv >= 0 and mean > 0, f"mean must be above 0 and cv not negative; they are {mean} and {cv}")
         return cls(mean / sqrt(1 + cv * cv), sqrt(log(1 + cv * cv)))
 
     @classmethod
     def from_mean_sd(cls, mean: float, sd: float) -> LogNormal:
-        """The one with this mean and standard deviation, tokens."""
+        """Return the distribution with this mean and standard deviation, in tokens."""
         require(mean > 0, f"mean must be above 0; it is {mean}")
         return cls.from_mean_cv(mean, sd / mean)
 
     @classmethod
     def from_median_p90(cls, median: float, p90: float) -> LogNormal:
-        """The one with this median and 90th percentile, tokens."""
+        """Return the distribution with this median and 90th percentile, in tokens."""
         require(0 < median <= p90, f"p90 must not be below the median; they are {p90} and {median}")
         return cls(median, log(p90 / median) / Z90)
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] tokens."""
+        """Return [n] tokens."""
         from scipy.special import ndtri
 
-        tokens: Floats = self.median * np.exp(self.sigma * ndtri(u))
-        return tokens
+        return np.asarray(self.median * np.exp(self.sigma * ndtri(u)))
 
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """A normal that is drawn again until it lies within ``low`` to ``high``.
+    """Normal truncated to ``low`` .. ``high``.
 
-    ``mean`` and ``sd`` are the normal's before the cut; ``from_moments`` takes what remains after it.
+    ``mean`` and ``sd`` are those before truncation; ``from_moments`` takes those after it.
     """
 
     mean: float
@@ -217,35 +213,35 @@ class TruncatedNormal:
         require_range(self.low, self.high)
         require(isfinite(self.mean), f"mean must be finite; it is {self.mean}")
         require(self.sd > 0 and isfinite(self.sd), f"sd must be above 0; it is {self.sd}")
-        away = max(self.low - self.mean, self.mean - self.high) / self.sd
-        require(away < 35, f"next to nothing of the normal lies in {self.low:g}..{self.high:g}")
+        distance = max(self.low - self.mean, self.mean - self.high) / self.sd
+        require(distance < 35, f"almost nothing of the normal lies in {self.low:g}..{self.high:g}")
 
     @classmethod
     def from_moments(cls, mean: float, sd: float, low: float = 1.0, high: float = float("inf")) -> TruncatedNormal:
-        """The one whose mean and standard deviation after the cut are these.
+        """Return the distribution with this mean and standard deviation after truncation.
 
         Raises:
-            InputError: No truncated normal has them; on a bounded range none is wider than the uniform.
+            InputError: There is none; on a bounded range none is wider than the uniform.
         """
         return cls(*truncated_normal(mean, sd, low, high), low=low, high=high)
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] tokens within the bounds."""
+        """Return [n] tokens within the bounds."""
         from scipy.special import ndtr, ndtri
 
-        # From the upper tail where the range lies in it: 1 - tiny has no digits left to tell lengths apart.
+        # Ranges in the upper tail are computed from that tail: probabilities near 1 lack the precision.
         side = -1.0 if self.mean < self.low else 1.0
         first, last = ndtr(side * (np.array([self.low, self.high]) - self.mean) / self.sd)
-        tokens: Floats = self.mean + side * self.sd * ndtri(first + u * (last - first))
-        return np.clip(tokens, self.low, self.high)
+        tokens = self.mean + side * self.sd * ndtri(first + u * (last - first))
+        return np.asarray(np.clip(tokens, self.low, self.high))
 
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """A skew normal by mean, standard deviation and skewness (Azzalini), cut to ``low`` .. ``high``.
+    """Skew normal by mean, standard deviation and skewness (Azzalini), truncated to ``low`` .. ``high``.
 
-    The moments are those before the cut, as in ExeGPT's study of changed distributions. The quantile
-    function is a table of 4,097 points.
+    The moments are those before truncation, as in ExeGPT's study of changed distributions. The quantile function is a
+    table of 4,097 points.
     """
 
     mean: float
@@ -261,13 +257,11 @@ class SkewNormal:
         require(len(self._table[0]) > 1, f"nothing of the distribution lies in {self.low}..{self.high}")
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] tokens within the bounds."""
-        levels, tokens = self._table
-        return np.interp(u, levels, tokens)
+        """Return [n] tokens within the bounds."""
+        return np.interp(u, *self._table)
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:
-
         grid = np.linspace(self.mean - 6 * self.sd, self.mean + 8 * self.sd, 4097)
         grid = np.unique(np.clip(grid, self.low, self.high))
         levels = skew_normal_cdf(grid, self.mean, self.sd, self.skewness)
@@ -276,62 +270,44 @@ class SkewNormal:
         return (levels - levels[0]) / span if span > 0 else levels[:1], grid[first]
 
 
-_Z90 = 1.2815515655446004
-
-
 def two_slope_table(mean: float, median: float, p90: float, low: float, high: float) -> tuple[Floats, Floats]:
-    """Levels and tokens of the two-slope normal within ``low`` to ``high`` with these statistics."""
+    """Return levels and tokens of the two-slope normal within ``low`` to ``high`` with these statistics."""
     if not 0 < low < median < p90 < high:
         raise InputError(f"0 < low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}")
-    z = np.sort(np.concatenate((np.linspace(-5, 5, 401), [_Z90])))
+    z = np.sort(np.concatenate((np.linspace(-5, 5, 401), [Z90])))
     levels = np.array([erfc(-x / sqrt(2)) / 2 for x in z])
     levels[[0, -1]] = 0.0, 1.0
-    levels[np.searchsorted(z, _Z90)] = 0.9  # exact, so that the table holds the published p90
-    reach = []
-    for logarithmic in (True, False):
-        shape = _TwoSlope(z, median, p90, low, high, logarithmic)
-        reach += [float(np.trapezoid(shape.tokens(tail), levels)) for tail in (0.0, 1e6)]
-        if reach[-2] < mean < reach[-1]:
-            return levels, shape.tokens(_solve_tail(shape, levels, mean))
+    levels[np.searchsorted(z, Z90)] = 0.9  # exact, so that the table has the published p90
+
+    def tokens(tail: float, *, is_log: bool) -> Floats:
+        """Return tokens (with ``is_log`` log-normal) at ``z``; above p90 the slope is ``tail`` times that below."""
+        scale = log if is_log else float
+        slope = (scale(p90) - scale(median)) / Z90
+        values = scale(median) + slope * (np.minimum(z, Z90) + tail * np.maximum(z - Z90, 0))
+        values = np.clip(values, scale(low), scale(high))
+        found = np.exp(values) if is_log else values
+        found[np.searchsorted(z, [0.0, Z90])] = median, p90
+        return np.asarray(np.clip(found, low, high))
+
+    def excess(tail: float, is_log: bool) -> float:
+        return float(np.trapezoid(tokens(tail, is_log=is_log), levels)) - mean
+
+    ends = []
+    for is_log in (True, False):
+        ends += [excess(0.0, is_log), excess(1e6, is_log)]
+        if ends[-2] < 0 < ends[-1]:
+            return levels, tokens(root(partial(excess, is_log=is_log), 0.0, 1e6), is_log=is_log)
     raise InputError(
         f"with median {median:g}, p90 {p90:g} and bounds {low:g} to {high:g} the mean can be "
-        f"{min(reach):.0f} to {max(reach):.0f} tokens; {mean:g} was asked for"
+        f"{min(ends) + mean:.0f} to {max(ends) + mean:.0f} tokens; {mean:g} is requested"
     )
-
-
-def _solve_tail(shape: _TwoSlope, levels: Floats, mean: float) -> float:
-    return root(lambda tail: float(np.trapezoid(shape.tokens(tail), levels)) - mean, 0.0, 1e6)
-
-
-@dataclass(frozen=True, eq=False)
-class _TwoSlope:
-    """A normal through median and p90, of tokens or of their logarithm, with a tail of another slope."""
-
-    z: Floats
-    median: float
-    p90: float
-    low: float
-    high: float
-    logarithmic: bool
-
-    def tokens(self, tail: float) -> Floats:
-        """Tokens at ``z``; above p90 the slope is ``tail`` times that below."""
-        at = log if self.logarithmic else float
-        slope = (at(self.p90) - at(self.median)) / _Z90
-        bent = at(self.median) + slope * (np.minimum(self.z, _Z90) + tail * np.maximum(self.z - _Z90, 0))
-        bent = np.clip(bent, at(self.low), at(self.high))
-        tokens: Floats = np.exp(bent) if self.logarithmic else bent
-        tokens[np.searchsorted(self.z, [0.0, _Z90])] = self.median, self.p90
-        return np.clip(tokens, self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
 class Quantiles:
-    """A quantile table with straight lines between its points.
+    """Table of quantiles with linear interpolation.
 
-    Attributes:
-        levels: Shares of requests, from 0 to 1, increasing.
-        tokens: The length at each level, not decreasing; the first is the shortest, the last the longest.
+    ``levels`` increase from 0 to 1; ``tokens`` are the non-decreasing lengths at the levels.
     """
 
     levels: Sequence[float] | Floats
@@ -339,7 +315,7 @@ class Quantiles:
 
     def __post_init__(self) -> None:
         levels, tokens = np.asarray(self.levels, float), np.asarray(self.tokens, float)
-        require(levels.shape == tokens.shape and levels.ndim == 1, "a quantile table needs a length a level")
+        require(levels.shape == tokens.shape and levels.ndim == 1, "a quantile table needs a length for each level")
         require(
             len(levels) > 1 and levels[0] == 0 and levels[-1] == 1 and bool((np.diff(levels) > 0).all()),
             f"levels must increase from 0 to 1; they are {list(self.levels)[:8]}",
@@ -353,11 +329,10 @@ class Quantiles:
     def from_mean_median_p90(
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
-        """A smooth table that has these three statistics, tokens, within ``low`` to ``high``.
+        """Return a smooth table with these three statistics, in tokens, within ``low`` to ``high``.
 
-        It is a log-normal through median and p90 whose tail above p90 is stretched or shortened until
-        the mean is right; where even no tail leaves the mean too large, a normal treated in the same
-        way. The bounds cut it.
+        It is a log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
+        leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
 
         Raises:
             InputError: No such distribution has this mean.
@@ -365,19 +340,13 @@ class Quantiles:
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] tokens."""
-        tokens: Floats = np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float))
-        return tokens
+        """Return [n] tokens."""
+        return np.asarray(np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float)))
 
 
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """The empirical distribution of lengths seen, each drawn as often as it was seen.
-
-    Attributes:
-        tokens: [m] lengths in any order.
-        weights: [m] how often each was seen; None counts each once.
-    """
+    """Empirical distribution of lengths ``tokens`` [m] with ``weights`` [m]; None weighs them equally."""
 
     tokens: Sequence[float] | Floats | npt.NDArray[np.int64]
     weights: Sequence[float] | Floats | None = None
@@ -388,11 +357,11 @@ class Empirical:
         require(bool((tokens >= 0).all()) and bool(np.isfinite(tokens).all()), "lengths must not be negative")
         if self.weights is not None:
             weights = np.asarray(self.weights, float)
-            require(weights.shape == tokens.shape, "weights must be one a length")
+            require(weights.shape == tokens.shape, "each length must have one weight")
             require(bool((weights >= 0).all()) and 0 < weights.sum() < np.inf, "weights must sum above 0")
 
     def quantile(self, u: Floats) -> Floats:
-        """[n] tokens, each one of those seen."""
+        """Return [n] tokens, each one of the observed lengths."""
         tokens, cdf = self._steps
         if cdf is None:
             return tokens[np.minimum((u * len(tokens)).astype(np.int64), len(tokens) - 1)]

@@ -1,4 +1,4 @@
-"""How long requests are: models that draw prompt and output lengths in pairs."""
+"""Models that draw prompt and output lengths in pairs."""
 
 from __future__ import annotations
 
@@ -18,31 +18,24 @@ Ints = npt.NDArray[np.int64]
 
 Cut = Literal["output", "prompt", "proportional", "redraw"]
 
-_BLOCK = 1 << 18  # draws at a time: the temporaries stay in the cache, and ten million requests in memory
-_REDRAWS = 200
-
+_BLOCK = 1 << 18  # draws at a time: temporaries stay in the cache, and ten million requests fit in memory
+_MAX_REDRAWS = 200
 
 TEXTS = ("prompt", "output", "model")
-"""Columns of a workload that are drawn with its lengths: what predictors read."""
+"""Text columns of a workload that are drawn with its lengths, for predictors."""
 
 
 class Lengths(Protocol):
-    """Anything that draws pairs of lengths."""
+    """Interface of models of lengths."""
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
+        """Return prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Pairs of lengths, and the texts of the same requests where the model has any.
-
-    Attributes:
-        prompt: [n] prompt tokens.
-        output: [n] output tokens.
-        texts: Columns of [n] texts under their names in a workload's ``extra``.
-    """
+    """Prompt and output tokens [n], and texts [n] of the same requests under their names in ``Workload.extra``."""
 
     prompt: Ints
     output: Ints
@@ -50,25 +43,18 @@ class Drawn:
 
 
 def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
-    """What ``lengths.sample`` draws, with texts where the model has a method ``draw`` that gives them."""
-    whole = getattr(lengths, "draw", None)
-    drawn: Drawn = Drawn(*lengths.sample(n, rng)) if whole is None else whole(n, rng)
-    return drawn
+    """Draw lengths, with texts where the model has a method ``draw``."""
+    with_texts: Callable[[int, np.random.Generator], Drawn] | None = getattr(lengths, "draw", None)
+    return Drawn(*lengths.sample(n, rng)) if with_texts is None else with_texts(n, rng)
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Two marginals tied by a Gaussian copula.
+    """Two marginals joined by a Gaussian copula.
 
-    ``correlation`` is Spearman's: the correlation of the ranks, which a copula can set whatever the
-    marginals are. The normals behind it correlate by ``2 sin(pi r / 6)``. Ties of rounded lengths and
-    later cuts weaken it a little. Prompts do not depend on the correlation, and the first k requests
-    do not depend on n.
-
-    Attributes:
-        prompt: Distribution of prompt tokens.
-        output: Distribution of output tokens.
-        correlation: -1 to 1.
+    ``correlation`` (-1 to 1) is Spearman's rank correlation r, which a copula sets for any marginals; the underlying
+    normals have correlation ``2 sin(pi r / 6)``. Ties of rounded lengths and later limits weaken it slightly. Prompts
+    do not depend on the correlation, and the first k requests do not depend on n.
     """
 
     prompt: Marginal
@@ -80,29 +66,26 @@ class Joint:
             raise InputError(f"a rank correlation lies within -1 to 1; it is {self.correlation}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Prompt and output tokens, [n] int64 each, at least 1."""
-        return _draw(n, rng, self.prompt, lambda u, v: self.output.quantile(self._tie(u, v)))
-
-    def _tie(self, u: Floats, v: Floats) -> Floats:
+        """Return prompt and output tokens, [n] int64 each, at least 1."""
         if self.correlation == 0:
-            return v
+            return _draw_pairs(n, rng, self.prompt, lambda _, v: self.output.quantile(v))
         from scipy.special import ndtr, ndtri
 
         r = 2 * sin(pi * self.correlation / 6)
-        tied: Floats = ndtr(r * ndtri(u) + sqrt(max(1 - r * r, 0.0)) * ndtri(v))
-        return np.clip(tied, 2.0**-54, 1 - 2.0**-53)
+
+        def correlated(u: Floats, v: Floats) -> Floats:
+            level = ndtr(r * ndtri(u) + sqrt(max(1 - r * r, 0.0)) * ndtri(v))
+            return self.output.quantile(np.clip(level, 2.0**-54, 1 - 2.0**-53))
+
+        return _draw_pairs(n, rng, self.prompt, correlated)
 
 
 @dataclass(frozen=True)
 class Conditional:
-    """Outputs whose distribution depends on how long the prompt is among the prompts.
+    """Outputs whose distribution depends on the rank of the prompt's length.
 
-    This keeps what a correlation cannot say, such as long outputs that come with short prompts only.
-
-    Attributes:
-        prompt: Distribution of prompt tokens.
-        outputs: Distribution of output tokens in each of equally likely classes of prompts, from the
-            shortest prompts to the longest; at least one.
+    It represents more than a correlation, such as long outputs for short prompts only. ``outputs`` has a distribution
+    for each of equally likely classes of prompts, from the shortest to the longest.
     """
 
     prompt: Marginal
@@ -113,26 +96,24 @@ class Conditional:
             raise InputError("a conditional model needs at least one distribution of outputs")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Prompt and output tokens, [n] int64 each, at least 1."""
-        return _draw(n, rng, self.prompt, self._given)
+        """Return prompt and output tokens, [n] int64 each, at least 1."""
 
-    def _given(self, u: Floats, v: Floats) -> Floats:
-        tokens = np.empty(len(u))
-        classes = (u * len(self.outputs)).astype(np.int64)
-        for number, marginal in enumerate(self.outputs):
-            rows = np.flatnonzero(classes == number)
-            tokens[rows] = marginal.quantile(v[rows])
-        return tokens
+        def by_class(u: Floats, v: Floats) -> Floats:
+            tokens = np.empty(len(u))
+            classes = (u * len(self.outputs)).astype(np.int64)
+            for number, marginal in enumerate(self.outputs):
+                rows = np.flatnonzero(classes == number)
+                tokens[rows] = marginal.quantile(v[rows])
+            return tokens
+
+        return _draw_pairs(n, rng, self.prompt, by_class)
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Pairs that were seen, drawn again with replacement; their joint distribution is kept as it is.
+    """Observed pairs of lengths [m] (at least 1 token), resampled with replacement.
 
-    Attributes:
-        prompt: [m] prompt tokens, at least 1.
-        output: [m] output tokens, at least 1.
-        texts: Columns of [m] texts that are drawn with them: "prompt", "output", "model".
+    ``texts`` has columns [m] that are drawn with them: "prompt", "output", "model".
     """
 
     prompt: Sequence[int] | Ints
@@ -146,21 +127,21 @@ class Samples:
         if not (prompt >= 1).all() or not (output >= 1).all():
             raise InputError("sampled lengths must be at least 1 token")
         if any(len(column) != prompt.size for column in self.texts.values()):
-            raise InputError(f"there must be a text a sample ({prompt.size}) in every column of texts")
+            raise InputError(f"every column of texts must have one text for each sample ({prompt.size})")
 
     @classmethod
     def of(cls, workload: Workload) -> Samples:
-        """The pairs of a workload, such as one read from a trace, with its texts."""
+        """Return the pairs of a workload, such as one read from a trace, with its texts."""
         texts = {name: workload.extra[name] for name in TEXTS if name in workload.extra}
         return cls(workload.prompt_tokens, workload.output_tokens, texts)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Prompt and output tokens, [n] int64 each."""
+        """Return prompt and output tokens, [n] int64 each."""
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Lengths and texts of the same rows."""
+        """Draw lengths and texts of the same rows."""
         prompt, output = np.asarray(self.prompt, np.int64), np.asarray(self.output, np.int64)
         rows = rng.integers(0, len(prompt), n)
         texts = {name: np.asarray(column, object)[rows] for name, column in self.texts.items()}
@@ -169,20 +150,13 @@ class Samples:
 
 @dataclass(frozen=True)
 class Capped:
-    """Another model's pairs, kept within limits.
+    """Pairs of another model (``lengths``) within limits; None sets no limit.
 
-    ``max_prompt_tokens`` and ``max_output_tokens`` cut each side. What is then left above
-    ``max_total_tokens`` goes by ``cut``: "output" first and then the prompt, as an engine ends a
-    request at its context length; "prompt" first; "proportional", where each side gives its share
-    of the excess, rounded up, as Vidur cuts a trace; or "redraw", where a pair above any limit is
-    drawn again, as data sets are filtered. No side falls below 1.
-
-    Attributes:
-        lengths: The model whose pairs are cut.
-        max_total_tokens: Limit of prompt plus output, at least 2; None has no limit.
-        max_prompt_tokens: Limit of the prompt.
-        max_output_tokens: Limit of the output.
-        cut: Which side gives.
+    ``max_prompt_tokens`` and ``max_output_tokens`` limit each side. An excess over ``max_total_tokens`` (at least 2) is
+    removed according to ``cut``: from the "output" first and then the prompt, as an engine finishes a request at its
+    context length; from the "prompt" first; "proportional", each side by its share of the excess, rounded up, as Vidur
+    cuts a trace; or by "redraw", which draws a pair above any limit again, as data sets are filtered. No side falls
+    below 1.
     """
 
     lengths: Lengths
@@ -193,40 +167,47 @@ class Capped:
 
     def __post_init__(self) -> None:
         limits = {"max_total_tokens": 2, "max_prompt_tokens": 1, "max_output_tokens": 1}
-        for name, least in limits.items():
+        for name, lower in limits.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}; it is {value}")
+            if value is not None and value < lower:
+                raise InputError(f"{name} must be at least {lower}; it is {value}")
         if self.cut not in ("output", "prompt", "proportional", "redraw"):
             raise InputError(f"cut must be output, prompt, proportional or redraw; it is {self.cut!r}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Prompt and output tokens within the limits, [n] int64 each.
+        """Return prompt and output tokens within the limits, [n] int64 each.
 
         Raises:
-            InputError: With "redraw", next to no pair lies within the limits.
+            InputError: With "redraw", almost no pair is within the limits.
         """
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Lengths within the limits with their texts; that of an output is cut with it."""
+        """Draw lengths within the limits; texts of shortened outputs are shortened in proportion."""
         drawn = draw(self.lengths, n, rng)
         if self.cut == "redraw":
             return self._redraw(drawn, rng)
-        whole = drawn.output.copy()
+        untrimmed = drawn.output.copy()
         np.minimum(drawn.prompt, self.max_prompt_tokens or drawn.prompt, out=drawn.prompt)
         np.minimum(drawn.output, self.max_output_tokens or drawn.output, out=drawn.output)
         if self.max_total_tokens is not None:
             self._trim(drawn.prompt, drawn.output, self.max_total_tokens)
-        return Drawn(drawn.prompt, drawn.output, _cut_texts(drawn, whole))
+        texts = dict(drawn.texts)
+        rows = np.flatnonzero(drawn.output < untrimmed)
+        if "output" in texts and len(rows):
+            texts["output"] = texts["output"].copy()
+            for row in rows:
+                text = str(texts["output"][row] or "")
+                texts["output"][row] = text[: int(len(text) * drawn.output[row] / untrimmed[row])]
+        return Drawn(drawn.prompt, drawn.output, texts)
 
     def _trim(self, prompt: Ints, output: Ints, limit: int) -> None:
         rows = np.flatnonzero(prompt + output > limit)
         p, o = prompt[rows], output[rows]
         excess = p + o - limit
         if self.cut == "proportional":
-            # Integers: ceil(excess * p / (p + o)) without a rounding of the share.
+            # Integer arithmetic: ceil(excess * p / (p + o)) without rounding errors.
             p, o = p + -excess * p // (p + o), o + -excess * o // (p + o)
         elif self.cut == "output":
             o = np.maximum(o - excess, 1)
@@ -237,59 +218,35 @@ class Capped:
         prompt[rows], output[rows] = p, np.minimum(o, limit - p)
 
     def _redraw(self, drawn: Drawn, rng: np.random.Generator) -> Drawn:
-        bad = np.flatnonzero(self._above(drawn.prompt, drawn.output))
-        for _ in range(_REDRAWS):
-            if len(bad) == 0:
+        max_total, max_prompt, max_output = (
+            np.inf if limit is None else limit
+            for limit in (self.max_total_tokens, self.max_prompt_tokens, self.max_output_tokens)
+        )
+        rows, latest = np.arange(len(drawn.prompt)), drawn
+        for _ in range(_MAX_REDRAWS):
+            total = latest.prompt + latest.output
+            rows = rows[(total > max_total) | (latest.prompt > max_prompt) | (latest.output > max_output)]
+            if len(rows) == 0:
                 return drawn
-            more = draw(self.lengths, len(bad), rng)
-            drawn.prompt[bad], drawn.output[bad] = more.prompt, more.output
-            for name, column in more.texts.items():
-                drawn.texts[name][bad] = column
-            bad = bad[self._above(more.prompt, more.output)]
+            latest = draw(self.lengths, len(rows), rng)
+            drawn.prompt[rows], drawn.output[rows] = latest.prompt, latest.output
+            for name, column in latest.texts.items():
+                drawn.texts[name][rows] = column
         raise InputError(
-            f"after {_REDRAWS} draws {len(bad)} requests still lie above the limits; raise the limits, or cut"
+            f"after {_MAX_REDRAWS} draws {len(rows)} requests are still above the limits; raise the limits, or cut"
         )
 
-    def _above(self, prompt: Ints, output: Ints) -> npt.NDArray[np.bool_]:
-        above = np.zeros(len(prompt), bool)
-        if self.max_total_tokens is not None:
-            above |= prompt + output > self.max_total_tokens
-        if self.max_prompt_tokens is not None:
-            above |= prompt > self.max_prompt_tokens
-        if self.max_output_tokens is not None:
-            above |= output > self.max_output_tokens
-        return above
 
-
-def _cut_texts(drawn: Drawn, complete: Ints) -> dict[str, npt.NDArray[Any]]:
-    """The texts, those of outputs that lost tokens shortened in proportion."""
-    texts = dict(drawn.texts)
-    rows = np.flatnonzero(drawn.output < complete)
-    if "output" in texts and len(rows):
-        texts["output"] = texts["output"].copy()
-        for row in rows:
-            text = str(texts["output"][row] or "")
-            texts["output"][row] = text[: int(len(text) * drawn.output[row] / complete[row])]
-    return texts
-
-
-def _draw(
+def _draw_pairs(
     n: int, rng: np.random.Generator, prompt: Marginal, output: Callable[[Floats, Floats], Floats]
 ) -> tuple[Ints, Ints]:
-    """Pairs from a prompt marginal at levels u and an output that is a function of u and fresh levels v."""
+    """Draw pairs from a prompt marginal at levels u and outputs that depend on u and independent levels v."""
     prompt_rng, output_rng = rng.spawn(2)
     prompts, outputs = np.empty(n, np.int64), np.empty(n, np.int64)
     for start in range(0, n, _BLOCK):
         block = slice(start, min(start + _BLOCK, n))
-        u, v = (_uniform(stream, block.stop - start) for stream in (prompt_rng, output_rng))
-        prompts[block], outputs[block] = _complete(prompt.quantile(u)), _complete(output(u, v))
+        # Levels above 0, so that no quantile is infinite.
+        u, v = (np.maximum(stream.random(block.stop - start), 2.0**-54) for stream in (prompt_rng, output_rng))
+        for column, tokens in ((prompts, prompt.quantile(u)), (outputs, output(u, v))):
+            column[block] = np.maximum(np.rint(tokens), 1)
     return prompts, outputs
-
-
-def _uniform(rng: np.random.Generator, n: int) -> Floats:
-    """Levels strictly between 0 and 1, so that no quantile is infinite."""
-    return np.maximum(rng.random(n), 2.0**-54)
-
-
-def _complete(tokens: Floats) -> Ints:
-    return np.maximum(np.rint(tokens), 1).astype(np.int64)

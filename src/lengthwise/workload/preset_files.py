@@ -1,4 +1,4 @@
-"""Workloads by name, from the data files beside this one."""
+"""Generated workloads, and named presets from the data files of this package."""
 
 from __future__ import annotations
 
@@ -33,25 +33,24 @@ def generate(
     tenants: int | Sequence[float] | None = None,
     name: str = "",
 ) -> Workload:
-    """A workload of ``num_requests`` requests drawn from the models.
+    """Return a workload of ``num_requests`` requests drawn from the models.
 
-    Arrivals and lengths have a random stream each: with one seed, a change of the rate or of the kind
-    of arrivals leaves every length as it is, and a change of the rate only stretches time.
+    Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
+    unchanged, and another rate only scales time.
 
     Args:
-        num_requests: How many, at least 1.
-        lengths: Draws prompt and output lengths; those of a trace with texts draw these too, into ``extra``.
+        num_requests: Number of requests, at least 1.
+        lengths: Draws prompt and output lengths; a trace with texts draws these too, into ``extra``.
         arrivals: Draws arrival times. A ``ClosedLoop`` also sets the workload's concurrency.
-        seed: Any integer from 0; the same seed gives the same bytes.
-        predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the mean of
-            the drawn outputs for every request.
-        priority: One integer a request, or one for all; smaller goes first.
-        tenants: How many tenants send requests, as many each, or the weights of their numbers of
-            requests: ``[9, 1]``. Whose a request is, is drawn from a stream of its own.
-        name: For tables and reports.
+        seed: Integer of at least 0; the same seed gives the same bytes.
+        predicted: Column of predicted lengths: "none"; "oracle", the true lengths; "mean", the mean of the drawn
+            outputs for every request.
+        priority: One integer for each request, or one for all; smaller ones are scheduled first.
+        tenants: Number of tenants with equal shares of the requests, or weights of their shares: ``[9, 1]``.
+        name: Name for tables and reports.
 
     Raises:
-        InputError: A number is out of range, or a model cannot draw that many.
+        InputError: A number is out of range, or a model cannot draw that many requests.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -60,41 +59,37 @@ def generate(
     for_arrivals, for_lengths, for_tenants = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
     arrival_s = arrivals.sample(num_requests, for_arrivals)
     drawn = draw(lengths, num_requests, for_lengths)
+    predicted_tokens: npt.NDArray[np.float64] | None = None
+    if predicted == "oracle":
+        predicted_tokens = drawn.output.astype(np.float64)
+    elif predicted == "mean":
+        predicted_tokens = np.full(num_requests, drawn.output.mean())
+    elif predicted != "none":
+        raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
+    priorities = tenant = None
+    if priority is not None:
+        values = np.asarray(priority)
+        if values.shape not in ((), (num_requests,)) or values.dtype.kind not in "iub":
+            raise InputError(
+                f"priority must be one integer, or {num_requests} of them; got {values.dtype} {values.shape}"
+            )
+        priorities = np.broadcast_to(values.astype(np.int64), (num_requests,))
+    if tenants is not None:
+        weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
+        if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
+            raise InputError(f"tenants must be a number of at least 1, or weights above 0; got {tenants!r}")
+        tenant = for_tenants.choice(len(weights), num_requests, p=weights / weights.sum())
     return Workload(
         arrival_s=arrival_s,
         prompt_tokens=drawn.prompt,
         output_tokens=drawn.output,
-        predicted_tokens=_predict(drawn.output, predicted),
-        priority=None if priority is None else _broadcast(priority, num_requests),
-        tenant=None if tenants is None else _tenants(tenants, num_requests, for_tenants),
+        predicted_tokens=predicted_tokens,
+        priority=priorities,
+        tenant=tenant,
         extra=dict(drawn.texts),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )
-
-
-def _predict(output: npt.NDArray[np.int64], predicted: str) -> npt.NDArray[np.float64] | None:
-    if predicted == "none":
-        return None
-    if predicted == "oracle":
-        return output.astype(np.float64)
-    if predicted == "mean":
-        return np.full(len(output), output.mean())
-    raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
-
-
-def _tenants(tenants: int | Sequence[float], n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
-    if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
-        raise InputError(f"tenants must be a number of at least 1, or weights above 0; got {tenants!r}")
-    return rng.choice(len(weights), n, p=weights / weights.sum())
-
-
-def _broadcast(priority: npt.ArrayLike, n: int) -> npt.NDArray[np.int64]:
-    values = np.asarray(priority)
-    if values.shape not in ((), (n,)) or values.dtype.kind not in "iub":
-        raise InputError(f"priority must be one integer, or {n} of them; got {values.dtype} {values.shape}")
-    return np.broadcast_to(values.astype(np.int64), (n,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +97,12 @@ class Preset:
     """A named workload.
 
     Attributes:
-        name: How it is asked for.
-        description: What it is, in a sentence or two.
+        name: Name in scenarios.
+        description: One or two sentences.
         lengths: Draws the lengths.
-        arrivals: The arrivals that come with it, when no others are asked for.
-        source: Where the numbers come from.
-        license: Under what terms they came.
+        arrivals: Default arrivals.
+        source: Source of the numbers.
+        license: License of the source.
     """
 
     name: str
@@ -120,17 +115,14 @@ class Preset:
     def generate(
         self, num_requests: int, arrivals: Arrivals | None = None, seed: int = 0, *, predicted: Predicted = "none"
     ) -> Workload:
-        """A workload of this kind; see ``lengthwise.workload.preset_files``."""
-        arrivals = self.arrivals if arrivals is None else arrivals
-        return generate(num_requests, self.lengths, arrivals, seed, predicted=predicted, name=self.name)
+        """Return a workload of this kind; arguments are those of :func:`generate`."""
+        return generate(
+            num_requests, self.lengths, arrivals or self.arrivals, seed, predicted=predicted, name=self.name
+        )
 
 
 def preset(name: str) -> Preset:
-    """The preset of this name, in any case of letters.
-
-    Raises:
-        UnknownNameError: There is none; the message names the nearest.
-    """
+    """Return the preset of this name, in upper or lower case; raise UnknownNameError with the nearest name."""
     names = _names()
     if name.lower() not in names:
         raise UnknownNameError("workload", name, names)
@@ -138,7 +130,7 @@ def preset(name: str) -> Preset:
 
 
 def presets() -> Mapping[str, Preset]:
-    """All presets by name, in order."""
+    """Return all presets by name, in order."""
     return MappingProxyType({name: _load(name) for name in _names()})
 
 
@@ -151,32 +143,25 @@ def _names() -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _load(name: str) -> Preset:
     spec = tomllib.loads((files("lengthwise.workload") / "data" / f"{name}.toml").read_text("utf-8"))
+    prompt = _marginal(**spec["prompt"])
     lengths: Lengths
     if "outputs" in spec:
-        lengths = Conditional(_marginal(spec["prompt"]), _classes(spec["outputs"]))
+        outputs = spec["outputs"]
+        lengths = Conditional(prompt, tuple(_marginal(**{**outputs, "tokens": tokens}) for tokens in outputs["tokens"]))
     else:
-        lengths = Joint(_marginal(spec["prompt"]), _marginal(spec["output"]), spec.get("correlation", 0.0))
+        lengths = Joint(prompt, _marginal(**spec["output"]), spec.get("correlation", 0.0))
     if "cap" in spec:
         lengths = Capped(lengths, **spec["cap"])
-    arrivals = _ARRIVALS[spec["arrivals"]["kind"]](**_without_kind(spec["arrivals"]))
+    arrivals = _ARRIVALS[spec["arrivals"].pop("kind")](**spec["arrivals"])
     return Preset(name, spec["description"], lengths, arrivals, spec["source"], spec["license"])
 
 
-def _marginal(spec: dict[str, Any]) -> Marginal:
-    return _MARGINALS[spec["kind"]](**_without_kind(spec))
-
-
-def _classes(spec: dict[str, Any]) -> tuple[Marginal, ...]:
-    return tuple(_marginal({**spec, "tokens": tokens}) for tokens in spec["tokens"])
-
-
-def _without_kind(spec: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in spec.items() if key != "kind"}
+def _marginal(kind: str, **values: Any) -> Marginal:
+    return _MARGINALS[kind](**values)
 
 
 def _truncated_normal(mean: float, sd: float, high: float, *, before_cut: bool = False) -> Marginal:
-    build = TruncatedNormal if before_cut else TruncatedNormal.from_moments
-    return build(mean, sd, 1.0, high)
+    return (TruncatedNormal if before_cut else TruncatedNormal.from_moments)(mean, sd, 1.0, high)
 
 
 _ARRIVALS: Mapping[str, Callable[..., Arrivals]] = {"all_at_once": AllAtOnce, "gamma": Gamma, "poisson": Poisson}

@@ -1,4 +1,4 @@
-"""Workloads from trace files: one call, any of the formats in use."""
+"""Reads workloads from trace files of any known format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import Workload, estimated_tokens
@@ -23,299 +22,22 @@ from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
 from lengthwise.workload.writers import is_workload, read_parquet
 
-Floats = npt.NDArray[np.float64]
+READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
+"""Names that ``read(format=)`` accepts."""
+
+_DETECTION_BYTES = 1 << 16
+_OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
+"""A JSON list with such a key near its start has rows of outputs, not conversations."""
 
 WINDOW_S = 600.0
-"""Length of the windows in which ServeGen gives a rate."""
+"""Length of the windows for which ServeGen gives a rate."""
+
 _RATE_COLUMNS = ["client", "timestamp", "rate", "cv", "pattern", "arg1", "arg2"]
-
-
-@dataclass(frozen=True)
-class _Window:
-    start_s: float
-    requests: int
-    pattern: str
-    shape: float
-
-
-@dataclass(frozen=True)
-class _Client:
-    windows: list[_Window] = field(default_factory=list)
-    lengths: dict[float, tuple[Empirical, Empirical]] = field(default_factory=dict)
-
-
-def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
-    """Requests of all clients in a span of the measured time, each client a session.
-
-    Every 600-s window of a client holds as many requests as were measured; their gaps are drawn from
-    the Gamma or Weibull that was fitted to it and stretched to fill the window. Prompt and output lengths
-    are drawn from the client's histograms, without correlation: ServeGen gives none. A client without
-    histograms is left out, and the name tells the share of the requests that is left.
-
-    Args:
-        path: The folder, or either file of the pair.
-        window_s: Start and end of the span, seconds on the clock of the files.
-        seed: For the draws.
-
-    Raises:
-        TraceError: A file is missing, a row cannot be used, or the span holds no request.
-    """
-    start, end = window_s
-    if not 0 <= start < end:
-        raise InputError(f"window_s must be a start and a later end in seconds from 0; it is {window_s}")
-    clients, name = _load(path, start, end)
-    parts, measured = [], 0
-    for number, client in sorted(clients.items()):
-        rng = np.random.default_rng([seed, number])
-        measured += sum(window.requests for window in client.windows)
-        if client.lengths:
-            parts += [_draw(number, client, window, rng) for window in client.windows]
-    drawn = _concatenate(parts)
-    if drawn is None:
-        raise TraceError(f"{path}: no request between {start:g} and {end:g} s; choose another window_s")
-    if len(drawn.arrival_s) < measured:
-        name += f" ({len(drawn.arrival_s) / measured:.0%} of the requests: clients with lengths)"
-    rows = np.argsort(drawn.arrival_s, kind="stable")
-    rows = rows[(drawn.arrival_s[rows] >= start) & (drawn.arrival_s[rows] < end)]
-    kept = drawn.take(rows)
-    return Trace(kept.arrival_s, kept.prompt_tokens, kept.output_tokens, kept.extra, name)
-
-
-def _draw(number: int, client: _Client, window: _Window, rng: np.random.Generator) -> Trace:
-    n = window.requests
-    earlier = [at for at in client.lengths if at <= window.start_s]
-    histograms = client.lengths[max(earlier) if earlier else min(client.lengths)]
-    prompt, output = (np.maximum(h.quantile(rng.random(n)), 1).astype(np.int64) for h in histograms)
-    return Trace(_times(window, rng), prompt, output, {"session": np.full(n, number)})
-
-
-def _times(window: _Window, rng: np.random.Generator) -> Floats:
-    """Arrivals within the window: n + 1 gaps of the fitted shape, stretched to its length."""
-    n = window.requests
-    draw = rng.standard_gamma if window.pattern == "Gamma" else rng.weibull
-    gaps = draw(window.shape, n + 1)
-    total = gaps.sum()
-    if not 0 < total < np.inf:  # shapes near 0 underflow: nothing is known but the count
-        gaps, total = np.ones(n + 1), n + 1.0
-    times: Floats = window.start_s + WINDOW_S * (np.cumsum(gaps[:n]) / total)
-    return times
-
-
-def _concatenate(parts: list[Trace]) -> Trace | None:
-    if not any(len(part.arrival_s) for part in parts):
-        return None
-    return Trace(
-        np.concatenate([part.arrival_s for part in parts]),
-        np.concatenate([part.prompt_tokens for part in parts]),
-        np.concatenate([part.output_tokens for part in parts]),
-        {"session": np.concatenate([part.extra["session"] for part in parts])},
-    )
-
-
-def _load(path: Path, start: float, end: float) -> tuple[dict[int, _Client], str]:
-    clients: dict[int, _Client] = defaultdict(_Client)
-    for source, number in _rate_files(path):
-        for client, window in _windows(source, number):
-            if window.requests and start - WINDOW_S < window.start_s < end:
-                clients[client].windows.append(window)
-    for source, number in _length_files(path):
-        for client, at, lengths in _histograms(source, number):
-            clients[client].lengths[at] = lengths
-    name = path.name if path.is_dir() else _pair(path)[0].name.split("_rates")[0]
-    return clients, f"servegen {name}"
-
-
-def _rate_files(path: Path) -> Iterator[tuple[Source, int | None]]:
-    if not path.is_dir():
-        yield Source.load(_pair(path)[0]), None
-        return
-    files = sorted(path.glob("chunk-*-trace.csv*"))
-    if not files:
-        raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; here are none")
-    for file in files:
-        yield Source.load(file), _number(file)
-
-
-def _length_files(path: Path) -> Iterator[tuple[Source, int | None]]:
-    if not path.is_dir():
-        yield Source.load(_pair(path)[1]), None
-        return
-    for file in sorted(path.glob("chunk-*-dataset.json*")):
-        yield Source.load(file), _number(file)
-
-
-def _number(file: Path) -> int:
-    return int(file.name.split("-")[1])
-
-
-def _pair(path: Path) -> tuple[Path, Path]:
-    """The file of rates and that of lengths, given either."""
-    rates, lengths = "_rates.csv", "_length_pmfs.jsonl"
-    if rates not in path.name and lengths not in path.name:
-        raise TraceError(f"{path}: ServeGen's files come as a pair, X{rates} and X{lengths}; name them so")
-    stem = path.name.split(rates)[0].split(lengths)[0]
-    found = []
-    for ending in (rates, lengths):
-        candidates = [path.with_name(stem + ending + gz) for gz in ("", ".gz")]
-        found += [next((file for file in candidates if file.exists()), candidates[0])]
-    return found[0], found[1]
-
-
-def _windows(source: Source, number: int | None) -> Iterator[tuple[int, _Window]]:
-    """Client and window of each row; the files of one client have no header and no client column."""
-    reader = csv.reader(io.StringIO(source.data.decode("utf-8", "replace"), newline=""))
-    for cells in reader:
-        if cells == _RATE_COLUMNS or not cells:
-            continue
-        row = cells if number is None else [str(number), *cells]
-        yield _window(source, reader.line_num, row)
-
-
-def _window(source: Source, line: int, row: list[str]) -> tuple[int, _Window]:
-    try:
-        client, start, rate = int(row[0]), float(row[1]), float(row[2] or 0)
-        if not (start >= 0 and 0 <= rate < np.inf):
-            raise ValueError  # noqa: TRY301 - one message for all that can be wrong with a row
-        if rate == 0:
-            return client, _Window(start, 0, "", 0.0)
-        pattern, shape = row[4], float(row[5])
-        if pattern not in ("Gamma", "Weibull") or not 0 < shape < np.inf:
-            raise ValueError  # noqa: TRY301
-    except (ValueError, IndexError) as error:
-        raise source.fault(
-            line,
-            "needs client, start in s, rate from 0 up, cv, Gamma or Weibull, shape above 0 and scale; "
-            f"it is {','.join(row)[:80]!r}",
-        ) from error
-    return client, _Window(start, round(rate * WINDOW_S), pattern, shape)
-
-
-def _histograms(source: Source, number: int | None) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
-    """Client, start of the window and the two histograms, of each window that has both."""
-    for line, client, at, entry in _length_rows(source, number):
-        if "text_tokens" in entry:
-            raise source.fault(line, "multimodal lengths (text_tokens) cannot be used; input_tokens can")
-        try:
-            prompt, output = (_empirical(entry[key]) for key in ("input_tokens", "output_tokens"))
-        except (KeyError, ValueError, TypeError, SyntaxError, InputError) as error:
-            message = f"must hold histograms named input_tokens and output_tokens ({error!r:.80})"
-            raise source.fault(line, message) from error
-        if prompt is not None and output is not None:
-            yield client, at, (prompt, output)
-
-
-def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
-    """Line, client, start of the window, and what there is to it."""
-    if number is None:
-        for line, entry in source.json_rows():
-            if not {"client", "window"} <= set(entry):
-                raise source.fault(line, f"must name client and window; it has {', '.join(entry)[:80]}")
-            yield line, int(entry["client"]), float(entry["window"]), entry
-        return
-    try:
-        windows = json.loads(source.data)
-    except ValueError as error:
-        raise source.fault(None, f"not JSON, or cut off: {error}") from error
-    for at, entry in windows.items():
-        if at.replace(".", "").isdigit():
-            yield None, number, float(at), entry
-
-
-def _empirical(histogram: object) -> Empirical | None:
-    """From [values, weights], or from the text of a dictionary; None where it is empty."""
-    if isinstance(histogram, str):
-        counts = ast.literal_eval(histogram)
-        values, weights = list(counts), list(counts.values())
-    elif isinstance(histogram, list) and len(histogram) == 2:
-        values, weights = histogram
-    else:
-        raise ValueError(f"{histogram!r:.40} is no histogram")
-    return Empirical(values, weights) if values else None
-
-
 _USERS = {"human", "user"}
-_MODELS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
+_ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
 
 
-def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
-    """A request for each answer; its prompt is everything said before it in the conversation.
-
-    All requests come at 0: ShareGPT has no times. ``extra`` holds "session", the number of the
-    conversation, "prompt", all that was said before, "output", the answer, and where entries name it "model".
-
-    Raises:
-        TraceError: The file is not JSON, or holds no answered message.
-    """
-    count = count_tokens or _estimated
-    rows = [
-        (session, model, *request)
-        for session, (model, turns) in enumerate(_conversations(source))
-        for request in _requests(turns, count)
-    ]
-    if not rows:
-        raise source.fault(None, "no conversation in it has an answered message")
-    session, model, prompt, output, asked, answered = zip(*rows, strict=True)
-    texts = {"prompt": asked, "output": answered} | ({"model": model} if any(model) else {})
-    extra = {"session": np.array(session)} | {k: np.array(v, object) for k, v in texts.items()}
-    name = source.name if count_tokens else f"{source.name} (tokens estimated)"
-    return Trace(np.zeros(len(rows)), np.array(prompt), np.array(output), extra, name)
-
-
-def _estimated(text: str) -> int:
-    return estimated_tokens(text) if text else 0
-
-
-def _conversations(source: Source) -> Iterator[tuple[str, list[Any]]]:
-    """The model that answers, where it is named, and the turns."""
-    for line, entry in _entries(source):
-        turns = entry.get("conversations", entry.get("conversation", entry.get("messages")))
-        if not isinstance(turns, list):
-            raise source.fault(line, "each entry must hold a list named conversations")
-        yield str(entry.get("model") or ""), turns
-
-
-def _entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]:
-    if source.data.lstrip()[:1] == b"{":
-        yield from source.json_rows()
-        return
-    try:
-        entries = json.loads(source.data)
-    except json.JSONDecodeError as error:
-        raise source.fault(error.lineno, f"not JSON, or cut off: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        raise source.fault(None, f"not UTF-8 text: {error}") from error
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict):
-            raise source.fault(None, f"entry {number} must be an object; it is {json.dumps(entry)[:60]}")
-        yield None, entry
-
-
-def _requests(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str, str]]:
-    """Prompt tokens, output tokens, all that was said before, and the answer, for each answer to a user."""
-    history, said, asked = 0, "", False
-    for turn in turns:
-        if not isinstance(turn, dict):
-            continue
-        speaker = str(turn.get("from", turn.get("role", ""))).lower()
-        text = str(turn.get("value", turn.get("content")) or "")
-        tokens = count(text)
-        if speaker in _MODELS and asked and tokens > 0:
-            yield history, tokens, said, text
-        asked = speaker in _USERS and bool(text)
-        history += tokens
-        said = f"{said}\n\n{text}" if said else text
-
-
-READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
-"""What ``read(format=)`` may name."""
-
-_LOOK = 1 << 16
-_OUTPUT = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
-"""In the first bytes of a JSON list: rows of outputs, not conversations."""
-_COLUMNS = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
-
-
-def read(
+def read(  # noqa: C901 - one branch for each kind of format
     path: Path | str,
     format: str | None = None,  # noqa: A002 - the word users look for
     *,
@@ -326,42 +48,41 @@ def read(
     window_s: tuple[float, float] = (0.0, 3600.0),
     seed: int = 0,
 ) -> Workload:
-    """The workload in a trace file; its format is told by its content, packed with gzip or not.
+    """Return the workload of a trace file, gzipped or not, whose format is detected from the content.
 
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; rows of 0 tokens are
-                   requests that failed, and are left out
-    vidur          csv arrived_at (s), num_prefill_tokens, num_decode_tokens; without arrived_at all
-                   requests come at 0 and the name says so; tenant, where there is such a column
+                   failed requests and left out
+    vidur          csv arrived_at (s), num_prefill_tokens, num_decode_tokens, tenant (optional); without
+                   arrived_at all requests arrive at 0, and the name says so
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
     aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
-    sharegpt       json (or jsonl) of conversations: a request an answer, all at 0
+    sharegpt       json (or jsonl) of conversations: one request for each answer, all at 0
     servegen       rates and length histograms of clients: requests are drawn for ``window_s``
-    parquet        what ``write`` wrote; read back as it was, on its own clock
+    parquet        a file of ``write``, read back unchanged, on its own clock
     =============  ==================================================================================
 
     Args:
         path: The file; for ServeGen its folder or one of its two files.
-        format: One of the names above; None finds it out.
+        format: One of the names above; None detects it.
         time_scale: Factor on the times; 0.5 doubles the rate.
-        max_requests: Keep the first so many.
-        sort: Put the requests in order of arrival (those of one time stay in the file's order) where
-            the file does not have them so; otherwise that is an error.
-        count_tokens: ShareGPT: tokens of a text; None estimates them (``schema.tokens``).
+        max_requests: Limit to this many first requests.
+        sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
+        count_tokens: ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
         window_s: ServeGen: start and end of the span to draw, seconds.
-        seed: ServeGen: for the draws.
+        seed: ServeGen: seed of the draws.
 
     Returns:
-        The workload, its first arrival at 0. ``extra`` holds what the format knows of "session",
-        "class" and "block_ids", and the texts of columns prompt, output (or response) and model.
+        The workload, its first arrival at 0. ``extra`` has the format's "session", "class" and "block_ids", and the
+        texts of columns prompt, output (or response) and model.
 
     Raises:
-        TraceError: The file is missing, empty, cut off or of no known format, or a row cannot be used;
-            the message names the file and the line, 1-based, the header counted.
-        UnknownNameError: There is no such format.
+        TraceError: The file is missing, empty, truncated or of no known format, or a row is invalid; the message names
+            the file and the line (1-based, with the header).
+        UnknownNameError: ``format`` is unknown.
     """
     path = Path(path)
     if not (isfinite(time_scale) and time_scale > 0):
@@ -371,80 +92,68 @@ def read(
     if format is not None and format not in READABLE:
         raise UnknownNameError("trace format", format, READABLE)
     if path.is_dir() or format == "servegen":
-        return _workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
+        return _to_workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
     source = Source.load(path)
-    found = format or _detected(source)
-    if found is None and _is_parquet(source):
-        found = "parquet"  # its reader says what is missing
-    if found is None:
-        raise _unknown(source)
-    if found == "parquet":
+    # A damaged Parquet file is undetected, but its reader reports the fault.
+    detected = format or _detect(source) or ("parquet" if _is_parquet(source) else None)
+    if detected is None:
+        columns = source.header if source.first_object is None else list(source.first_object)
+        known = "; ".join(f"{form.name}: {', '.join(form.required)}" for form in FORMATS.values())
+        shown = ", ".join(columns[:12])[:200]
+        raise source.fault(1, f"of no known format, with {shown!r} in the first line. Known are {known}")
+    if detected == "parquet":
         return _scaled(read_parquet(source), time_scale, max_requests)
-    if found == "servegen":
+    if detected == "servegen":
         trace = read_servegen(path, window_s, seed)
-    elif found == "sharegpt":
+    elif detected == "sharegpt":
         trace = read_sharegpt(source, count_tokens)
     else:
-        trace = read_rows(source, FORMATS[found])
-        trace = _in_order(source, found, trace, sort=sort)
-    return _workload(path, trace, time_scale, max_requests)
+        trace = read_rows(source, FORMATS[detected])
+        descents = np.flatnonzero(np.diff(trace.arrival_s) < 0)
+        if len(descents) and not sort:
+            line = line_of(source, FORMATS[detected], int(descents[0]) + 1)
+            raise source.fault(line, "arrives before the row above it; order the rows, or pass sort=True")
+        if len(descents):
+            trace = trace.take(np.argsort(trace.arrival_s, kind="stable"))
+    return _to_workload(path, trace, time_scale, max_requests)
 
 
 def detect(path: Path | str) -> str | None:
-    """The format of a trace file by what it starts with; None where it is none of those that ``read`` knows.
+    """Return the format of a trace file by its first bytes; None where ``read`` knows no such format.
 
     Raises:
-        TraceError: The file is missing, cut off or empty.
+        TraceError: The file is missing, truncated or empty.
     """
     path = Path(path)
-    return "servegen" if path.is_dir() else _detected(Source.load(path))
+    return "servegen" if path.is_dir() else _detect(Source.load(path))
 
 
-def _detected(source: Source) -> str | None:
+def _detect(source: Source) -> str | None:
     if _is_parquet(source):
         return "parquet" if is_workload(source) else None
     first = source.first_object
-    columns = list(first) if first is not None else source.header
-    if first is not None and {"client", "window"} <= set(first):
+    columns = set(source.header if first is None else first)
+    if ({"client", "timestamp", "rate", "pattern"} if first is None else {"client", "window"}) <= columns:
         return "servegen"
-    if first is None and {"client", "timestamp", "rate", "pattern"} <= set(columns):
-        return "servegen"
-    if {"conversations", "conversation"} & set(columns):
+    if {"conversations", "conversation"} & columns:
         return "sharegpt"
     if source.data.lstrip()[:1] == b"[":
-        return None if _OUTPUT.search(source.data, 0, _LOOK) else "sharegpt"
+        return None if _OUTPUT_KEY.search(source.data, 0, _DETECTION_BYTES) else "sharegpt"
     kind = "csv" if first is None else "jsonl"
-    return next((f.name for f in FORMATS.values() if f.kind == kind and f.matches(columns)), None)
+    return next((f.name for f in FORMATS.values() if f.kind == kind and columns.issuperset(f.required)), None)
 
 
 def _is_parquet(source: Source) -> bool:
     return source.data[:4] == b"PAR1" or source.path.suffix == ".parquet"
 
 
-def _unknown(source: Source) -> TraceError:
-    columns = source.header if source.first_object is None else list(source.first_object)
-    known = "; ".join(f"{form.name}: {', '.join(form.needed)}" for form in FORMATS.values())
-    shown = ", ".join(columns[:12])[:200]
-    return source.fault(1, f"of no known format, with {shown!r} in the first line. Known are {known}")
-
-
-def _in_order(source: Source, found: str, trace: Trace, *, sort: bool) -> Trace:
-    falls = np.flatnonzero(np.diff(trace.arrival_s) < 0)
-    if len(falls) == 0:
-        return trace
-    if sort:
-        return trace.take(np.argsort(trace.arrival_s, kind="stable"))
-    line = line_of(source, FORMATS[found], int(falls[0]) + 1)
-    raise source.fault(line, "arrives before the row above it; order the rows, or pass sort=True")
-
-
-def _workload(path: Path, trace: Trace, time_scale: float, max_requests: int | None) -> Workload:
-    """The trace without empty requests, its first arrival at 0."""
-    whole = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
+def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int | None) -> Workload:
+    """Return the trace without empty requests, its first arrival at 0."""
+    has_tokens = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
     name = trace.name
-    if not whole.all():
-        trace = trace.take(np.flatnonzero(whole))
-        name += f" (without {np.count_nonzero(~whole)} empty)"
+    if not has_tokens.all():
+        trace = trace.take(np.flatnonzero(has_tokens))
+        name += f" (without {np.count_nonzero(~has_tokens)} empty)"
     if len(trace.arrival_s) == 0:
         raise TraceError(f"{path}: holds no request; a trace must hold at least one")
     trace = trace.take(slice(max_requests))
@@ -463,10 +172,244 @@ def _workload(path: Path, trace: Trace, time_scale: float, max_requests: int | N
 def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> Workload:
     if time_scale == 1 and max_requests is None:
         return workload
-    given = {name: getattr(workload, name) for name in _COLUMNS}
-    kept: dict[str, Any] = {n: None if v is None else v[:max_requests] for n, v in given.items()}
-    kept["arrival_s"] = workload.arrival_s[:max_requests] * time_scale
-    made = workload.predictions
-    kept["predictions"] = None if made is None else made.take(np.arange(len(made))[:max_requests])
-    kept["extra"] = {name: values[:max_requests] for name, values in workload.extra.items()}
-    return replace(workload, **kept)
+    names = ("predicted_tokens", "priority", "tenant")
+    optional: dict[str, Any] = {
+        n: getattr(workload, n)[:max_requests] for n in names if getattr(workload, n) is not None
+    }
+    predictions = workload.predictions
+    return replace(
+        workload,
+        arrival_s=workload.arrival_s[:max_requests] * time_scale,
+        prompt_tokens=workload.prompt_tokens[:max_requests],
+        output_tokens=workload.output_tokens[:max_requests],
+        predictions=None if predictions is None else predictions.take(np.arange(len(predictions))[:max_requests]),
+        extra={name: values[:max_requests] for name, values in workload.extra.items()},
+        **optional,
+    )
+
+
+def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
+    """Return one request for each answer, its prompt being the conversation before it.
+
+    All requests arrive at 0: ShareGPT has no times. ``extra`` has "session" (the number of the conversation), "prompt"
+    (the conversation before the answer), "output" (the answer) and, where entries name it, "model".
+
+    Raises:
+        TraceError: The file is not JSON, or has no answered message.
+    """
+    count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
+    rows: list[tuple[int, str, int, int, str, str]] = []
+    for session, (line, entry) in enumerate(_json_entries(source)):
+        turns = entry.get("conversations", entry.get("conversation", entry.get("messages")))
+        if not isinstance(turns, list):
+            raise source.fault(line, "each entry must hold a list named conversations")
+        model = str(entry.get("model") or "")
+        rows += [(session, model, *answer) for answer in _answers(turns, count)]
+    if not rows:
+        raise source.fault(None, "no conversation in it has an answered message")
+    session_of, model_of, prompt_tokens, output_tokens, prompts, outputs = zip(*rows, strict=True)
+    texts = {"prompt": prompts, "output": outputs} | ({"model": model_of} if any(model_of) else {})
+    extra = {"session": np.array(session_of)} | {name: np.array(column, object) for name, column in texts.items()}
+    name = source.name if count_tokens else f"{source.name} (tokens estimated)"
+    return Trace(np.zeros(len(rows)), np.array(prompt_tokens), np.array(output_tokens), extra, name)
+
+
+def _json_entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]:
+    if source.data.lstrip()[:1] == b"{":
+        yield from source.json_rows()
+        return
+    try:
+        entries = json.loads(source.data)
+    except json.JSONDecodeError as error:
+        raise source.fault(error.lineno, f"not JSON, or cut off: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise source.fault(None, f"not UTF-8 text: {error}") from error
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise source.fault(None, f"entry {number} must be an object; it is {json.dumps(entry)[:60]}")
+        yield None, entry
+
+
+def _answers(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str, str]]:
+    """Yield prompt tokens, output tokens, prompt and answer for each answer to a user."""
+    prompt_tokens, prompt, is_question = 0, "", False
+    for turn in turns:
+        if not isinstance(turn, dict):
+            continue
+        role = str(turn.get("from", turn.get("role", ""))).lower()
+        text = str(turn.get("value", turn.get("content")) or "")
+        tokens = count(text)
+        if role in _ASSISTANTS and is_question and tokens > 0:
+            yield prompt_tokens, tokens, prompt, text
+        is_question = role in _USERS and bool(text)
+        prompt_tokens += tokens
+        prompt = f"{prompt}\n\n{text}" if prompt else text
+
+
+@dataclass(frozen=True)
+class _Window:
+    start_s: float
+    requests: int
+    pattern: str
+    shape: float
+
+
+@dataclass(frozen=True)
+class _Client:
+    windows: list[_Window] = field(default_factory=list)
+    lengths: dict[float, tuple[Empirical, Empirical]] = field(default_factory=dict)
+
+
+def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
+    """Draw the requests of all clients in a span of the measured time, each client a session.
+
+    Every 600-s window of a client has the measured number of requests; gaps are drawn from the Gamma or Weibull
+    distribution that was fitted to it and scaled to fill the window. Prompt and output lengths are drawn from the
+    client's histograms, without correlation: ServeGen gives none. Clients without histograms are left out, and the
+    name has the share of the remaining requests.
+
+    Args:
+        path: The folder, or either file of the pair.
+        window_s: Start and end of the span, seconds on the clock of the files.
+        seed: Seed of the draws.
+
+    Raises:
+        TraceError: A file is missing, a row is invalid, or the span has no request.
+    """
+    start_s, end_s = window_s
+    if not 0 <= start_s < end_s:
+        raise InputError(f"window_s must be a start and a later end in seconds from 0; it is {window_s}")
+    rate_files, length_files, name = _servegen_files(path)
+    clients: dict[int, _Client] = defaultdict(_Client)
+    for file, number in rate_files:
+        for client, window in _rate_windows(Source.load(file), number):
+            if window.requests and start_s - WINDOW_S < window.start_s < end_s:
+                clients[client].windows.append(window)
+    for file, number in length_files:
+        for client, at_s, lengths in _length_histograms(Source.load(file), number):
+            clients[client].lengths[at_s] = lengths
+    parts, measured = [], 0
+    for number, of_client in sorted(clients.items()):
+        rng = np.random.default_rng([seed, number])
+        measured += sum(window.requests for window in of_client.windows)
+        if of_client.lengths:
+            parts += [_draw_window(number, of_client, window, rng) for window in of_client.windows]
+    if not any(len(part.arrival_s) for part in parts):
+        raise TraceError(f"{path}: no request between {start_s:g} and {end_s:g} s; choose another window_s")
+    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    drawn = Trace(
+        arrival_s,
+        np.concatenate([part.prompt_tokens for part in parts]),
+        np.concatenate([part.output_tokens for part in parts]),
+        {"session": np.concatenate([part.extra["session"] for part in parts])},
+        f"servegen {name}"
+        + (
+            f" ({len(arrival_s) / measured:.0%} of the requests: clients with lengths)"
+            if len(arrival_s) < measured
+            else ""
+        ),
+    )
+    rows = np.argsort(arrival_s, kind="stable")
+    return drawn.take(rows[(arrival_s[rows] >= start_s) & (arrival_s[rows] < end_s)])
+
+
+def _draw_window(number: int, client: _Client, window: _Window, rng: np.random.Generator) -> Trace:
+    n = window.requests
+    earlier = [at_s for at_s in client.lengths if at_s <= window.start_s]
+    histograms = client.lengths[max(earlier) if earlier else min(client.lengths)]
+    prompt, output = (np.maximum(h.quantile(rng.random(n)), 1).astype(np.int64) for h in histograms)
+    gaps = (rng.standard_gamma if window.pattern == "Gamma" else rng.weibull)(window.shape, n + 1)
+    total = gaps.sum()
+    if not 0 < total < np.inf:
+        # Shapes near 0 underflow: only the count remains known.
+        gaps, total = np.ones(n + 1), n + 1.0
+    arrival_s = window.start_s + WINDOW_S * (np.cumsum(gaps[:n]) / total)
+    return Trace(arrival_s, prompt, output, {"session": np.full(n, number)})
+
+
+_NumberedFiles = list[tuple[Path, int | None]]
+
+
+def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
+    """Return the files of rates and of lengths with their client (None: they name clients), and the trace's name."""
+    if path.is_dir():
+        rates, lengths = (
+            [(file, int(file.name.split("-")[1])) for file in sorted(path.glob(pattern))]
+            for pattern in ("chunk-*-trace.csv*", "chunk-*-dataset.json*")
+        )
+        if not rates:
+            raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; it has none")
+        return [*rates], [*lengths], path.name
+    endings = "_rates.csv", "_length_pmfs.jsonl"
+    if not any(ending in path.name for ending in endings):
+        raise TraceError(f"{path}: ServeGen's files come as a pair, X{endings[0]} and X{endings[1]}; name them so")
+    stem = path.name.split(endings[0])[0].split(endings[1])[0]
+    pair = []
+    for ending in endings:
+        candidates = [path.with_name(stem + ending + gz) for gz in ("", ".gz")]
+        pair.append(next((file for file in candidates if file.exists()), candidates[0]))
+    return [(pair[0], None)], [(pair[1], None)], stem
+
+
+def _rate_windows(source: Source, number: int | None) -> Iterator[tuple[int, _Window]]:
+    """Yield client and window of each row; the file of client ``number`` has no header and no client column."""
+    reader = csv.reader(io.StringIO(source.data.decode("utf-8", "replace"), newline=""))
+    for cells in reader:
+        if cells == _RATE_COLUMNS or not cells:
+            continue
+        row = cells if number is None else [str(number), *cells]
+        try:
+            client, start_s, rate = int(row[0]), float(row[1]), float(row[2] or 0)
+            pattern, shape = (row[4], float(row[5])) if rate else ("Gamma", 1.0)
+            if not (start_s >= 0 and 0 <= rate < np.inf and pattern in ("Gamma", "Weibull") and 0 < shape < np.inf):
+                raise ValueError  # noqa: TRY301 - one message for every fault of a row
+        except (ValueError, IndexError) as error:
+            raise source.fault(
+                reader.line_num,
+                "needs client, start in s, rate from 0 up, cv, Gamma or Weibull, shape above 0 and scale; "
+                f"it is {','.join(row)[:80]!r}",
+            ) from error
+        yield client, _Window(start_s, round(rate * WINDOW_S), pattern, shape)
+
+
+def _length_histograms(source: Source, number: int | None) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
+    """Yield client, start and the two histograms of each window that has both."""
+    for line, client, at_s, entry in _length_rows(source, number):
+        if "text_tokens" in entry:
+            raise source.fault(line, "multimodal lengths (text_tokens) cannot be used; input_tokens can")
+        try:
+            prompt, output = (_to_empirical(entry[key]) for key in ("input_tokens", "output_tokens"))
+        except (KeyError, ValueError, TypeError, SyntaxError, InputError) as error:
+            message = f"must hold histograms named input_tokens and output_tokens ({error!r:.80})"
+            raise source.fault(line, message) from error
+        if prompt is not None and output is not None:
+            yield client, at_s, (prompt, output)
+
+
+def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
+    """Yield line, client, start of the window, and its entry."""
+    if number is None:
+        for line, entry in source.json_rows():
+            if not {"client", "window"} <= set(entry):
+                raise source.fault(line, f"must name client and window; it has {', '.join(entry)[:80]}")
+            yield line, int(entry["client"]), float(entry["window"]), entry
+        return
+    try:
+        windows = json.loads(source.data)
+    except ValueError as error:
+        raise source.fault(None, f"not JSON, or cut off: {error}") from error
+    for at, entry in windows.items():
+        if at.replace(".", "").isdigit():
+            yield None, number, float(at), entry
+
+
+def _to_empirical(histogram: object) -> Empirical | None:
+    """Return the distribution of [values, weights], or of the text of a dictionary; None where it is empty."""
+    if isinstance(histogram, str):
+        counts = ast.literal_eval(histogram)
+        values, weights = list(counts), list(counts.values())
+    elif isinstance(histogram, list) and len(histogram) == 2:
+        values, weights = histogram
+    else:
+        raise ValueError(f"{histogram!r:.40} is no histogram")
+    return Empirical(values, weights) if values else None

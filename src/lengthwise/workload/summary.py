@@ -1,4 +1,4 @@
-"""A workload in numbers."""
+"""Descriptions of workloads: counts, rates, quantiles and histograms."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ import numpy.typing as npt
 from lengthwise.schema.workload import Workload
 
 LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-"""The quantiles that a description holds."""
+"""Levels of the quantiles in a description."""
 
-_LENGTH_BINS, _TIME_BINS, _RANKED = 24, 48, 200_000
+_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values lie in each bin.
-
-    Attributes:
-        edges: k + 1 edges; the last bin includes its upper one.
-        counts: k counts.
-    """
+    """``counts`` [k] of values in bins with ``edges`` [k + 1]; the last bin includes its upper edge."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -31,16 +26,9 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """The lengths on one side, tokens.
+    """Lengths of prompts or outputs, in tokens.
 
-    Attributes:
-        mean: Tokens a request.
-        sd: Standard deviation.
-        min: The shortest.
-        max: The longest.
-        total: All tokens.
-        quantiles: "p1" to "p99" -> tokens.
-        histogram: In bins of equal width on a logarithmic scale.
+    ``quantiles`` maps "p1" to "p99"; the histogram has bins of equal width on a logarithmic scale.
     """
 
     mean: float
@@ -54,21 +42,21 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Description:
-    """What a workload looks like.
+    """Statistics of a workload.
 
     Attributes:
-        name: The workload's.
-        requests: How many.
+        name: Name of the workload.
+        requests: Number of requests.
         concurrency: None for an open loop.
-        duration_s: From the first arrival to the last.
-        rate_rps: Requests a second in between; None where all come at once.
-        interarrival_cv: Standard deviation of the gaps over their mean (Poisson: 1); None likewise.
+        duration_s: Time from the first arrival to the last.
+        rate_rps: Requests a second in that time; None where all arrive at once.
+        interarrival_cv: Standard deviation of the gaps over their mean (Poisson: 1); None where all arrive at once.
         prompt: Prompt lengths.
         output: Output lengths.
-        pd_ratio: Prompt tokens over output tokens, of all together.
-        pd_ratio_median: The median of that ratio over requests.
-        rank_correlation: Spearman's, of prompt with output; None where one of them is constant. Of at
-            most 200,000 requests, evenly spaced.
+        pd_ratio: All prompt tokens over all output tokens.
+        pd_ratio_median: Median of that ratio over requests.
+        rank_correlation: Spearman's correlation of prompt and output lengths, over at most 200,000 evenly spaced
+            requests; None where one of them is constant.
         arrivals: Arrivals over time, in bins of equal length.
     """
 
@@ -87,13 +75,14 @@ class Description:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output tokens of all requests."""
+        """Return the prompt and output tokens of all requests."""
         return self.prompt.total + self.output.total
 
 
 def describe(workload: Workload) -> Description:
-    """Counts, rates, quantiles and histograms of a workload, as plain numbers."""
-    prompt, output = _summarise(workload.prompt_tokens), _summarise(workload.output_tokens)
+    """Return counts, rates, quantiles and histograms of a workload, as plain numbers."""
+    prompt, output = _length_summary(workload.prompt_tokens), _length_summary(workload.output_tokens)
+    gaps = np.diff(workload.arrival_s)
     duration_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
     counts, edges = np.histogram(workload.arrival_s, bins=_TIME_BINS)
     return Description(
@@ -102,7 +91,7 @@ def describe(workload: Workload) -> Description:
         concurrency=workload.concurrency,
         duration_s=duration_s,
         rate_rps=(len(workload) - 1) / duration_s if duration_s > 0 else None,
-        interarrival_cv=_interarrival_cv(workload.arrival_s),
+        interarrival_cv=float(gaps.std() / gaps.mean()) if duration_s > 0 else None,
         prompt=prompt,
         output=output,
         pd_ratio=prompt.total / output.total,
@@ -112,7 +101,7 @@ def describe(workload: Workload) -> Description:
     )
 
 
-def _summarise(tokens: npt.NDArray[np.int64]) -> LengthSummary:
+def _length_summary(tokens: npt.NDArray[np.int64]) -> LengthSummary:
     low, high = int(tokens.min()), int(tokens.max())
     edges = np.unique(np.geomspace(low, high + 1, _LENGTH_BINS + 1).round())
     counts, _ = np.histogram(tokens, bins=edges)
@@ -128,15 +117,8 @@ def _summarise(tokens: npt.NDArray[np.int64]) -> LengthSummary:
     )
 
 
-def _interarrival_cv(arrival_s: npt.NDArray[np.float64]) -> float | None:
-    gaps = np.diff(arrival_s)
-    if len(gaps) == 0 or gaps.mean() == 0:
-        return None
-    return float(gaps.std() / gaps.mean())
-
-
 def _rank_correlation(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> float | None:
-    every = -(-len(prompt) // _RANKED)
+    every = -(-len(prompt) // _MAX_RANKED)
     first, second = (_ranks(tokens[::every]) for tokens in (prompt, output))
     if len(first) < 2 or first.std() == 0 or second.std() == 0:
         return None
@@ -144,8 +126,6 @@ def _rank_correlation(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int6
 
 
 def _ranks(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Ranks from 0, ties sharing the mean of theirs."""
+    """Return ranks from 0; ties share their mean rank."""
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(sizes)
-    middle: npt.NDArray[np.float64] = last - (sizes + 1) / 2
-    return middle[group]
+    return np.asarray((np.cumsum(sizes) - (sizes + 1) / 2)[group])

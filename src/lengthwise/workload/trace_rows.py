@@ -1,4 +1,4 @@
-"""A trace file in memory: its bytes, its lines, and errors that name it."""
+"""Trace files in memory, and the formats with one request a row."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ import numpy.typing as npt
 from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import MAX_TENANTS
 
+if TYPE_CHECKING:
+    import polars as pl
+
+Floats = npt.NDArray[np.float64]
+
 _SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".txt"}
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a trace file holds, unpacked."""
+    """Decompressed content of a trace file."""
 
     path: Path
     data: bytes
 
     @classmethod
     def load(cls, path: Path) -> Source:
-        """The file's bytes, unpacked where they are gzip.
-
-        Raises:
-            TraceError: The file is missing, cannot be read, is cut off or is empty.
-        """
+        """Read a file, decompressing gzip; raise TraceError if it is missing, unreadable, truncated or empty."""
         try:
             data = path.read_bytes()
             if data[:2] == b"\x1f\x8b":
@@ -52,7 +53,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's name without what tells its format."""
+        """Return the name of the file without its suffixes."""
         stem = self.path
         while stem.suffix.lower() in _SUFFIXES:
             stem = stem.with_suffix("")
@@ -60,7 +61,7 @@ class Source:
 
     @cached_property
     def header(self) -> list[str]:
-        """Column names of a CSV file."""
+        """Return the column names of a CSV file."""
         line = self.data.split(b"\n", 1)[0].decode("utf-8", "replace")
         try:
             return next(csv.reader([line.rstrip("\r")]), [])
@@ -69,7 +70,7 @@ class Source:
 
     @cached_property
     def first_object(self) -> dict[str, Any] | None:
-        """The first line as a JSON object; None where it is something else."""
+        """Return the first line as a JSON object; None where it is something else."""
         line = self.data.lstrip().split(b"\n", 1)[0]
         if not line.startswith(b"{"):
             return None
@@ -80,38 +81,27 @@ class Source:
         return value
 
     def fault(self, line: int | None, message: str) -> TraceError:
-        """An error that names the file and, where there is one, the line (1-based, the header counted)."""
+        """Return an error that names the file and the line (1-based, with the header), if any."""
         return TraceError(f"{self.path}{'' if line is None else f', line {line}'}: {message}")
 
     def csv_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Line number and cells of each row after the header.
-
-        Raises:
-            TraceError: A row is empty or has another number of cells than the header.
-        """
+        """Yield line number and cells of each row after the header; raise TraceError for a wrong number of cells."""
         reader = csv.reader(io.StringIO(self.data.rstrip().decode("utf-8", "replace"), newline=""))
         next(reader)
         start = reader.line_num + 1
-        for cells in self._readable(reader):
-            if len(cells) != len(self.header):
-                raise self.fault(
-                    start, f"a row must have {len(self.header)} cells; this one has {len(cells)} (cut off?)"
-                )
-            yield start, dict(zip(self.header, cells, strict=True))
-            start = reader.line_num + 1
-
-    def _readable(self, reader: Iterator[list[str]]) -> Iterator[list[str]]:
         try:
-            yield from reader
+            for cells in reader:
+                if len(cells) != len(self.header):
+                    raise self.fault(
+                        start, f"a row must have {len(self.header)} cells; this one has {len(cells)} (cut off?)"
+                    )
+                yield start, dict(zip(self.header, cells, strict=True))
+                start = reader.line_num + 1
         except csv.Error as error:
-            raise self.fault(reader.line_num, f"cannot be read as CSV: {error}") from error  # type: ignore[attr-defined]
+            raise self.fault(reader.line_num, f"cannot be read as CSV: {error}") from error
 
     def json_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Line number and value of each line that is not blank.
-
-        Raises:
-            TraceError: A line is not a JSON object.
-        """
+        """Yield number and value of each non-blank line; raise TraceError where it is not a JSON object."""
         for number, line in enumerate(self.data.split(b"\n"), 1):
             if not line.strip():
                 continue
@@ -126,14 +116,14 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests as a file has them, before they are sorted, moved to 0 and cut.
+    """Requests in the order and on the clock of a file.
 
     Attributes:
         arrival_s: [n] seconds on any clock.
-        prompt_tokens: [n], from 0.
-        output_tokens: [n], from 0; requests of 0 tokens are left out later.
-        extra: Further columns of length n, under their names in the workload.
-        name: For tables and reports.
+        prompt_tokens: [n], at least 0.
+        output_tokens: [n], at least 0; requests of 0 tokens are left out later.
+        extra: Further columns [n], under their names in the workload.
+        name: Name for tables and reports.
     """
 
     arrival_s: npt.NDArray[np.float64]
@@ -143,75 +133,63 @@ class Trace:
     name: str = ""
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Trace:
-        """The trace of these rows, in their order."""
+        """Return the trace of these rows, in their order."""
         extra = {name: values[rows] for name, values in self.extra.items()}
         return Trace(self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], extra, self.name)
 
 
-if TYPE_CHECKING:
-    import polars as pl
-
-_TICKS_PER_S = 1e7
-_WRITTEN = "%Y-%m-%d %H:%M:%S%.f"
+_DATE_FORMAT = "%Y-%m-%d %H:%M:%S%.f"
 
 
 def is_date(text: str | None) -> bool:
-    """Whether a single text is such a date; quick for one, where polars is quick for many."""
+    """Return whether :func:`parse_dates` accepts a text."""
     try:
         return text is not None and (text.isdigit() or datetime.fromisoformat(text) is not None)
     except ValueError:
         return False
 
 
-def parse_dates(series: pl.Series) -> npt.NDArray[np.float64] | None:
-    """Seconds since the first of the dates, [n]; None where one is not a date.
+def parse_dates(series: pl.Series) -> Floats | None:
+    """Return seconds [n] since the first date; None where a text is no date.
 
-    Dates look like 2023-11-16 18:15:46.6805900, with a T or a zone allowed, or are all whole numbers of
-    100 ns (.NET ticks).
+    Dates look like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or are all integers of 100 ns (.NET
+    ticks).
     """
     import polars as pl
 
-    ticks = series.cast(pl.Int64, strict=False)
-    per_s = _TICKS_PER_S
+    ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)
         if len(plain) and (plain[0] or "")[19:].strip(".0123456789"):
-            zoned = plain.str.replace("Z", "+00:00", literal=True)
-            dates = zoned.str.to_datetime(f"{_WRITTEN}%#z", time_unit="ns", strict=False)
+            with_zone = plain.str.replace("Z", "+00:00", literal=True)
+            dates = with_zone.str.to_datetime(f"{_DATE_FORMAT}%#z", time_unit="ns", strict=False)
         else:
-            dates = plain.str.to_datetime(_WRITTEN, time_unit="ns", strict=False)
+            dates = plain.str.to_datetime(_DATE_FORMAT, time_unit="ns", strict=False)
         ticks, per_s = dates.to_physical(), 1e9
     if ticks.null_count():
         return None
     numbers = ticks.to_numpy()
-    seconds: npt.NDArray[np.float64] = (numbers - numbers[:1]) / per_s
-    return seconds
+    return np.asarray((numbers - numbers[:1]) / per_s)
 
-
-if TYPE_CHECKING:
-    import polars as pl
-
-Floats = npt.NDArray[np.float64]
 
 TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}
-"""Columns of any format that are kept where they hold text: column -> name in the workload."""
+"""Text columns that every format may have: column -> name in the workload."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Which columns of a file mean what.
+    """Columns of a format.
 
     Attributes:
-        name: What ``read(format=)`` calls it.
-        kind: How rows are written.
+        name: Name in ``read(format=)``.
+        kind: File type.
         arrival: Column of arrival times.
-        unit_s: Seconds in one unit of that column; None where it holds dates or 100-ns ticks.
+        unit_s: Seconds in one unit of that column; None for dates or 100-ns ticks.
         prompt: Column of prompt tokens.
         output: Column of output tokens.
-        extra: Further columns that are kept where they are present: column -> name in the workload. Texts of
-            prompts and outputs and names of models are kept besides.
-        arrival_optional: Without the arrival column all requests come at 0.
-        drops_empty: Rows of 0 prompt or output tokens are failed requests, and are left out.
+        extra: Further optional columns: column -> name in the workload; those of TEXTS are read in addition.
+        arrival_optional: Whether the arrival column may be missing: all requests then arrive at 0.
+        drops_empty: Whether rows of 0 prompt or output tokens are failed requests, to be left out.
     """
 
     name: str
@@ -225,20 +203,21 @@ class RowFormat:
     drops_empty: bool = False
 
     @property
-    def needed(self) -> list[str]:
-        """Columns that must be there."""
+    def min_tokens(self) -> int:
+        """Return the lower limit of token counts."""
+        return 0 if self.drops_empty else 1
+
+    @property
+    def required(self) -> list[str]:
+        """Return the columns that a file must have."""
         return [*([] if self.arrival_optional else [self.arrival]), self.prompt, self.output]
 
-    def retained(self, columns: list[str]) -> dict[str, str]:
-        """Further columns of these that are kept: column -> name in the workload, each name once."""
-        taken = {*self.needed, self.arrival, *self.extra}
+    def optional(self, columns: list[str]) -> dict[str, str]:
+        """Return the further columns among ``columns`` to read: column -> name in the workload, each name once."""
+        taken = {*self.required, self.arrival, *self.extra}
         texts = {c: TEXTS[c.lower()] for c in reversed(columns) if c not in taken and c.lower() in TEXTS}
         once = {name: column for column, name in texts.items() if name not in self.extra.values()}
         return {c: name for c, name in self.extra.items() if c in columns} | {c: n for n, c in once.items()}
-
-    def matches(self, columns: list[str]) -> bool:
-        """Whether a file with these columns can be of this format."""
-        return set(self.needed) <= set(columns)
 
 
 FORMATS = {
@@ -246,66 +225,42 @@ FORMATS = {
     for f in (
         RowFormat("azure", "csv", "TIMESTAMP", None, "ContextTokens", "GeneratedTokens"),
         RowFormat(
-            "burstgpt",
-            "csv",
-            "Timestamp",
-            1.0,
-            "Request tokens",
-            "Response tokens",
-            {"Model": "class", "Session ID": "session"},
-            drops_empty=True,
+            "burstgpt", "csv", "Timestamp", 1.0, "Request tokens", "Response tokens",
+            {"Model": "class", "Session ID": "session"}, drops_empty=True,
         ),
         RowFormat(
-            "vidur",
-            "csv",
-            "arrived_at",
-            1.0,
-            "num_prefill_tokens",
-            "num_decode_tokens",
-            {"tenant": "tenant"},
-            arrival_optional=True,
+            "vidur", "csv", "arrived_at", 1.0, "num_prefill_tokens", "num_decode_tokens",
+            {"tenant": "tenant"}, arrival_optional=True,
         ),
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
         RowFormat(
-            "mooncake",
-            "jsonl",
-            "timestamp",
-            1e-3,
-            "input_length",
-            "output_length",
+            "mooncake", "jsonl", "timestamp", 1e-3, "input_length", "output_length",
             {"hash_ids": "block_ids", "session_id": "session", "priority": "priority", "tenant": "tenant"},
         ),
         RowFormat(
-            "aibrix",
-            "jsonl",
-            "timestamp_ms",
-            1e-3,
-            "prompt_length",
-            "output_length",
-            {"prompt": "prompt"},
-            drops_empty=True,
+            "aibrix", "jsonl", "timestamp_ms", 1e-3, "prompt_length", "output_length",
+            {"prompt": "prompt"}, drops_empty=True,
         ),
         RowFormat("llmservingsim", "jsonl", "arrival_time_ns", 1e-9, "input_toks", "output_toks"),
     )
-}
+}  # fmt: skip
 
 
 def read_rows(source: Source, form: RowFormat) -> Trace:
-    """The trace in a file of this format, in the order of the file.
+    """Return the trace in a file of this format, in the order of the file.
 
     Raises:
-        TraceError: A column is missing, or a row cannot be used; the message names file and line.
+        TraceError: A column is missing, or a row is invalid; the message names file and line.
     """
     from polars.exceptions import PolarsError
 
-    columns = _columns(source, form)
-    if not form.matches(columns):
+    columns = source.header if form.kind == "csv" else list(source.first_object or {})
+    if not set(form.required) <= set(columns):
         raise source.fault(
-            1, f"the format {form.name} needs {', '.join(form.needed)}; there are {', '.join(columns[:12])}"
+            1, f"the format {form.name} needs {', '.join(form.required)}; the file has {', '.join(columns[:12])}"
         )
     try:
-        frame = _frame(source, form, columns)
-        trace = _trace(source, form, frame)
+        trace = _to_trace(source, form, _read_frame(source, form, columns))
     except (PolarsError, OverflowError) as error:
         raise _first_fault(source, form, columns, str(error)) from error
     if trace is None:
@@ -314,70 +269,62 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
 
 
 def line_of(source: Source, form: RowFormat, row: int) -> int:
-    """The line of a row counted from 0."""
+    """Return the line of row ``row``, counted from 0."""
     return next(islice(_lines(source, form), row, None))[0]
-
-
-def _columns(source: Source, form: RowFormat) -> list[str]:
-    return source.header if form.kind == "csv" else list(source.first_object or {})
 
 
 def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any]]]:
     return source.csv_rows() if form.kind == "csv" else source.json_rows()
 
 
-def _frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
+def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
     import polars as pl
 
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
-    kept = form.retained(columns)
+    optional = form.optional(columns)
     if form.kind == "csv":
-        types |= dict.fromkeys(kept, pl.String)
+        types |= dict.fromkeys(optional, pl.String)
         return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
     kinds = {int: pl.Int64, str: pl.String, list: pl.List(pl.Int64)}
     values = source.first_object or {}
-    types |= {name: kinds[type(values[name])] for name in kept if type(values.get(name)) in kinds}
+    types |= {name: kinds[type(values[name])] for name in optional if type(values.get(name)) in kinds}
     return pl.read_ndjson(source.data, schema=types)
 
 
-def _trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None:
-    """The columns as a trace; None where a value is missing or out of range."""
-    least = 0 if form.drops_empty else 1
-    prompt, output = (_tokens(frame[name], least) for name in (form.prompt, form.output))
-    arrival_s = _seconds(form, frame) if form.arrival in frame.columns else np.zeros(len(frame))
-    if prompt is None or output is None or arrival_s is None:
-        return None
-    name = source.name
+def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None:
+    """Return the columns as a trace; None where a value is missing or out of range."""
+    lengths = []
+    for column in (form.prompt, form.output):
+        values = frame[column].to_numpy()
+        with np.errstate(invalid="ignore"):
+            valid = (values >= form.min_tokens) & (values < 2**53) & (values == np.floor(values))
+        if frame[column].null_count() or not valid.all():
+            return None
+        lengths.append(values.astype(np.int64))
+    name, arrival_s = source.name, np.zeros(len(frame))
     if form.arrival not in frame.columns:
         name += " (lengths only: all at once)"
-    kept = form.retained(frame.columns)
-    extra = {kept[c]: _column(frame[c], kept[c]) for c in frame.columns if c in kept}
-    return Trace(arrival_s, prompt, output, extra, name)
-
-
-def _tokens(series: pl.Series, least: int) -> npt.NDArray[np.int64] | None:
-    if series.null_count():
+    elif frame[form.arrival].null_count():
         return None
-    values = series.to_numpy()
-    with np.errstate(invalid="ignore"):
-        good = (values >= least) & (values < 2**53) & (values == np.floor(values))
-    return values.astype(np.int64) if good.all() else None
+    elif form.unit_s is None:
+        dates_s = parse_dates(frame[form.arrival])
+        if dates_s is None:
+            return None
+        arrival_s = dates_s
+    else:
+        values = frame[form.arrival].to_numpy()
+        if not (np.isfinite(values) & (values >= 0)).all():
+            return None
+        arrival_s = (values - values[:1]) * form.unit_s
+    optional = form.optional(frame.columns)
+    extra = {optional[c]: _to_column(frame[c], optional[c]) for c in frame.columns if c in optional}
+    return Trace(arrival_s, lengths[0], lengths[1], extra, name)
 
 
-def _seconds(form: RowFormat, frame: pl.DataFrame) -> Floats | None:
-    series = frame[form.arrival]
-    if series.null_count():
-        return None
-    if form.unit_s is None:
-        return parse_dates(series)
-    values: Floats = series.to_numpy()
-    return (values - values[:1]) * form.unit_s if np.isfinite(values).all() and (values >= 0).all() else None
-
-
-def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
-    """A further column as the workload holds it: numbers, codes, texts, or lists of ids."""
+def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
+    """Return a further column of the workload: numbers, codes, texts, or lists of ids."""
     import polars as pl
 
     if isinstance(series.dtype, pl.List):
@@ -389,51 +336,43 @@ def _column(series: pl.Series, name: str) -> npt.NDArray[Any]:
             lists[row] = ids
         return lists
     if name == "tenant":
-        return _tenants(series)
+        numbers = series.cast(pl.Int64, strict=False)
+        if not numbers.null_count() and ((numbers >= 0) & (numbers < MAX_TENANTS)).all():
+            return numbers.to_numpy()
+        # Names are numbered in order of appearance; requests without one are one more tenant.
+        names = series.drop_nulls().unique(maintain_order=True)
+        return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
     if series.dtype == pl.Int64:
         return series.fill_null(-1 if name == "session" else 0).to_numpy()
     if name in TEXTS.values():
         return series.to_numpy().astype(object)
-    # Few names, many rows: codes in order of appearance take less room than a text each; -1 is none.
+    # Many rows share few names: codes in order of appearance take less memory than texts; -1 is none.
     names = series.drop_nulls().unique(maintain_order=True)
     codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()
     return codes if name == "session" else np.array([*names, ""])[codes]
 
 
-def _tenants(series: pl.Series) -> npt.NDArray[np.int64]:
-    """Tenants that are numbered from 0 as they are; others by name, in order of appearance; none is one more."""
-    import polars as pl
-
-    numbers = series.cast(pl.Int64, strict=False)
-    if not numbers.null_count() and ((numbers >= 0) & (numbers < MAX_TENANTS)).all():
-        return numbers.to_numpy()
-    names = series.drop_nulls().unique(maintain_order=True)
-    return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
-
-
-def _first_fault(source: Source, form: RowFormat, columns: list[str], otherwise: str) -> TraceError:
-    """The error of the first row that cannot be used."""
+def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: str) -> TraceError:
+    """Return the error of the first invalid row."""
     try:
         for line, cells in _lines(source, form):
-            message = _complaint(form, columns, cells)
-            if message:
+            if message := _row_fault(form, columns, cells):
                 return source.fault(line, message)
     except TraceError as error:
         return error
-    return source.fault(None, f"cannot be read as {form.name}: {otherwise.splitlines()[0]}")
+    return source.fault(None, f"cannot be read as {form.name}: {fallback.splitlines()[0]}")
 
 
-def _complaint(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
-    least = 0 if form.drops_empty else 1
+def _row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
     for name in (form.prompt, form.output):
         value = _number(cells.get(name), form.kind)
-        if value is None or not (least <= value < 2**53 and value == int(value)):
-            return f"{name} must be a whole number of tokens from {least} up; it is {_shown(cells, name)}"
+        if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):
+            return f"{name} must be a whole number of tokens from {form.min_tokens} up; it is {_shown(cells, name)}"
     if form.arrival not in columns:
         return None
     if form.unit_s is None:
-        good = is_date(cells.get(form.arrival))
-        return None if good else f"{form.arrival} must be a date; it is {_shown(cells, form.arrival)}"
+        is_valid = is_date(cells.get(form.arrival))
+        return None if is_valid else f"{form.arrival} must be a date; it is {_shown(cells, form.arrival)}"
     value = _number(cells.get(form.arrival), form.kind)
     if value is None or not 0 <= value < np.inf:
         return f"{form.arrival} must be a time from 0 up; it is {_shown(cells, form.arrival)}"

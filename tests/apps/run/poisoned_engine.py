@@ -6,19 +6,18 @@ import asyncio
 import os
 import sys
 
-from lengthwise.testing.engine_server import EngineServer, EngineSpec, completions
-from lengthwise.testing.engine_server import request_handler as doors
+from lengthwise.testing.engine_server import EngineServer, EngineConfig, completions, request_handler
 
 
 def deadly(raw, *rest, **more):
     if b"poison" in raw or sys.argv[4:] == ["always"]:
         os._exit(137)
-    return completions.read_asked(raw, *rest, **more)
+    return completions.parse_request(raw, *rest, **more)
 
 
 async def serve():
-    doors.read_asked = deadly
-    async with EngineServer(EngineSpec(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
+    request_handler.parse_request = deadly
+    async with EngineServer(EngineConfig(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
         await asyncio.Event().wait()
 
 

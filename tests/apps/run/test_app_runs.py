@@ -26,7 +26,7 @@ from lengthwise.apps.run import (
     job_of,
     run_simulated,
 )
-from lengthwise.testing.engine_server.completions import END, Mind, chat_ids, spelled
+from lengthwise.testing.engine_server.completions import END, ToyModel, chat_ids, token_bytes
 
 TOPICS = [
     {"topic": f"the sea, part {n}", "question": f"why {n}?", "chunks": ["one", "two", "three"][: 1 + n % 3]}
@@ -45,13 +45,13 @@ SECONDS = {"start": 5.0, "wake": 1.0, "stop": 0.5, "sleep": 0.5}
 def said(model, body):
     """What the emulated model must answer, computed without an engine."""
     ids = chat_ids(body)
-    mind, tokens, text = Mind(model, ids, 64), [], codecs.getincrementaldecoder("utf-8")("replace")
+    mind, tokens, text = ToyModel(model, ids, 64), [], codecs.getincrementaldecoder("utf-8")("replace")
     words = ""
     while len(tokens) < body["max_tokens"]:
         token = mind.next()
         mind.read((token,))
         tokens.append(token)
-        words += text.decode(spelled(token))
+        words += text.decode(token_bytes(token))
         if token == END:
             return Output(words, "stop", len(ids), len(tokens))
     return Output(words, "length", len(ids), len(tokens))

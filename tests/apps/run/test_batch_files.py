@@ -91,7 +91,7 @@ def test_what_is_known_of_models_is_kept(tmp_path):
         (request("b", messages="hello"), "body.messages must be a list"),
         (request("b", url=COMPLETIONS, prompt=["x", "y"]), "body.prompt must be one text"),
         (request("b", n=2), "body.n must be 1"),
-        (request("b", tools=[{}]), "body.tools cannot be asked for"),
+        (request("b", tools=[{}]), "body.tools is not supported"),
         (request("b", max_tokens=0), "body.max_tokens must be whole tokens of at least 1; it is 0"),
         (request("a"), "'a' is also in line 1"),
         ({"method": "POST"} | {k: v for k, v in request("b").items() if k != "custom_id"}, "named 'custom_id'"),

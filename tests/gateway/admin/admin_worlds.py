@@ -38,14 +38,14 @@ class World:
     def __post_init__(self) -> None:
         self.config = GatewayConfig(engines=(Engine("http://e:1"),), order=Order(mode=self.mode))
         self.scheduler = Scheduler(self.config.order, Admission(), Dispatch(start=6, most=6))
-        self.hub = SimpleNamespace(
+        self.driver = SimpleNamespace(
             statistics=lambda: self.scheduler.statistics(self.now_s), position=self.scheduler.position
         )
-        self.telemetry = Telemetry(self.config, lambda: self.now_s, statistics=self.hub.statistics)
+        self.telemetry = Telemetry(self.config, lambda: self.now_s, statistics=self.driver.statistics)
         self.tell_engines()
         self.app = AdminApp(
             self.config,
-            self.hub,
+            self.driver,
             SimpleNamespace(states=lambda: self.states, worker=self.worker),
             SimpleNamespace(state=lambda: {"predictor": "lexical", "where": "in line", "sources": {"predictor": 400}}),
             self.telemetry,
@@ -57,7 +57,7 @@ class World:
         opened = name in self.down
         return SimpleNamespace(
             kind="vllm",
-            trouble=lambda _: "down: no connection" if opened else "",
+            unavailable_reason=lambda _: "down: no connection" if opened else "",
             breaker=SimpleNamespace(state=lambda _: "open" if opened else "closed"),
         )
 
@@ -71,7 +71,7 @@ class World:
             speed = 60.0 + 22.0 * running if up and running else None
             self.states.append(WorkerState(name, (MODEL,), up, tokens_per_s=speed, signals=signals))
         self.scheduler.workers(self.now_s, self.states)
-        self.telemetry.count_seats()
+        self.telemetry.update_slots()
 
     def live(self, seconds: float, rate_rps: float, seed: int = 0) -> World:
         """Traffic for so long: engines make a token every 30 ms for each of their requests."""
@@ -93,7 +93,7 @@ class World:
                     del running[one]
                     self.scheduler.left(self.now_s, one)
                     self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
-            self.decide(queued, running)
+            self.schedule(queued, running)
             if step % 8 == 0:
                 self.app.recent.sample()
                 self.tell_engines()
@@ -112,15 +112,15 @@ class World:
     def ran(self, request: Request, length: int, tick: float) -> None:
         more = min(int(tick / 0.03), length - request.generated_tokens)
         before = request.generated_tokens
-        self.scheduler.progressed(self.now_s, request.id, before + more)
+        self.scheduler.on_progress(self.now_s, request.id, before + more)
         if before == 0:
             self.telemetry.first_token(request, self.now_s)
         self.telemetry.tokens(request, more, self.now_s)
 
-    def decide(self, queued, running) -> None:
+    def schedule(self, queued, running) -> None:
         for _ in range(3):
-            decisions = self.scheduler.decide(self.now_s)
-            for one in decisions.cut:
+            decisions = self.scheduler.schedule(self.now_s)
+            for one in decisions.preempt:
                 queued[one] = running.pop(one)
                 self.scheduler.returned(self.now_s, one, queued[one][0].generated_tokens)
                 self.telemetry.returned(queued[one][0], "cut", self.now_s)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from admin_worlds import World
 
-from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, lived, simulated
+from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, measured, simulated
 from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, as_json
 from lengthwise.gateway.telemetry import Pair
 
@@ -21,7 +21,7 @@ def pairs(seed: int, n: int, *, finished_s: float = 0.0) -> list[Pair]:
 
 def test_numbers_are_those_of_the_requests_themselves() -> None:
     made = pairs(1, 700)
-    had, shadow = lived("isrtf", made)
+    had, shadow = measured("isrtf", made)
     assert (had["kind"], had["name"], had["count"]) == ("had", "isrtf", 700)
     assert (shadow["kind"], shadow["name"]) == ("shadow", "fcfs")
     columns = {"jct_s": had["jct"], "queued_for_s": had["queue"], "shadow_jct_s": shadow["jct"]}
@@ -39,7 +39,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     """Of 200 worlds, of the mean and of the change against the shadow."""
     mean = change = 0
     for seed in range(200):
-        had, _ = lived("isrtf", pairs(seed, 600), seed=seed)
+        had, _ = measured("isrtf", pairs(seed, 600), seed=seed)
         mean += had["jct"][0][1] <= 2.0 <= had["jct"][0][2]
         change += had["mean_change"][1] <= -1 / 3 <= had["mean_change"][2]
     assert 178 <= mean <= 200
@@ -47,16 +47,16 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 
 def test_few_requests_have_numbers_and_no_interval() -> None:
-    had, _ = lived("srtf", pairs(2, MIN_INTERVAL_REQUESTS - 1))
+    had, _ = measured("srtf", pairs(2, MIN_INTERVAL_REQUESTS - 1))
     assert np.isfinite(had["jct"][0][0])
     assert np.isnan(had["jct"][0][1:]).all()
     assert np.isnan(had["mean_change"][1:]).all()
-    assert lived("srtf", []) == []
+    assert measured("srtf", []) == []
 
 
 def test_it_is_made_anew_only_every_few_seconds_and_of_the_last_minutes() -> None:
     now_s = [100.0]
-    policies = Policies(lambda: now_s[0], 60.0, every_s=5.0)
+    policies = Policies(lambda: now_s[0], 60.0, interval_s=5.0)
     old, new = pairs(1, 50, finished_s=30.0), pairs(2, 70, finished_s=90.0)
     assert policies.rows("isrtf", old + new, None)[0]["count"] == 70
     now_s[0] = 104.0

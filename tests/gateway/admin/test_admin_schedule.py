@@ -10,13 +10,15 @@ from admin_worlds import Served, World
 from browser import screen, until
 
 from lengthwise.gateway.config import Dispatch, Order, Phases
-from lengthwise.gateway.replanning import Followed
+from lengthwise.gateway.replanning import ReplanningState
 
 PHASES = Phases(6, 5, decode_batch=34.0, mean_prompt_tokens=300.0, threshold=0.1, max_in_flight=44)
-NOW = Followed(True, "", 812, 3.25, 0.01, "RRA, B_E = 6, N_D = 5", 1, 2, 0, ("outputs moved", "Changed to RRA"), 970.0)
+NOW = ReplanningState(
+    True, "", 812, 3.25, 0.01, "RRA, B_E = 6, N_D = 5", 1, 2, 0, ("outputs moved", "Changed to RRA"), 970.0
+)
 
 
-def keeps(now: Followed | None) -> World:
+def keeps(now: ReplanningState | None) -> World:
     """A gateway in mode rra at 1,000 s."""
     world = World()
     config = replace(world.config, order=Order("rra", max_wait_s=math.inf), dispatch=Dispatch(phases=PHASES))
@@ -42,7 +44,7 @@ def test_what_is_kept_and_how_it_follows_is_in_the_state():
     ("now", "says"),
     [
         (NOW, "812 requests watched: evidence that lengths moved 3.25 of the 100 of an alarm. Changed 1 time"),
-        (replace(NOW, up=False, trouble="its process ended with 3"), "followed no more: its process ended with 3."),
+        (replace(NOW, up=False, error="its process ended with 3"), "followed no more: its process ended with 3."),
         (replace(NOW, false_positive_rate=math.nan), "The watch over lengths is about to begin."),
         (None, "It stays as it is"),
     ],

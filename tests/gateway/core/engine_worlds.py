@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.length_prediction.prediction import given
+from lengthwise.gateway.length_prediction.prediction import condition
 from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.predict.distribution import LEVELS
@@ -106,7 +106,7 @@ class EngineWorld:
         while self.events:
             self.now_s, _, what, arguments = heapq.heappop(self.events)
             what(*arguments)
-            self.decide()
+            self.schedule()
             wake_s = self.scheduler.next_s(self.now_s)
             if math.isfinite(wake_s) and (not self.events or wake_s < self.events[0][0]):
                 self.at(max(wake_s, self.now_s), self.wakes)
@@ -119,9 +119,9 @@ class EngineWorld:
     def arrives(self, job):
         assert self.scheduler.offer(self.now_s, job.request) is None
 
-    def decide(self):
-        decisions = self.scheduler.decide(self.now_s)
-        for one in decisions.cut:
+    def schedule(self):
+        decisions = self.scheduler.schedule(self.now_s)
+        for one in decisions.preempt:
             job = self.jobs[one]
             self.at(self.now_s + self.costs.way_s, self.is_back, job, job.visit)
         for one, name in decisions.assign:
@@ -160,13 +160,13 @@ class EngineWorld:
     def makes(self, engine, job):
         job.made, job.to_compute = job.made + 1, 0
         q = job.request
-        self.scheduler.progressed(self.now_s, q.id, job.made)
+        self.scheduler.on_progress(self.now_s, q.id, job.made)
         if job.made == job.tokens:
             del engine.batch[q.id]
             job.finished_s = self.now_s + self.costs.way_s
             self.scheduler.left(self.now_s, q.id)
         elif job.made % self.order.window_tokens == 0:
-            row = given(job.row, job.made)
+            row = condition(job.row, job.made)
             self.scheduler.reforecast(self.now_s, q.id, LengthPrediction(float(row.mean()), quantiles=row))
 
     def mean_s(self):
@@ -183,4 +183,4 @@ def mean_s(mode, seed, load, *, costs, cap=1, engines=1, count=200, window_token
     jobs = jobs_of(seed, count, rate_rps, **traffic)
     order = Order(mode, window_tokens=window_tokens, max_wait_s=math.inf, **more)
     world = EngineWorld(order, jobs, costs, cap=cap, engines=engines).run()
-    return world.mean_s(), world.p99_s(), world.scheduler.statistics(world.now_s).cuts
+    return world.mean_s(), world.p99_s(), world.scheduler.statistics(world.now_s).preemptions

@@ -10,23 +10,26 @@ from dataclasses import dataclass, field
 
 from scheduler_worlds import request
 
+from lengthwise.engine.continuous_batching import BatchSequence, ContinuousBatch, Limits
 from lengthwise.gateway.config import Admission, Dispatch, Order, Phases
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.scheduling import WorkerState
-from lengthwise.testing.engine_server.engine import Batch, BatchSequence, Limits, LinearSteps
+from lengthwise.testing.engine_server import LinearSteps
 
 
-class Logged(Batch):
-    """Keeps what each step had: (when it ended, decodes, prompts)."""
+class Logged(ContinuousBatch):
+    """Records each step: (end, decodes, prompts)."""
 
     def __init__(self, limits, steps):
         super().__init__(limits, steps)
         self.ran = []
 
-    def _launch(self, now):
-        super()._launch(now)
-        if self._step is not None and (not self.ran or self.ran[-1][0] != self._step.end_s):
-            self.ran.append((self._step.end_s, len(self._step.decodes), len(self._step.prompts)))
+    def advance(self, until_s):
+        while (now_s := self.next_s()) <= until_s and now_s < math.inf:
+            super().advance(now_s)
+            step = self.step
+            if step is not None and (not self.ran or self.ran[-1][0] != step.end_s):
+                self.ran.append((step.end_s, step.decodes, len(step.prompts)))
 
     @property
     def cycles(self):
@@ -107,11 +110,11 @@ class PhaseWorld:
             elif engine_s <= self.now_s:
                 for batch in self.batches.values():
                     batch.advance(self.now_s)
-            self.decide()
+            self.schedule()
 
-    def decide(self):
-        decisions = self.scheduler.decide(self.now_s)
-        assert not decisions.cut
+    def schedule(self):
+        decisions = self.scheduler.schedule(self.now_s)
+        assert not decisions.preempt
         assert not decisions.expire
         self.phases += decisions.phases
         for one, name in decisions.assign:
@@ -144,7 +147,7 @@ class PhaseWorld:
                 self.at(at_s + late_s, self.hears, job, name, epoch, job.got)
             return over
 
-        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.report, token)
+        job.q = BatchSequence(self.count, arrives_s, job.prompt_tokens + job.report, on_token=token)
         self.batches[name].enter(job.q)
 
     def hears(self, job, name, epoch, tokens):
@@ -152,7 +155,7 @@ class PhaseWorld:
             return
         if tokens > job.report:
             job.report = tokens
-            self.scheduler.progressed(self.now_s, job.number, tokens)
+            self.scheduler.on_progress(self.now_s, job.number, tokens)
         if tokens >= job.tokens:
             job.finished_s, job.worker = self.now_s, ""
             self.over(job)
@@ -161,7 +164,7 @@ class PhaseWorld:
         if math.isnan(job.finished_s) and not job.stopped:
             job.stopped = True
             if job.worker and job.q is not None:
-                self.batches[job.worker].abort(job.q)
+                self.batches[job.worker].abort(job.q, self.now_s)
             job.worker = ""
             self.over(job)
 

@@ -74,7 +74,7 @@ class World:
             self.now_s = at_s
             if what != "wakes":
                 getattr(self, what)(job, visit)
-            self.decide()
+            self.schedule()
             wake_s = self.scheduler.next_s(self.now_s)
             assert wake_s > self.now_s, "nothing is left to be decided now"
             if math.isfinite(wake_s) and (not self.events or wake_s < self.events[0][0]):
@@ -97,22 +97,22 @@ class World:
             self.at(self.now_s + self.window * self.token_s, "passes_window", job, visit)
 
     def generated(self, job, tokens):
-        self.scheduler.progressed(self.now_s, job.request.id, tokens)
+        self.scheduler.on_progress(self.now_s, job.request.id, tokens)
 
     def made(self, job):
         """Tokens so far; a cut loses what was made of a token."""
         return min(job.tokens, round(job.done + (self.now_s - job.sent_s[-1]) / self.token_s - 0.499))
 
-    def decide(self):
-        decisions = self.scheduler.decide(self.now_s)
+    def schedule(self):
+        decisions = self.scheduler.schedule(self.now_s)
         if decisions:
             self.log.append((self.now_s, decisions))
-        for one in decisions.cut:
+        for one in decisions.preempt:
             self.cut(self.jobs[one])
         for one, name in decisions.assign:
             self.send(self.jobs[one], name)
-        if decisions.cut:
-            self.decide()
+        if decisions.preempt:
+            self.schedule()
 
     def cut(self, job):
         assert job.worker, "only who runs is cut"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.worker_pool import drained_s
+from lengthwise.gateway.core.worker_pool import drain_times_s
 from lengthwise.gateway.scheduling import WorkerState
 
 
@@ -21,7 +21,7 @@ def full(admission, **metadata):
     made = scheduler("fcfs", admission=admission, workers=[WorkerState("w", ("m",), in_flight=1, tokens_per_s=50.0)])
     for i in range(3):
         assert made.offer(0.0, request(i, predicted=1000, **metadata)) is None
-        made.decide(0.0)
+        made.schedule(0.0)
     return made
 
 
@@ -39,7 +39,7 @@ def test_what_is_too_much_is_refused_and_told_when_to_come_again(admission, reas
     assert (rejection.status, rejection.reason) == (429, reason)
     assert rejection.retry_after_s == 60.0, "2000 tokens wait and 1000 run at 50 a second"
     made.left(2.0, 0)
-    made.decide(2.0)
+    made.schedule(2.0)
     assert made.offer(2.0, request(10, 2.0, body_bytes=50)) is None
 
 
@@ -56,7 +56,7 @@ def test_nobody_is_refused_for_a_wait_while_there_is_room():
     made = scheduler("fcfs", admission=Admission(max_predicted_wait_s=1.0), workers=[slow])
     for i in range(2):
         assert made.offer(0.0, request(i)) is None
-        made.decide(0.0)
+        made.schedule(0.0)
     assert made.offer(0.0, request(3)).reason == "predicted_wait"
 
 
@@ -71,7 +71,7 @@ def test_before_engines_are_known_any_model_may_wait():
     made = scheduler("fcfs", workers=[])
     assert made.offer(0.0, request(1, model="after")) is None
     made.workers(5.0, [worker(models=("after",))])
-    assert sent(made.decide(5.0)) == [1]
+    assert sent(made.schedule(5.0)) == [1]
 
 
 def test_a_worker_that_has_not_told_its_models_may_serve_any():
@@ -88,7 +88,7 @@ def test_who_waits_for_an_engine_in_vain_is_told_so(mode):
     times, expired = [], []
     now_s = 25.0
     while math.isfinite(now_s):
-        decisions = made.decide(now_s)
+        decisions = made.schedule(now_s)
         for one, rejection in decisions.expire:
             assert (rejection.status, rejection.reason) == (503, "no_engine")
             assert rejection.retry_after_s
@@ -103,13 +103,13 @@ def test_who_waits_for_an_engine_in_vain_is_told_so(mode):
 def test_engines_that_come_back_in_time_serve_who_waited():
     made = scheduler("fcfs", admission=Admission(no_engine_s=30.0))
     made.offer(0.0, request(1))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.0, request(2))
     assert made.workers(100.0, [worker(up=False)]) == ()
-    assert not made.decide(129.0).expire
+    assert not made.schedule(129.0).expire
     made.left(129.0, 1)
     made.workers(129.0, [worker()])
-    assert sent(made.decide(129.0)) == [2]
+    assert sent(made.schedule(129.0)) == [2]
 
 
 def test_only_the_model_without_an_engine_expires():
@@ -118,17 +118,17 @@ def test_only_the_model_without_an_engine_expires():
     for i in range(3):
         made.offer(0.0, request(i))
     made.offer(0.0, request(7, model="x"))
-    made.decide(0.0)
-    assert [one for one, _ in made.decide(31.0).expire] == [7]
+    made.schedule(0.0)
+    assert [one for one, _ in made.schedule(31.0).expire] == [7]
 
 
 def test_who_waits_beyond_its_own_deadline_expires():
     made = scheduler("fcfs")
     for i in range(3):
         made.offer(0.0, request(i, deadline_s=4.0))
-        made.decide(0.0)
+        made.schedule(0.0)
     assert made.next_s(0.0) == 4.0
-    expired = made.decide(4.0).expire
+    expired = made.schedule(4.0).expire
     assert [one for one, _ in expired] == [1, 2], "who runs is not cut off"
     assert {rejection.reason for _, rejection in expired} == {"deadline"}
 
@@ -140,7 +140,7 @@ def test_a_draining_scheduler_lets_nobody_in_and_serves_who_is():
     rejection = made.offer(0.0, request(2))
     assert (rejection.status, rejection.reason) == (503, "draining")
     assert rejection.retry_after_s > 0
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
 
 
 def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
@@ -149,7 +149,7 @@ def test_who_gathers_in_bins_counts_for_the_wait_that_is_predicted():
         made = scheduler("bins", admission=Admission(max_predicted_wait_s=30.0), workers=workers)
         for i, model in enumerate(models):
             assert made.offer(0.0, request(i, predicted=1000, model=model)) is None
-            assert not made.decide(0.0)
+            assert not made.schedule(0.0)
         assert made.statistics(0.0).backlog_tokens == 1000 * len(models)
         return made.offer(1.0, request(9, 1.0))
 
@@ -174,11 +174,11 @@ def predicted_wait_s(model, waiting, workers):
     for one in workers:
         for _ in range(one.in_flight):
             made.offer(0.0, request(next(number), predicted=100, model=one.models[0], prompt_tokens=0))
-            made.decide(0.0)
+            made.schedule(0.0)
     for other, count in waiting:
         for _ in range(count):
             made.offer(0.0, request(next(number), predicted=100, model=other, prompt_tokens=0))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.configure(0.0, Order(mode="fcfs"), Admission(max_predicted_wait_s=0.0), Dispatch())
     refused = made.offer(0.0, request(next(number), model=model))
     return 0.0 if refused is None else refused.retry_after_s
@@ -209,7 +209,7 @@ def test_all_that_waits_is_done_by_somebody_who_serves_it(tokens, workers):
     numbers = {model: [at for at, (of, _) in enumerate(workers) if model in of] for model in tokens}
     served = {model: count for model, count in tokens.items() if numbers[model]}
     rates = [rate for _, rate in workers]
-    levels_s = drained_s(served, numbers, rates)
+    levels_s = drain_times_s(served, numbers, rates)
     assert sum(map(operator.mul, levels_s, rates)) == pytest.approx(sum(served.values()))
     for model, count in served.items():
         isolated_s = count / sum(rates[at] for at in numbers[model])

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.worker import Cap
+from lengthwise.gateway.core.worker import ConcurrencyLimit
 from lengthwise.gateway.scheduling import Signals, WorkerState
 
 
 def found_cap(*, batch=40, polls=200, start=8):
     """The caps over time before an engine that runs ``batch`` at once and queues the rest."""
-    cap, caps = Cap(Dispatch(start=start)), []
+    cap, caps = ConcurrencyLimit(Dispatch(start=start)), []
     for look in range(1, polls):
         in_flight = cap.limit(None)
         cap.used(in_flight)
@@ -36,7 +36,7 @@ def test_the_cap_finds_what_the_engine_runs_at_once(batch, start):
 
 
 def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
-    cap = Cap(Dispatch(start=5))
+    cap = ConcurrencyLimit(Dispatch(start=5))
     for look in range(20):
         cap.used(5)
         cap.poll(float(look), Signals(at_s=look), 5)
@@ -47,7 +47,7 @@ def test_an_engine_that_tells_nothing_keeps_the_cap_it_starts_with():
     "trouble", [{"waiting": 3.0}, {"waiting": 0.0, "kv_used": 0.95}, {"waiting": 0.0, "preemptions": 2.0}]
 )
 def test_signs_of_too_many_shrink_the_cap(trouble):
-    cap = Cap(Dispatch(start=16))
+    cap = ConcurrencyLimit(Dispatch(start=16))
     cap.used(16)
     cap.poll(1.0, Signals(waiting=0.0, preemptions=1.0, at_s=1.0), 16)
     before = cap.limit(None)
@@ -56,7 +56,7 @@ def test_signs_of_too_many_shrink_the_cap(trouble):
 
 
 def test_a_cap_that_is_not_used_does_not_grow():
-    cap = Cap(Dispatch(start=8))
+    cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(3)
         cap.poll(float(look), Signals(waiting=0.0, at_s=look), 3)
@@ -64,7 +64,7 @@ def test_a_cap_that_is_not_used_does_not_grow():
 
 
 def test_stale_signals_change_nothing():
-    cap = Cap(Dispatch(start=8))
+    cap = ConcurrencyLimit(Dispatch(start=8))
     for look in range(1, 20):
         cap.used(8)
         cap.poll(float(look), Signals(waiting=4.0, at_s=1.0), 8)
@@ -74,7 +74,7 @@ def test_stale_signals_change_nothing():
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1), st.integers(0, 9)), max_size=60), st.integers(1, 8))
 def test_the_cap_stays_within_its_bounds(signals, least):
-    cap = Cap(Dispatch(start=8, least=least, most=64))
+    cap = ConcurrencyLimit(Dispatch(start=8, least=least, most=64))
     for look, (waiting, kv_used, preemptions) in enumerate(signals):
         cap.used(cap.limit(None))
         told = Signals(waiting=waiting, kv_used=kv_used, preemptions=preemptions, at_s=look)
@@ -88,7 +88,7 @@ def test_the_cap_stays_within_its_bounds(signals, least):
 def fill(made, count, now_s=0.0, **metadata):
     for i in range(count):
         made.offer(now_s, request(i, now_s, **metadata))
-    return made.decide(now_s)
+    return made.schedule(now_s)
 
 
 def adapting(**metadata):
@@ -108,10 +108,10 @@ def test_a_full_engine_queue_is_no_failure():
     assert sent(fill(made, 6)) == [0, 1, 2, 3]
     made.queue_full(0.5, "w", 3)
     assert made.position(3) == 0, "back to its place, before those who came later"
-    assert sent(made.decide(0.5)) == [], "the cap is what the engine took"
+    assert sent(made.schedule(0.5)) == [], "the cap is what the engine took"
     assert made.statistics(0.5).workers[0].cap == 3
     made.left(0.7, 0)
-    assert sent(made.decide(0.7)) == [3]
+    assert sent(made.schedule(0.7)) == [3]
 
 
 def test_a_worker_that_refuses_all_is_asked_ever_more_rarely():
@@ -119,10 +119,10 @@ def test_a_worker_that_refuses_all_is_asked_ever_more_rarely():
     made.offer(0.0, request(1))
     now_s, asked = 0.0, []
     while now_s < 10.0:
-        if sent(made.decide(now_s)):
+        if sent(made.schedule(now_s)):
             asked.append(now_s)
             made.queue_full(now_s, "w", 1)
-            made.decide(now_s)
+            made.schedule(now_s)
         now_s = made.next_s(now_s)
     gaps = [b - a for a, b in itertools.pairwise(asked)]
     assert 4 < len(asked) < 12
@@ -136,7 +136,7 @@ def test_the_least_backlog_gets_the_next_one():
     made.offer(0.0, request(2, predicted=100))
     made.offer(0.0, request(3, predicted=100))
     made.offer(0.0, request(4, predicted=400))
-    assert made.decide(0.0).assign == ((1, "a"), (2, "b"), (3, "b"), (4, "b"))
+    assert made.schedule(0.0).assign == ((1, "a"), (2, "b"), (3, "b"), (4, "b"))
 
 
 def test_backlog_is_counted_in_the_seconds_of_the_worker():
@@ -144,10 +144,10 @@ def test_backlog_is_counted_in_the_seconds_of_the_worker():
     slow = WorkerState("slow", ("m",), in_flight=9, tokens_per_s=10.0)
     made = scheduler("fcfs", workers=[slow, fast])
     made.offer(0.0, request(1, predicted=900))
-    made.decide(0.0)
+    made.schedule(0.0)
     for i in range(2, 8):
         made.offer(0.0, request(i, predicted=50))
-    assert {name for _, name in made.decide(0.0).assign} == {"fast"}
+    assert {name for _, name in made.schedule(0.0).assign} == {"fast"}
 
 
 @pytest.mark.parametrize(("behind_tokens", "stays"), [(20, True), (200, False)])
@@ -155,38 +155,38 @@ def test_a_session_stays_where_it_was_while_that_is_worth_it(behind_tokens, stay
     """A prompt of 1000 tokens, half of it expected there, saves as much time as 50 output tokens."""
     made = scheduler("fcfs", workers=[worker("a", cap=9), worker("b", cap=9)], dispatch=Dispatch(affinity=0.5))
     made.offer(0.0, request(1, session="s", prompt_tokens=1000))
-    assert made.decide(0.0).assign == ((1, "a"),)
+    assert made.schedule(0.0).assign == ((1, "a"),)
     made.left(0.1, 1)
     made.offer(0.2, request(2, predicted=behind_tokens))
-    assert made.decide(0.2).assign == ((2, "a"),)
+    assert made.schedule(0.2).assign == ((2, "a"),)
     made.offer(0.3, request(3, session="s", prompt_tokens=1000))
-    assert made.decide(0.3).assign == ((3, "a" if stays else "b"),)
+    assert made.schedule(0.3).assign == ((3, "a" if stays else "b"),)
 
 
 def test_a_worker_that_failed_it_is_avoided_until_no_other_is_up():
     both = [worker("a"), worker("b")]
     made = scheduler("fcfs", workers=both)
     made.offer(0.0, request(1))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.returned(0.1, 1, 0, avoid="a")
-    assert made.decide(0.1).assign == ((1, "b"),)
+    assert made.schedule(0.1).assign == ((1, "b"),)
     made.returned(0.2, 1, 0, avoid="b")
-    assert made.decide(0.2).assign[0][0] == 1, "both failed it: any is better than none"
+    assert made.schedule(0.2).assign[0][0] == 1, "both failed it: any is better than none"
 
 
 def test_only_what_fits_the_cache_is_sent():
     made = scheduler("fcfs", workers=[worker(cap=9, kv_tokens=1000)])
     for i in range(4):
         made.offer(0.0, request(i, predicted=390, prompt_tokens=10))
-    assert sent(made.decide(0.0)) == [0, 1]
+    assert sent(made.schedule(0.0)) == [0, 1]
     made.left(1.0, 0)
-    assert sent(made.decide(1.0)) == [2]
+    assert sent(made.schedule(1.0)) == [2]
 
 
 def test_an_empty_worker_takes_even_what_does_not_fit():
     made = scheduler("fcfs", workers=[worker(cap=9, kv_tokens=100)])
     made.offer(0.0, request(1, predicted=math.inf))
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
 
 
 def test_a_model_goes_only_to_who_serves_it():
@@ -194,18 +194,18 @@ def test_a_model_goes_only_to_who_serves_it():
     made.offer(0.0, request(1, model="y"))
     made.offer(0.0, request(2, model="y"))
     made.offer(0.0, request(3, model="x"))
-    assert made.decide(0.0).assign == ((1, "b"), (3, "a"))
+    assert made.schedule(0.0).assign == ((1, "b"), (3, "a"))
 
 
 def test_a_full_queue_holds_longer_each_time_until_a_request_is_taken_again():
-    cap, now_s, holds = Cap(Dispatch(start=16)), 0.0, []
+    cap, now_s, holds = ConcurrencyLimit(Dispatch(start=16)), 0.0, []
     for _ in range(6):
         cap.refused(now_s, 4)
-        holds.append(cap.held_until_s - now_s)
+        holds.append(cap.backoff_until_s - now_s)
         cap.accepted(now_s - 1.0)  # tokens of one that was there before say nothing
-        now_s = cap.held_until_s
+        now_s = cap.backoff_until_s
     assert holds == sorted(holds)
     assert holds[-1] > 8 * holds[0]
     cap.accepted(now_s)
     cap.refused(now_s + 0.1, 4)
-    assert cap.held_until_s - now_s - 0.1 == pytest.approx(holds[0])
+    assert cap.backoff_until_s - now_s - 0.1 == pytest.approx(holds[0])

@@ -21,10 +21,10 @@ def filled(mode, cap=1, **order):
     """One runs, a long one (1) and a short one (2) wait since 0."""
     made = scheduler(mode, workers=[worker(cap=cap)], **order)
     made.offer(0.0, request(0, predicted=50))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.0, request(1, predicted=500, tenant=1))
     made.offer(0.0, request(2, predicted=5, tenant=2))
-    made.decide(0.0)
+    made.schedule(0.0)
     return made
 
 
@@ -32,18 +32,18 @@ def filled(mode, cap=1, **order):
 def test_a_bound_on_waiting_holds_for_who_waits_already(max_wait_s, first):
     made = filled("srtf", max_wait_s=10.0)
     told(made, 1.0, Order(mode="srtf", max_wait_s=max_wait_s))
-    made.decide(1.0)
+    made.schedule(1.0)
     made.left(4.0, 0)
-    assert sent(made.decide(4.0)) == [first]
+    assert sent(made.schedule(4.0)) == [first]
 
 
 def test_who_had_waited_too_long_has_not_by_a_longer_bound():
     made = filled("srtf", max_wait_s=2.0)
-    made.decide(3.0)
+    made.schedule(3.0)
     assert made.position(1) == 0
     told(made, 3.0, Order(mode="srtf", max_wait_s=60.0))
     assert (made.position(2), made.position(1)) == (0, 1)
-    made.decide(3.0)
+    made.schedule(3.0)
     assert made.next_s(3.0) == 60.0
 
 
@@ -51,70 +51,70 @@ def test_fairness_begins_with_what_tenants_were_served_before():
     made = scheduler("fcfs", workers=[worker(cap=1)])
     for i, tenant in enumerate([1, 1, 1, 2]):
         made.offer(0.0, request(i, predicted=100, tenant=tenant))
-    assert sent(made.decide(0.0)) == [0]
+    assert sent(made.schedule(0.0)) == [0]
     told(made, 0.0, Order(mode="fcfs", fairness="vtc"))
     made.left(1.0, 0)
-    assert sent(made.decide(1.0)) == [3], "tenant 1 has had one already"
+    assert sent(made.schedule(1.0)) == [3], "tenant 1 has had one already"
     told(made, 1.0, Order(mode="fcfs"))
     made.left(2.0, 3)
-    assert sent(made.decide(2.0)) == [1]
+    assert sent(made.schedule(2.0)) == [1]
 
 
 def test_cuts_are_allowed_and_forbidden_as_told():
     none = Order(mode="isrtf", takeover="by_rank", cuts_per_s=0.0)
     made = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
-    assert made.decide(1.0).cut == ()
+    assert made.schedule(1.0).preempt == ()
     told(made, 1.0, replace(none, cuts_per_s=10.0))
-    assert made.decide(1.0).cut == (), "none for the time before"
+    assert made.schedule(1.0).preempt == (), "none for the time before"
     assert made.next_s(1.0) == pytest.approx(1.1)
-    assert made.decide(1.11).cut == (0,)
+    assert made.schedule(1.11).preempt == (0,)
     other = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
     told(other, 1.0, replace(none, cuts_per_s=10.0, max_preemptions=0))
-    assert [other.decide(now_s).cut for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
+    assert [other.schedule(now_s).preempt for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
 
 
 def test_telling_rates_again_and_again_makes_no_storm():
     made = scheduler("isrtf", takeover="by_rank", cuts_per_s=2.0, workers=[worker(cap=40)])
     for i in range(40):
         made.offer(0.0, request(i, predicted=1000))
-    made.decide(0.0)
+    made.schedule(0.0)
     for i in range(40, 80):
         made.offer(0.0, request(i, predicted=5))
     cuts = 0
     for step in range(100):
         now_s = 0.1 * step
         told(made, now_s, Order(mode="isrtf", takeover="by_rank", cuts_per_s=2.0 + step % 2))
-        cuts += len(made.decide(now_s).cut)
+        cuts += len(made.schedule(now_s).preempt)
     assert 2 <= cuts <= 3 + 3 * 10
 
 
 def test_another_takeover_decides_who_gives_way():
     made = filled("isrtf", takeover="worth(factor=100)")
-    assert made.decide(1.0).cut == ()
+    assert made.schedule(1.0).preempt == ()
     told(made, 1.0, Order(mode="isrtf", takeover="by_rank"))
-    assert made.decide(1.1).cut == (0,)
+    assert made.schedule(1.1).preempt == (0,)
 
 
 def test_who_gathers_leaves_by_the_new_time():
     made = scheduler("bins", bins=1, batch_wait_s=30.0, workers=[worker(cap=4)])
     made.offer(0.0, request(1))
     made.offer(1.0, request(2, 1.0))
-    assert sent(made.decide(1.0)) == []
+    assert sent(made.schedule(1.0)) == []
     told(made, 1.0, Order(mode="bins", bins=3, batch_wait_s=2.0))
-    made.decide(1.0)
+    made.schedule(1.0)
     assert made.next_s(1.0) == 2.0
-    assert sent(made.decide(2.0)) == [1, 2]
+    assert sent(made.schedule(2.0)) == [1, 2]
 
 
 def test_patience_and_room_are_those_told_last():
     made = scheduler("fcfs", workers=[])
     made.workers(0.0, [worker(up=False)])
     made.offer(0.0, request(1))
-    assert made.decide(0.0).expire == ()
+    assert made.schedule(0.0).expire == ()
     told(made, 1.0, Order(mode="fcfs"), Admission(no_engine_s=2.0, max_queued=1))
     assert made.offer(1.0, request(2, 1.0)).reason == "queue_full"
-    assert made.decide(1.0).expire == ()
-    assert [one for one, _ in made.decide(2.5).expire] == [1]
+    assert made.schedule(1.0).expire == ()
+    assert [one for one, _ in made.schedule(2.5).expire] == [1]
 
 
 def test_caps_keep_what_they_found_within_new_bounds():
@@ -128,14 +128,14 @@ def test_caps_keep_what_they_found_within_new_bounds():
     assert cap() == 3, "nothing was found yet"
     for i in range(8):
         made.offer(0.0, request(i))
-    assert len(sent(made.decide(0.0))) == 3
+    assert len(sent(made.schedule(0.0))) == 3
     made.workers(2.0, [WorkerState("w", ("m",), signals=Signals(waiting=0.0, at_s=2.0))])
     assert cap() == 6
     told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=2, most=5))
     assert cap() == 5
     told(made, 2.0, Order(mode="fcfs"), dispatch=Dispatch(start=1, most=1))
     made.left(3.0, 0)
-    assert sent(made.decide(3.0)) == [], "two are there still"
+    assert sent(made.schedule(3.0)) == [], "two are there still"
     assert made.statistics(3.0).workers[0].in_flight > cap()
 
 
@@ -153,7 +153,7 @@ def test_told_anything_at_any_time_everybody_ends():
     """Bounds, takeovers, fairness and rates change at every fifth decision of a whole run."""
     jobs = [(request(i, 0.05 * i, predicted=1 + 37 * i % 300, tenant=i % 3), 1 + 53 * i % 200) for i in range(120)]
     made = scheduler("isrtf", workers=[worker(cap=4)])
-    world, decide, count = World(made, jobs, [worker(cap=4)]), made.decide, 0
+    world, schedule, count = World(made, jobs, [worker(cap=4)]), made.schedule, 0
 
     def changing(now_s):
         nonlocal count
@@ -162,9 +162,9 @@ def test_told_anything_at_any_time_everybody_ends():
             order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "never", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
-        return decide(now_s)
+        return schedule(now_s)
 
-    made.decide = changing
+    made.schedule = changing
     world.run()
     assert count > 100
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())

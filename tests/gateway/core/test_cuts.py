@@ -20,20 +20,20 @@ def on_demand(**order):
 def running_long_waiting_short(made, **metadata):
     """A long one runs; a short one comes; what is decided then."""
     made.offer(0.0, request(1, predicted=1000, **metadata))
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
     made.offer(1.0, request(2, 1.0, predicted=10))
-    return made.decide(1.0)
+    return made.schedule(1.0)
 
 
 def test_a_short_one_takes_a_long_ones_place():
     made = on_demand()
     decisions = running_long_waiting_short(made)
-    assert decisions.cut == (1,)
+    assert decisions.preempt == (1,)
     assert decisions.assign == (), "there is room only once the cut one is back"
-    assert made.decide(1.1).cut == ()
+    assert made.schedule(1.1).preempt == ()
     made.returned(1.2, 1, 40)
-    assert sent(made.decide(1.2)) == [2]
-    assert made.statistics(1.2).cuts == 1
+    assert sent(made.schedule(1.2)) == [2]
+    assert made.statistics(1.2).preemptions == 1
     assert made.position(1) == 0
 
 
@@ -41,13 +41,13 @@ def test_one_place_that_is_coming_free_is_enough_for_one():
     made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=1000))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(7, 1.0, predicted=100))
-    assert made.decide(1.0).cut == (1,)
-    made.progressed(2.0, 0, 50)
-    assert not made.decide(2.0), "the place of the first is for the one that waits"
+    assert made.schedule(1.0).preempt == (1,)
+    made.on_progress(2.0, 0, 50)
+    assert not made.schedule(2.0), "the place of the first is for the one that waits"
     made.offer(3.0, request(8, 3.0, predicted=90))
-    assert made.decide(3.0).cut == (0,), "another one that waits takes another place"
+    assert made.schedule(3.0).preempt == (0,), "another one that waits takes another place"
 
 
 def test_who_cannot_be_resumed_is_left_alone():
@@ -60,7 +60,7 @@ def test_other_modes_cut_nobody():
 
 def test_a_takeover_must_be_worth_its_cost():
     cheap = scheduler("isrtf", takeover="worth(factor=1)")
-    assert running_long_waiting_short(cheap).cut == (1,)
+    assert running_long_waiting_short(cheap).preempt == (1,)
     dear = scheduler("isrtf", takeover="worth(factor=100)")
     assert not running_long_waiting_short(dear, prompt_tokens=1000)
 
@@ -77,14 +77,14 @@ def test_one_that_was_cut_is_left_alone_for_a_window():
     made = on_demand(cuts_per_s=math.inf)
     running_long_waiting_short(made)
     made.returned(1.0, 1, 40)
-    made.decide(1.0)
+    made.schedule(1.0)
     made.left(1.5, 2)
-    assert sent(made.decide(1.5)) == [1]
+    assert sent(made.schedule(1.5)) == [1]
     made.offer(2.0, request(3, 2.0, predicted=10))
-    made.progressed(2.0, 1, 89)
-    assert not made.decide(2.0)
-    made.progressed(3.0, 1, 90)
-    assert made.decide(3.0).cut == (1,)
+    made.on_progress(2.0, 1, 89)
+    assert not made.schedule(2.0)
+    made.on_progress(3.0, 1, 90)
+    assert made.schedule(3.0).preempt == (1,)
 
 
 def test_equal_ones_never_take_turns():
@@ -99,28 +99,28 @@ def test_equal_keys_that_do_not_move_never_take_turns():
     made = on_demand(cuts_per_s=math.inf, max_preemptions=1000)
     for i in range(6):
         made.offer(0.0, request(i, predicted=100))
-    running = sent(made.decide(0.0))
+    running = sent(made.schedule(0.0))
     for step in range(1, 200):
         now_s = 0.05 * step
-        made.progressed(now_s, running[0], 50 * step)
+        made.on_progress(now_s, running[0], 50 * step)
         made.reforecast(now_s, running[0], LengthPrediction(100 + 50 * step, at_tokens=50 * step))
-        assert not made.decide(now_s).cut
+        assert not made.schedule(now_s).preempt
 
 
 def test_who_has_waited_too_long_is_not_cut():
     made = on_demand(max_wait_s=2.0)
     made.offer(0.0, request(1, predicted=1000))
-    assert sent(made.decide(3.0)) == [1]
+    assert sent(made.schedule(3.0)) == [1]
     made.offer(3.5, request(2, 3.5, predicted=1))
-    assert not made.decide(3.5)
+    assert not made.schedule(3.5)
 
 
 def test_a_better_class_is_not_cut_for_a_worse_one():
     made = on_demand()
     made.offer(0.0, request(1, predicted=1000, priority=0))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(2, 1.0, predicted=1, priority=5))
-    assert not made.decide(1.0)
+    assert not made.schedule(1.0)
 
 
 def test_nobody_is_cut_where_that_makes_no_room():
@@ -128,26 +128,26 @@ def test_nobody_is_cut_where_that_makes_no_room():
     made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=3)])
     for i in range(3):
         made.offer(0.0, request(i, predicted=1000))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.workers(0.5, [worker(cap=1)])
     made.offer(1.0, request(7, 1.0, predicted=1))
-    assert not made.decide(1.0)
+    assert not made.schedule(1.0)
     for i in range(2):
         made.left(2.0, i)
-    assert not made.decide(2.0)
+    assert not made.schedule(2.0)
     made.workers(2.5, [worker(cap=1)])
-    assert made.decide(2.5).cut == (2,)
+    assert made.schedule(2.5).preempt == (2,)
 
 
 def test_nobody_is_cut_for_one_that_would_not_fit_even_then():
     made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=400, prompt_tokens=0))
     made.offer(0.0, request(2, predicted=300, prompt_tokens=0, resumable=False))
-    assert len(made.decide(0.0).assign) == 2
+    assert len(made.schedule(0.0).assign) == 2
     made.offer(1.0, request(3, 1.0, predicted=10, prompt_tokens=800))
-    assert not made.decide(1.0)
+    assert not made.schedule(1.0)
     made.offer(1.1, request(4, 1.1, predicted=5, prompt_tokens=600))
-    assert made.decide(1.1).cut == (1,)
+    assert made.schedule(1.1).preempt == (1,)
 
 
 @pytest.mark.parametrize("cuts_per_s", [0.0, 0.5, 3.0])
@@ -156,7 +156,7 @@ def test_storms_are_capped(cuts_per_s):
     made = on_demand(cuts_per_s=cuts_per_s, max_preemptions=1000)
     jobs = [(request(i, 0.02 * i, predicted=100_000 / (i + 1)), 400) for i in range(200)]
     world = World(made, jobs, [worker(cap=8)]).run()
-    times = [now_s for now_s, decisions in world.log for _ in decisions.cut]
+    times = [now_s for now_s, decisions in world.log for _ in decisions.preempt]
     most = max(1.0, cuts_per_s) if cuts_per_s else 0
     for i, start_s in enumerate(times):
         for n, end_s in enumerate(times[i:], start=1):
@@ -180,31 +180,31 @@ def test_whatever_is_predicted_everybody_ends_and_is_cut_at_most_so_often(seed, 
 def windowed():
     made = scheduler("windowed", window_tokens=50)
     made.offer(0.0, request(1, predicted=1000))
-    made.decide(0.0)
+    made.schedule(0.0)
     return made
 
 
 def test_a_window_that_is_over_makes_room_for_who_waits():
     made = windowed()
     made.offer(0.1, request(2, 0.1, predicted=10))
-    assert not made.decide(0.1), "not before its end"
-    made.progressed(0.2, 1, 49)
-    assert not made.decide(0.2)
-    made.progressed(0.3, 1, 50)
-    assert made.decide(0.3).cut == (1,)
+    assert not made.schedule(0.1), "not before its end"
+    made.on_progress(0.2, 1, 49)
+    assert not made.schedule(0.2)
+    made.on_progress(0.3, 1, 50)
+    assert made.schedule(0.3).preempt == (1,)
     made.returned(0.4, 1, 51)
-    assert sent(made.decide(0.4)) == [2]
+    assert sent(made.schedule(0.4)) == [2]
 
 
 def test_a_window_goes_on_where_nobody_waits():
     made = windowed()
-    made.progressed(0.3, 1, 50)
-    assert not made.decide(0.3)
+    made.on_progress(0.3, 1, 50)
+    assert not made.schedule(0.3)
     made.offer(0.5, request(2, 0.5, predicted=10))
-    made.progressed(0.6, 1, 99)
-    assert not made.decide(0.6)
-    made.progressed(0.7, 1, 100)
-    assert made.decide(0.7).cut == (1,)
+    made.on_progress(0.6, 1, 99)
+    assert not made.schedule(0.6)
+    made.on_progress(0.7, 1, 100)
+    assert made.schedule(0.7).preempt == (1,)
 
 
 def test_no_more_windows_end_than_requests_wait_at_all_workers_together():
@@ -212,22 +212,22 @@ def test_no_more_windows_end_than_requests_wait_at_all_workers_together():
     made = scheduler("windowed", workers=[worker("a", cap=2), worker("b", cap=2)])
     for i, predicted in enumerate([300, 900, 600, 700]):
         made.offer(0.0, request(i, predicted=predicted))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.1, request(7, 0.1, predicted=10))
     for i in range(4):
-        made.progressed(0.5, i, 50)
-    assert made.decide(0.5).cut == (1,)
+        made.on_progress(0.5, i, 50)
+    assert made.schedule(0.5).preempt == (1,)
     for i in (0, 2, 3):
-        made.progressed(0.6, i, 100)
-    assert made.decide(0.6).cut == ()
+        made.on_progress(0.6, i, 100)
+    assert made.schedule(0.6).preempt == ()
 
 
 def test_no_more_windows_end_than_requests_wait():
     made = scheduler("windowed", workers=[worker(cap=3)])
     for i, predicted in enumerate([300, 900, 600]):
         made.offer(0.0, request(i, predicted=predicted))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.1, request(7, 0.1, predicted=10))
     for i in range(3):
-        made.progressed(0.5, i, 50)
-    assert made.decide(0.5).cut == (1,), "of those whose windows are over the longest leaves"
+        made.on_progress(0.5, i, 50)
+    assert made.schedule(0.5).preempt == (1,), "of those whose windows are over the longest leaves"

@@ -10,11 +10,11 @@ def returned(tokens_kept, *, workers=("w",), avoid="", **metadata):
     """A request with a deadline at 4 s that came back at 5 s, behind 60 tokens."""
     made = scheduler("isrtf", workers=[worker(name) for name in workers])
     made.offer(0.0, request(1, deadline_s=4.0, **metadata))
-    assert sent(made.decide(0.0)) == [1]
-    made.decide(4.5)
-    made.progressed(5.0, 1, 60)
+    assert sent(made.schedule(0.0)) == [1]
+    made.schedule(4.5)
+    made.on_progress(5.0, 1, 60)
     made.returned(5.0, 1, tokens_kept, avoid=avoid)
-    return made.decide(5.0)
+    return made.schedule(5.0)
 
 
 @pytest.mark.parametrize("avoid", ["", "a"])
@@ -24,7 +24,7 @@ def test_a_stream_that_was_cut_or_failed_over_goes_on_however_old_it_is(avoid):
     assert sent(decisions) == [1]
 
 
-@pytest.mark.parametrize("metadata", [{"tokens_kept": 60, "complete": True}, {"tokens_kept": 0}])
+@pytest.mark.parametrize("metadata", [{"tokens_kept": 60, "buffered": True}, {"tokens_kept": 0}])
 def test_who_has_nothing_of_its_answer_yet_still_has_its_deadline(metadata):
     decisions = returned(**metadata)
     assert [(one, rejection.reason) for one, rejection in decisions.expire] == [(1, "deadline")]
@@ -34,11 +34,11 @@ def test_who_has_nothing_of_its_answer_yet_still_has_its_deadline(metadata):
 def test_a_stream_that_waits_again_waits_past_its_deadline():
     made = scheduler("isrtf")
     made.offer(0.0, request(1, deadline_s=4.0))
-    made.decide(0.0)
-    made.progressed(2.0, 1, 60)
+    made.schedule(0.0)
+    made.on_progress(2.0, 1, 60)
     assert made.workers(3.0, []) == (1,)
     made.returned(3.0, 1, 60)
-    assert not made.decide(4.0).expire
-    assert not made.decide(5.0).expire
+    assert not made.schedule(4.0).expire
+    assert not made.schedule(5.0).expire
     made.workers(6.0, [worker("next")])
-    assert sent(made.decide(6.0)) == [1]
+    assert sent(made.schedule(6.0)) == [1]

@@ -11,79 +11,79 @@ OLD, LEAVING = "e", "e (leaving 0)"
 def placed(made, now_s, one):
     """Where it goes."""
     made.offer(now_s, one)
-    return dict(made.decide(now_s).assign).get(one.id)
+    return dict(made.schedule(now_s).assign).get(one.id)
 
 
-def passed_on(made, now_s, *, place, cap=9, others=()):
+def passed_on(made, now_s, *, address, cap=9, others=()):
     """The name passes on to another worker at a place; the old one was at "p"."""
-    leaving = worker(LEAVING, cap=cap, up=False, was=OLD, place="p")
+    leaving = worker(LEAVING, cap=cap, up=False, renamed_from=OLD, address="p")
     made.workers(now_s, [leaving, *others])
-    made.workers(now_s, [worker(OLD, cap=cap, epoch=1, place=place), leaving, *others])
+    made.workers(now_s, [worker(OLD, cap=cap, epoch=1, address=address), leaving, *others])
 
 
 def test_who_failed_at_an_engine_does_not_avoid_its_successor():
-    made = scheduler("fcfs", workers=[worker(OLD, cap=9, place="p"), worker("other", cap=1)])
+    made = scheduler("fcfs", workers=[worker(OLD, cap=9, address="p"), worker("other", cap=1)])
     assert placed(made, 0.0, request(0, prompt_tokens=5000)) == OLD
     assert placed(made, 0.0, request(1)) == "other"
     made.returned(1.0, 0, 0, avoid=OLD)
-    passed_on(made, 1.0, place="q", others=[worker("other", cap=1)])
-    assert dict(made.decide(1.0).assign) == {0: OLD}, "it waits for no seat of the other one"
+    passed_on(made, 1.0, address="q", others=[worker("other", cap=1)])
+    assert dict(made.schedule(1.0).assign) == {0: OLD}, "it waits for no seat of the other one"
 
 
-@pytest.mark.parametrize(("place", "to"), [("q", "other"), ("p", OLD)])
-def test_a_session_does_not_follow_the_name_but_the_engine(place, to):
+@pytest.mark.parametrize(("address", "to"), [("q", "other"), ("p", OLD)])
+def test_a_session_does_not_follow_the_name_but_the_engine(address, to):
     others = [worker("other", cap=9)]
-    made = scheduler("fcfs", workers=[worker(OLD, cap=9, place="p"), *others])
+    made = scheduler("fcfs", workers=[worker(OLD, cap=9, address="p"), *others])
     assert placed(made, 0.0, request(0, session="s", prompt_tokens=3000)) == OLD
     made.left(1.0, 0)
-    passed_on(made, 1.0, place=place, others=others)
+    passed_on(made, 1.0, address=address, others=others)
     assert placed(made, 1.0, request(1, predicted=50)) == OLD  # a little more to do than the other
     assert placed(made, 1.0, request(2, session="s", prompt_tokens=3000)) == to
 
 
 def learned():
-    made = scheduler("isrtf", workers=[worker(OLD, cap=2, place="p")])
+    made = scheduler("isrtf", workers=[worker(OLD, cap=2, address="p")])
     for number in range(30):
         now_s = 10.0 * number
         made.offer(now_s, request(number, now_s, prompt_tokens=10 + number))
-        made.decide(now_s)
+        made.schedule(now_s)
         for token in range(1, 11):
-            made.progressed(now_s + 2.0 + 0.01 * token, number, token)
+            made.on_progress(now_s + 2.0 + 0.01 * token, number, token)
         made.left(now_s + 3.0, number)
     return made
 
 
-@pytest.mark.parametrize("place", ["p", "q"])
-def test_what_was_learned_of_an_engine_is_kept_under_another_key_and_forgotten_of_another_engine(place):
+@pytest.mark.parametrize("address", ["p", "q"])
+def test_what_was_learned_of_an_engine_is_kept_under_another_key_and_forgotten_of_another_engine(address):
     made = learned()
-    before = made._crew.named(OLD)
-    price, speed = before.price.recompute_steps(100, 1), before.speed.tokens_per_s
-    passed_on(made, 400.0, place=place, cap=2)
-    now = made._crew.named(OLD)
-    kept = (now.price.recompute_steps(100, 1), now.speed.tokens_per_s) == (price, speed)
+    before = made.worker_pool.get(OLD)
+    price, speed = before.cost.recompute_steps(100, 1), before.throughput.tokens_per_s
+    passed_on(made, 400.0, address=address, cap=2)
+    now = made.worker_pool.get(OLD)
+    kept = (now.cost.recompute_steps(100, 1), now.throughput.tokens_per_s) == (price, speed)
     assert now is not before
-    assert kept is (place == "p")
+    assert kept is (address == "p")
 
 
 def test_who_leaves_and_who_comes_at_one_place_have_its_seats_together():
     made = learned()
     made.offer(400.0, request(100, 400.0))
-    made.decide(400.0)
-    passed_on(made, 400.0, place="p", cap=2)
+    made.schedule(400.0)
+    passed_on(made, 400.0, address="p", cap=2)
     for number in (101, 102):
         made.offer(401.0, request(number, 401.0))
-    assert len(sent(made.decide(401.0))) == 1
+    assert len(sent(made.schedule(401.0))) == 1
     made.left(402.0, 100)
-    assert len(sent(made.decide(402.0))) == 1
+    assert len(sent(made.schedule(402.0))) == 1
 
 
 def test_they_have_its_cache_together():
-    cache = {"kv_tokens": 250, "place": "p"}
+    cache = {"kv_tokens": 250, "address": "p"}
     made = scheduler("fcfs", workers=[worker(OLD, cap=9, **cache)])
     assert placed(made, 0.0, request(0)) == OLD  # 110 tokens
-    leaving = worker(LEAVING, cap=9, up=False, was=OLD, **cache)
+    leaving = worker(LEAVING, cap=9, up=False, renamed_from=OLD, **cache)
     made.workers(1.0, [worker(OLD, cap=9, epoch=1, **cache), leaving])
     assert placed(made, 1.0, request(1)) == OLD
     assert placed(made, 1.0, request(2)) is None
     made.left(2.0, 0)
-    assert dict(made.decide(2.0).assign) == {2: OLD}
+    assert dict(made.schedule(2.0).assign) == {2: OLD}

@@ -10,22 +10,22 @@ from scheduler_worlds import request, scheduler, sent, worker
 def test_a_full_engine_gets_nothing_as_long_as_it_said_and_two_seconds_at_most(wanted_s, constrained_latency_s):
     made = scheduler("fcfs", workers=[worker("a", cap=4), worker("b", cap=4)])
     made.offer(0.0, request(1))
-    ((one, full),) = made.decide(0.0).assign
+    ((one, full),) = made.schedule(0.0).assign
     made.queue_full(1.0, full, one, wanted_s)
     other = {"a": "b", "b": "a"}[full]
     for number in range(2, 6):
         made.offer(1.0, request(number, 1.0))
-    assert made.decide(1.0).assign == ((1, other), (2, other), (3, other), (4, other))
+    assert made.schedule(1.0).assign == ((1, other), (2, other), (3, other), (4, other))
     assert made.next_s(1.0) == 1.0 + constrained_latency_s
-    assert not made.decide(1.0 + constrained_latency_s - 0.01).assign
-    assert made.decide(1.0 + constrained_latency_s).assign == ((5, full),)
+    assert not made.schedule(1.0 + constrained_latency_s - 0.01).assign
+    assert made.schedule(1.0 + constrained_latency_s).assign == ((5, full),)
 
 
 def test_who_says_nothing_is_asked_again_soon():
     made = scheduler("fcfs")
     made.offer(0.0, request(1))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.queue_full(1.0, "w", 1)
-    assert not made.decide(1.0)
+    assert not made.schedule(1.0)
     assert made.next_s(1.0) == pytest.approx(1.1)
-    assert sent(made.decide(1.1)) == [1]
+    assert sent(made.schedule(1.1)) == [1]

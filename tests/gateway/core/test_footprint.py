@@ -11,7 +11,7 @@ import pytest
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.core.queue import Alarms
+from lengthwise.gateway.core.queue import Deadlines
 
 
 def kept(thing, seen=None):
@@ -43,28 +43,28 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(mode):
                 session=f"session {number % 50}",
             ),
         )
-        running += [one for one, _ in made.decide(now_s).assign]
+        running += [one for one, _ in made.schedule(now_s).assign]
         if len(running) == 4 or number % 3 == 0:
             for one in running:
-                made.progressed(now_s, one, 60)
+                made.on_progress(now_s, one, 60)
                 made.left(now_s, one)
             running = []
         if number in (20_000, 99_999):
-            sizes.append((kept(made), sys.getsizeof(made._entries)))
+            sizes.append((kept(made), sys.getsizeof(made.entries)))
     assert sizes[1][0] <= 1.2 * sizes[0][0] + 3000
     assert made.statistics(now_s).waiting < 50
 
 
 def test_alarms_that_are_called_off_take_no_room():
-    alarms = Alarms()
+    alarms = Deadlines()
     for number in range(10_000):
         alarms.set(number, 1e6 + number)
         if number >= 10:
-            alarms.clear(number - 10)
+            alarms.discard(number - 10)
     assert len(alarms) == 10
-    assert len(alarms._heap) <= 2 * 10 + 65
+    assert alarms.heap_size <= 2 * 10 + 65
     assert alarms.next_s() == 1e6 + 9990
-    assert alarms.rung(1e6 + 9991) == [9990, 9991]
+    assert alarms.pop_due(1e6 + 9991) == [9990, 9991]
 
 
 def test_nothing_to_do_takes_no_time_however_many_wait():
@@ -72,6 +72,6 @@ def test_nothing_to_do_takes_no_time_however_many_wait():
     made = scheduler("srtf")
     for number in range(2000):
         made.offer(0.0, request(number))
-    made.decide(0.0)
-    made._queue = made._crew = made._dispatch = None
-    assert not made.decide(0.1)
+    made.schedule(0.0)
+    made.queue = made.worker_pool = made.dispatcher = None
+    assert not made.schedule(0.1)

@@ -16,52 +16,52 @@ def two_long_and_a_short_one(**order):
     made = scheduler("isrtf", **({"takeover": "by_rank"} | order), workers=[worker(cap=2)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=1000 * (i + 1)))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(7, 1.0, predicted=10))
-    assert made.decide(1.0).cut == (1,)
+    assert made.schedule(1.0).preempt == (1,)
     return made
 
 
 def test_another_one_is_asked_where_the_first_cannot_be_cut():
     made = two_long_and_a_short_one()
-    assert not made.decide(1.5)
-    made.uncuttable(2.0, 1)
+    assert not made.schedule(1.5)
+    made.mark_nonpreemptible(2.0, 1)
     assert made.next_s(2.0) == 2.0
-    assert made.decide(2.0).cut == (0,)
+    assert made.schedule(2.0).preempt == (0,)
     made.returned(2.1, 0, 3)
-    assert sent(made.decide(2.1)) == [7]
+    assert sent(made.schedule(2.1)) == [7]
 
 
 def test_it_counts_as_no_cut_and_is_not_asked_again_where_it_is():
     made = two_long_and_a_short_one(max_preemptions=1)
-    made.uncuttable(2.0, 1)
-    made.uncuttable(2.0, 0)
-    assert not made.decide(2.0)
-    assert made.statistics(2.0).cuts == 0
-    made.progressed(3.0, 1, 60)
-    assert not made.decide(3.0)
+    made.mark_nonpreemptible(2.0, 1)
+    made.mark_nonpreemptible(2.0, 0)
+    assert not made.schedule(2.0)
+    assert made.statistics(2.0).preemptions == 0
+    made.on_progress(3.0, 1, 60)
+    assert not made.schedule(3.0)
     made.returned(4.0, 1, 60)  # its engine failed
-    assert sent(made.decide(4.0)) == [7]
+    assert sent(made.schedule(4.0)) == [7]
     made.left(5.0, 7)
-    assert sent(made.decide(5.0)) == [1]
+    assert sent(made.schedule(5.0)) == [1]
     made.offer(6.0, request(8, 6.0, predicted=10))
-    made.progressed(7.0, 1, 200)
-    assert made.decide(7.0).cut == (1,), "elsewhere it can be cut"
+    made.on_progress(7.0, 1, 200)
+    assert made.schedule(7.0).preempt == (1,), "elsewhere it can be cut"
 
 
 def test_a_cut_in_vain_gives_its_share_of_the_cap_back():
     made = two_long_and_a_short_one(cuts_per_s=1.0)
-    made.uncuttable(1.0, 1)
-    assert made.decide(1.02).cut == (0,)
+    made.mark_nonpreemptible(1.0, 1)
+    assert made.schedule(1.02).preempt == (0,)
 
 
 def test_nothing_happens_to_who_is_not_at_a_worker():
     made = two_long_and_a_short_one()
-    made.uncuttable(1.0, 7)
-    made.uncuttable(1.0, 99)
+    made.mark_nonpreemptible(1.0, 7)
+    made.mark_nonpreemptible(1.0, 99)
     made.returned(1.0, 1, 3)
-    made.uncuttable(1.0, 1)
-    assert sent(made.decide(1.0)) == [7]
+    made.mark_nonpreemptible(1.0, 1)
+    assert sent(made.schedule(1.0)) == [7]
 
 
 class Refusing(Watched):
@@ -70,7 +70,8 @@ class Refusing(Watched):
     def __init__(self, *args, seed, late_s, **named):
         super().__init__(*args, **named)
         self.draws, self.late_s = random.Random(seed), late_s
-        self.refuses, self.report, self.client_request = {}, set(), {}
+        self.refuses, self.refused, self.requested = {}, set(), {}
+        self.finished_first = 0
 
     def send(self, job, name):
         super().send(job, name)
@@ -79,14 +80,19 @@ class Refusing(Watched):
             self.tell(job)
 
     def tell(self, job):
-        self.report.add((job.request.id, job.visit))
-        self.scheduler.uncuttable(self.now_s, job.request.id)
+        self.refused.add((job.request.id, job.visit))
+        self.scheduler.mark_nonpreemptible(self.now_s, job.request.id)
 
     def cut(self, job):
         assert job.worker
-        assert (job.request.id, job.visit) not in self.report, "who cannot be cut there is not asked again"
-        self.client_request[job.request.id] = job.visit
+        assert (job.request.id, job.visit) not in self.refused, "who cannot be cut there is not asked again"
+        self.requested[job.request.id] = job.visit
         self.at(self.now_s + self.late_s * self.draws.random(), "answers", job, job.visit)
+
+    def ends(self, job, visit):
+        if job.visit == visit and job.worker and self.is_pending(job):
+            self.finished_first += 1
+        super().ends(job, visit)
 
     def answers(self, job, visit):
         if job.visit != visit or not job.worker:
@@ -97,19 +103,19 @@ class Refusing(Watched):
             World.cut(self, job)
 
     def pending(self):
-        """Asked, and neither obeyed nor refused nor over."""
-        jobs = (self.jobs[one] for one in self.client_request)
-        return sum(
-            bool(job.worker)
-            and self.client_request[job.request.id] == job.visit
-            and (job.request.id, job.visit) not in self.report
-            for job in jobs
-        )
+        """Preemptions that are neither done nor refused nor overtaken by the end of their requests."""
+        return sum(self.is_pending(self.jobs[one]) for one in self.requested)
 
-    def decide(self):
-        super().decide()
-        assert sum(one.cutting for one in self.scheduler._crew) == self.pending()
-        assert self.scheduler.statistics(self.now_s).cuts >= sum(job.request.preemptions for job in self.jobs.values())
+    def is_pending(self, job):
+        visit = (job.request.id, job.visit)
+        return bool(job.worker) and self.requested.get(job.request.id) == job.visit and visit not in self.refused
+
+    def schedule(self):
+        super().schedule()
+        assert sum(one.num_preempting for one in self.scheduler.worker_pool) == self.pending()
+        assert self.scheduler.statistics(self.now_s).preemptions >= sum(
+            job.request.preemptions for job in self.jobs.values()
+        )
 
 
 @settings(max_examples=30)
@@ -120,4 +126,5 @@ def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_ho
     made = scheduler(mode, max_wait_s=MAX_WAIT_S, takeover="by_rank", cuts_per_s=math.inf, max_preemptions=1000)
     world = Refusing(made, jobs, [worker(cap=cap)], seed=seed, late_s=late_s).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
-    assert made.statistics(world.now_s).cuts == sum(job.request.preemptions for job in world.jobs.values())
+    done = sum(job.request.preemptions for job in world.jobs.values())
+    assert made.statistics(world.now_s).preemptions == done + world.finished_first

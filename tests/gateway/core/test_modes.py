@@ -20,7 +20,7 @@ def test_nothing_is_held_back_where_the_engine_orders(mode):
     made = scheduler(mode, workers=[WorkerState("w", ("m",), slots=2, kv_tokens=50)], dispatch=Dispatch(most=100))
     for i in range(1000):
         made.offer(0.0, request(i))
-    assert sent(made.decide(0.0)) == list(range(1000))
+    assert sent(made.schedule(0.0)) == list(range(1000))
     assert made.statistics(0.0).workers[0].cap is None
 
 
@@ -29,9 +29,9 @@ def test_what_an_engine_is_to_be_sent_at_most_holds_in_every_mode(mode):
     made = scheduler(mode, workers=[worker(cap=4)])
     for i in range(20):
         made.offer(0.0, request(i, predicted=20 - i))
-    assert sent(made.decide(0.0)) == [0, 1, 2, 3]
+    assert sent(made.schedule(0.0)) == [0, 1, 2, 3]
     made.left(1.0, 2)
-    assert sent(made.decide(1.0)) == [4], "the others in order of arrival"
+    assert sent(made.schedule(1.0)) == [4], "the others in order of arrival"
     assert made.statistics(1.0).workers[0].cap == 4
 
 
@@ -51,36 +51,36 @@ def test_a_full_bin_leaves_as_a_batch_to_one_worker():
     made = scheduler("bins", bins=1, workers=[worker("a", cap=4), worker("b", cap=4)])
     for i in range(3):
         made.offer(0.0, request(i, predicted=100))
-    assert not made.decide(0.0), "a bin that is not full gathers"
+    assert not made.schedule(0.0), "a bin that is not full gathers"
     assert made.position(2) == 2
     made.offer(0.5, request(3, 0.5, predicted=100))
-    assert made.decide(0.5).assign == tuple((i, "a") for i in range(4))
+    assert made.schedule(0.5).assign == tuple((i, "a") for i in range(4))
     for i in range(4, 8):
         made.offer(1.0, request(i, 1.0, predicted=100))
-    assert made.decide(1.0).assign == tuple((i, "b") for i in range(4, 8))
+    assert made.schedule(1.0).assign == tuple((i, "b") for i in range(4, 8))
 
 
 def test_a_batch_waits_for_one_worker_with_room_for_all():
     made = scheduler("bins", bins=1, workers=[worker("a", cap=3), worker("b", cap=3)])
     for i in range(6):
         made.offer(0.0, request(i, predicted=100))
-    made.decide(0.0)
+    made.schedule(0.0)
     for i in range(6, 9):
         made.offer(0.1, request(i, 0.1, predicted=100))
     for i, left in enumerate([0, 1, 3, 4]):
         made.left(0.2 + i / 10, left)
-        assert not made.decide(0.2 + i / 10)
+        assert not made.schedule(0.2 + i / 10)
     made.left(0.7, 2)
-    assert made.decide(0.7).assign == ((6, "a"), (7, "a"), (8, "a"))
+    assert made.schedule(0.7).assign == ((6, "a"), (7, "a"), (8, "a"))
 
 
 def test_a_bin_that_does_not_fill_leaves_in_time():
     made = scheduler("bins", bins=1, batch_wait_s=2.0, workers=[worker(cap=8)])
     made.offer(0.0, request(1))
     made.offer(1.5, request(2, 1.5))
-    assert not made.decide(1.5)
+    assert not made.schedule(1.5)
     assert made.next_s(1.5) == 2.0
-    assert sent(made.decide(2.0)) == [1, 2]
+    assert sent(made.schedule(2.0)) == [1, 2]
 
 
 def test_bins_hold_requests_of_like_length():
@@ -88,9 +88,9 @@ def test_bins_hold_requests_of_like_length():
     made = scheduler("bins", bins=4, workers=[worker(cap=5)], batch_wait_s=math.inf, max_wait_s=math.inf)
     for i in range(600):
         made.offer(0.01 * i, request(i, 0.01 * i, predicted=draws.uniform(1, 400)))
-    made.decide(6.0)
+    made.schedule(6.0)
     batches = {}
-    for entry in made._queue:
+    for entry in made.queue:
         if entry.batch > 40:
             batches.setdefault(entry.batch, []).append(entry.predicted)
     assert len(batches) > 40
@@ -103,14 +103,13 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     made = scheduler("bins", bins=1, workers=[worker(cap=3)], batch_wait_s=1.0)
     for i in range(5):
         made.offer(0.0, request(i))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.left(0.1, 3)
-    assert sent(made.decide(1.0)) == []
+    assert sent(made.schedule(1.0)) == []
     for i in range(3):
         made.left(1.1, i)
-    assert sent(made.decide(1.1)) == [4]
-    assert not made._dispatch._batch_left
-    assert not made._dispatch._batch_at
+    assert sent(made.schedule(1.1)) == [4]
+    assert made.dispatcher.num_batches == 0
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])
@@ -118,11 +117,11 @@ def test_ranks_that_change_with_time_are_taken_anew(long, first):
     """Highest response ratio: a long one that waited long enough goes before a short newcomer, not else."""
     made = scheduler("srtf", rank="hrrn", max_wait_s=math.inf)
     made.offer(0.0, request(1, predicted=1))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.0, request(2, predicted=long))
     made.offer(50.0, request(3, 50.0, predicted=10))
     made.left(51.0, 1)
-    assert sent(made.decide(51.0)) == [first]
+    assert sent(made.schedule(51.0)) == [first]
 
 
 def test_ranked_anew_equal_ones_keep_the_order_of_arrival():
@@ -140,7 +139,7 @@ def test_tenants_take_turns_within_one_decision():
     made = scheduler("fcfs", fairness="vtc", workers=[worker(cap=4)])
     for i in range(8):
         made.offer(0.0, request(i, 0.01 * i, tenant=i // 4))
-    assert sent(made.decide(0.1)) == [0, 4, 1, 5]
+    assert sent(made.schedule(0.1)) == [0, 4, 1, 5]
 
 
 def test_what_a_tenant_gets_for_one_model_counts_for_its_others():
@@ -148,19 +147,19 @@ def test_what_a_tenant_gets_for_one_model_counts_for_its_others():
     made.offer(0.0, request(0, 0.0, tenant=0))
     made.offer(0.0, request(1, 0.1, tenant=0, model="x"))
     made.offer(0.0, request(2, 0.2, tenant=1))
-    assert sent(made.decide(0.3)) == [0, 2]
+    assert sent(made.schedule(0.3)) == [0, 2]
 
 
 def test_a_run_that_begins_again_has_all_its_tokens_before_it():
     made = scheduler("srtf")
     made.offer(0.0, q := request(1, predicted=100))
-    made.decide(0.0)
-    made.progressed(1.0, 1, 60)
+    made.schedule(0.0)
+    made.on_progress(1.0, 1, 60)
     assert made.statistics(1.0).backlog_tokens == 40
     made.returned(1.0, 1, 0)
     assert made.statistics(1.0).backlog_tokens == 100
-    made.decide(1.0)
-    made.progressed(2.0, 1, 10)
+    made.schedule(1.0)
+    made.on_progress(2.0, 1, 10)
     assert q.generated_tokens == 10
 
 
@@ -168,7 +167,7 @@ def test_a_new_forecast_changes_the_place():
     made = scheduler("srtf")
     for i, predicted in enumerate([1, 50, 60]):
         made.offer(0.0, request(i, predicted=predicted))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.reforecast(0.1, 1, LengthPrediction(900.0))
     assert [made.position(i) for i in (1, 2)] == [1, 0]
 
@@ -209,12 +208,12 @@ def test_a_worker_that_came_back_is_served_anew():
     made = scheduler("fcfs", workers=[worker(cap=2)])
     for i in range(3):
         made.offer(0.0, request(i))
-    made.decide(0.0)
+    made.schedule(0.0)
     assert made.workers(1.0, [worker(cap=2, epoch=1)]) == (0, 1)
     assert made.statistics(1.0).running == 0
     made.returned(1.0, 0, 30)
     made.left(1.0, 1)
-    assert sent(made.decide(1.0)) == [0, 2], "it keeps its arrival"
+    assert sent(made.schedule(1.0)) == [0, 2], "it keeps its arrival"
     assert made.workers(2.0, []) == (0, 2)
 
 
@@ -223,7 +222,7 @@ def test_signals_and_numbers_are_told():
     made = scheduler("fcfs", workers=[told])
     for i in range(3):
         made.offer(0.0, request(i, predicted=100, prompt_tokens=0, body_bytes=7))
-    made.decide(0.0)
+    made.schedule(0.0)
     now = made.statistics(4.0)
     assert (now.waiting, now.running, now.waiting_bytes, now.ordering) == (2, 1, 14, True)
     assert (now.oldest_wait_s, now.backlog_tokens, now.backlog_s) == (4.0, 300.0, 6.0)
@@ -236,9 +235,9 @@ def test_throughput_is_measured_from_the_tokens_that_come():
     made = scheduler("fcfs", workers=[worker(cap=1)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=500, prompt_tokens=0))
-    made.decide(0.0)
+    made.schedule(0.0)
     for step in range(1, 40):
-        made.progressed(0.1 * step, 0, 4 * step)
+        made.on_progress(0.1 * step, 0, 4 * step)
     assert made.statistics(4.0).predicted_wait_s == pytest.approx((500 + 500 - 156) / 40, rel=0.05)
 
 

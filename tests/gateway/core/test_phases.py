@@ -16,8 +16,8 @@ from scheduler_worlds import World, request, scheduler, sent, worker
 from test_waiting_bound import MAX_WAIT_S, Watched, floods
 
 from lengthwise.gateway.config import Dispatch, Phases
-from lengthwise.gateway.core.phases import Sizing
-from lengthwise.testing.engine_server.engine import Limits
+from lengthwise.gateway.core.phases import PrefillBatchSize
+from lengthwise.testing.engine_server import Limits
 
 
 @pytest.mark.parametrize(("encode_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])
@@ -213,7 +213,7 @@ def test_prompts_of_an_encoding_stay_near_their_mean():
 
 def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
     phases = Phases(4, 5, decode_batch=20.0, mean_prompt_tokens=50.0, threshold=0.25)
-    sizing = Sizing(phases)
+    sizing = PrefillBatchSize(phases)
 
     def taken(decodes, waiting=100):
         count = 0
@@ -235,7 +235,7 @@ def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
 def test_an_encoding_takes_what_the_simulators_batching_takes(encode_batch, decodes, prompts, threshold):
     """The rule of section 5.2, written again from its words."""
     mean, decode_batch = 100.0, 30.0
-    sizing = Sizing(Phases(encode_batch, 5, decode_batch, mean, threshold))
+    sizing = PrefillBatchSize(Phases(encode_batch, 5, decode_batch, mean, threshold))
     taken, tokens, queue = 0, 0, list(prompts)
     while queue and sizing.takes(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
         tokens += queue.pop(0)

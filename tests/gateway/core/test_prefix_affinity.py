@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.dispatch import Placing, Sessions
+from lengthwise.gateway.core.dispatch import DispatchPass, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
-from lengthwise.gateway.core.worker import MOST_BLOCKS, Cached, Price, Worker
-from lengthwise.gateway.request import EMPTY, SIZES, Leading, Prints
+from lengthwise.gateway.core.worker import MAX_BLOCKS, PreemptionCost, PrefixCache, Worker
+from lengthwise.gateway.request import EMPTY, SIZES, PrefixHasher, PromptPrefix
 from lengthwise.gateway.scheduling import WorkerState
 
-PRINTS = Prints(b"a secret of tests")
+PRINTS = PrefixHasher(b"a secret of tests")
 SYSTEM = "You are a clerk of the archive. Answer in the words of the files. " * 80  # 5,280 letters
 
 
 def begins(text, tokens, *, model="m", **metadata):
-    return {"prompt_tokens": tokens, "leading": PRINTS.of_text(text, tokens, model=model, **metadata)}
+    return {"prompt_tokens": tokens, "prefix": PRINTS.of_text(text, tokens, model=model, **metadata)}
 
 
 def two(**dispatch):
@@ -31,7 +31,7 @@ def two(**dispatch):
 def place(made, now_s, one):
     """Where it goes."""
     made.offer(now_s, one)
-    ((_, name),) = made.decide(now_s).assign
+    ((_, name),) = made.schedule(now_s).assign
     return name
 
 
@@ -49,11 +49,11 @@ def test_a_known_beginning_is_followed_while_it_is_worth_more_than_balance(behin
     made = two()
     warmed(made)
     made.offer(0.2, request(1, predicted=5000))
-    made.decide(0.2)  # a is busy
+    made.schedule(0.2)  # a is busy
     assert place(made, 0.2, request(2, predicted=5000 + behind_tokens)) == "b"
     made.left(0.3, 1)
     made.offer(0.3, request(3, predicted=5000))
-    assert made.decide(0.3).assign == ((3, "a"),)
+    assert made.schedule(0.3).assign == ((3, "a"),)
     asked = request(4, **begins(SYSTEM + "and who?", 1002))
     assert place(made, 0.4, asked) == to
     assert asked.cached_tokens == (pytest.approx(0.87 * 1000, rel=0.05) if to == "b" else 0)
@@ -66,31 +66,31 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     metadata = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
     asked = request(1, **begins(SYSTEM, 1000, **metadata))
     if change == "prefixes":
-        asked.leading = EMPTY
+        asked.prefix = EMPTY
     assert place(made, 0.2, asked) == "a"
     assert asked.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
     assert place(two(), 0.3, same) == "a", "nobody has it: the first of equals"
 
 
-@pytest.mark.parametrize("fate", ["stays", "down for a moment", "restarted", "replaced"])
-def test_what_a_worker_had_is_forgotten_with_it(fate):
+@pytest.mark.parametrize("status", ["stays", "down for a moment", "restarted", "replaced"])
+def test_what_a_worker_had_is_forgotten_with_it(status):
     made = two()
     warmed(made)
-    states = [worker("a", cap=9), worker("b", cap=9, epoch=int(fate == "restarted"))]
-    if fate == "replaced":
+    states = [worker("a", cap=9), worker("b", cap=9, epoch=int(status == "restarted"))]
+    if status == "replaced":
         made.workers(0.2, states[:1])
-    if fate == "down for a moment":
+    if status == "down for a moment":
         made.workers(0.2, [states[0], worker("b", cap=9, up=False)])
     made.workers(0.3, states)
-    kept = fate in ("stays", "down for a moment")
+    kept = status in ("stays", "down for a moment")
     assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == ("b" if kept else "a")
 
 
 def test_a_worker_under_another_name_keeps_its_cache():
     made = two()
     warmed(made)
-    made.workers(0.2, [worker("a", cap=9), worker("c", cap=9, was="b")])
+    made.workers(0.2, [worker("a", cap=9), worker("c", cap=9, renamed_from="b")])
     assert place(made, 0.4, request(1, **begins(SYSTEM, 1000))) == "c"
 
 
@@ -112,26 +112,26 @@ TEXTS = ["x" * 300, "x" * 5000, SYSTEM, SYSTEM + "x" * 4000, "y" * 70_000, "z"]
 def test_the_predicted_cost_is_never_above_that_of_balance_alone(active, text, affinity, has_session):
     worker_pool, tokens = [], {one: len(one) // 4 + 1 for one in TEXTS}
     sessions, entry = Sessions(), Entry(request(1, session="s" * has_session, **begins(text, tokens[text])))
-    entry.finalize()
+    entry.update_remaining()
     for number, (speed, work, sent, prompt_s) in enumerate(active):
-        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), unheld=False)
-        one.speed.tokens_per_s, one.work = speed, work
+        one = Worker(WorkerState(f"w{number}", ("m",), in_flight=9), Dispatch(), no_limit=False)
+        one.throughput.tokens_per_s, one.work = speed, work
         for step in range(40):
-            one.price.started(10 * step, prompt_s * 10 * step, cold=True)
+            one.cost.add_start(10 * step, prompt_s * 10 * step, uncached=True)
         for each in TEXTS[:sent]:
-            one.cached.sent(begins(each, tokens[each])["leading"])
+            one.prefix_cache.insert(begins(each, tokens[each])["prefix"])
         worker_pool.append(one)
-    sessions.sent(entry, "w1")
-    placing = Placing(worker_pool, sessions, affinity, 0.0, {"m": 1})
+    sessions.dispatched(entry, "w1")
+    placing = DispatchPass(worker_pool, sessions, affinity, 0.0, {"m": 1})
     near = placing.choose(entry)
-    best = Placing(worker_pool, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
+    best = DispatchPass(worker_pool, Sessions(), 0.0, 0.0, {"m": 1}).choose(entry)
 
     def cost_s(one):
-        speed = placing.speed(one)
-        cached = one.cached.tokens(entry.request.leading)
+        speed = placing.tokens_per_s(one)
+        cached = one.prefix_cache.cached_tokens(entry.request.prefix)
         if has_session and one.name == "w1":
             cached = entry.request.prompt_tokens
-        each_s = one.price.prefill_s()
+        each_s = one.cost.prefill_s()
         each_s = PREFILL_WEIGHT / speed if each_s is None else min(each_s, 1 / speed)
         return (one.work + entry.work) / speed - affinity * cached * each_s
 
@@ -147,36 +147,36 @@ prompts = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40_000), st.integ
 @settings(max_examples=100, deadline=None)
 @given(prompts, st.integers(0, 60), st.one_of(st.none(), st.floats(0, 5000)))
 def test_what_is_remembered_is_bounded_and_never_more_than_the_prompt(report, most, max_tokens):
-    cached = Cached(most)
+    cached = PrefixCache(most)
     for system, letters, tail in report:
         text = f"system {system} " * 500 + str(tail) * letters
-        leading = begins(text, len(text) // 4)["leading"]
-        expected = cached.tokens(leading)
-        assert cached.sent(leading, max_tokens) == expected <= len(text) // 4
+        prefix = begins(text, len(text) // 4)["prefix"]
+        expected = cached.cached_tokens(prefix)
+        assert cached.insert(prefix, max_tokens) == expected <= len(text) // 4
         assert len(cached) <= most
-        assert cached._tokens == pytest.approx(sum(cached._tokens_of.values()), abs=1e-6)
-        assert max_tokens is None or cached._tokens <= max_tokens
+        assert (cached.tokens > 0) == (len(cached) > 0)
+        assert max_tokens is None or cached.tokens <= max_tokens
 
 
 def test_what_is_used_longest_ago_goes_first_and_the_deep_before_the_shared():
-    cached, shared = Cached(10), "s" * 256
+    cached, shared = PrefixCache(10), "s" * 256
     first, second = (PRINTS.of_text(shared + c * 256 * 5, 600, model="m") for c in "ab")
-    cached.sent(first)
-    cached.sent(second)  # 6 + 5 hashes: one too many
-    assert cached.tokens(first) == 500
-    assert cached.tokens(second) == 600
-    cached.sent(PRINTS.of_text("c" * 256 * 7, 700, model="m"))
-    assert cached.tokens(first) == 100, "the shared block is in use by the second"
-    assert cached.tokens(second) == 300
+    cached.insert(first)
+    cached.insert(second)  # 6 + 5 hashes: one too many
+    assert cached.cached_tokens(first) == 500
+    assert cached.cached_tokens(second) == 600
+    cached.insert(PRINTS.of_text("c" * 256 * 7, 700, model="m"))
+    assert cached.cached_tokens(first) == 100, "the shared block is in use by the second"
+    assert cached.cached_tokens(second) == 300
 
 
 def test_all_workers_together_remember_so_many_bytes_at_most():
-    worker_pool = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)])._crew
-    assert sum(one.cached.most for one in worker_pool) <= MOST_BLOCKS
+    worker_pool = scheduler("fcfs", workers=[worker(f"w{n}") for n in range(7)]).worker_pool
+    assert sum(one.prefix_cache.max_blocks for one in worker_pool) <= MAX_BLOCKS
     tracemalloc.start()
-    cached = Cached(2_000)
+    cached = PrefixCache(2_000)
     for number in range(400):
-        cached.sent(PRINTS.of_text(f"{number:04}" * 1000, 1000, model="m"))
+        cached.insert(PRINTS.of_text(f"{number:04}" * 1000, 1000, model="m"))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(cached) == 2_000
@@ -196,14 +196,14 @@ def test_a_hash_says_nothing_without_the_secret():
     text = "a secret text " * 100
     mine = PRINTS.of_text(text, 300, model="m")
     others = [
-        Prints().of_text(text, 300, model="m"),
+        PrefixHasher().of_text(text, 300, model="m"),
         PRINTS.of_text(text, 300, model="m2"),
         PRINTS.of_text(text, 300, model="m", tenant=1),
         PRINTS.of_ids([ord(c) for c in text], model="m"),
     ]
     assert all(not set(mine.keys) & set(other.keys) for other in others)
     assert PRINTS.of_text(text, 300, model="m") == mine
-    assert Leading.__slots__ == ("keys", "block_tokens")
+    assert PromptPrefix.__slots__ == ("keys", "block_tokens")
 
 
 def test_token_ids_are_compared_as_they_are():
@@ -223,7 +223,7 @@ def test_ids_whose_python_hashes_are_alike_are_not_and_each_secret_makes_others_
     alike = [one + 2**61 - 1 for one in ids]
     assert hash(tuple(alike)) == hash(tuple(ids))
     assert not set(PRINTS.of_ids(alike, model="m").keys) & set(mine)
-    assert not set(Prints(b"another secret").of_ids(ids, model="m").keys) & set(mine)
+    assert not set(PrefixHasher(b"another secret").of_ids(ids, model="m").keys) & set(mine)
 
 
 def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
@@ -236,17 +236,17 @@ def test_any_text_has_prints_and_ids_of_no_engine_are_never_taken_for_others():
 
 
 def test_a_prompt_token_costs_what_starts_without_a_cache_have_shown():
-    price = Price()
+    price = PreemptionCost()
     for step in range(15):
-        price.started(100 * step, 0.02 + 0.001 * 100 * step, cold=True)
-        price.started(5000, 0.03)  # from the cache
+        price.add_start(100 * step, 0.02 + 0.001 * 100 * step, uncached=True)
+        price.add_start(5000, 0.03)  # from the cache
     assert price.prefill_s() is None
     for _ in range(5):  # what was seen long ago fades
-        price.started(2300, 0.02 + 2.3, cold=True)
+        price.add_start(2300, 0.02 + 2.3, uncached=True)
     assert price.prefill_s() == pytest.approx(0.001)
-    alike = Price()
+    alike = PreemptionCost()
     for _ in range(100):
-        alike.started(500, 0.7, cold=True)
+        alike.add_start(500, 0.7, uncached=True)
     assert alike.prefill_s() is None, "prompts of one length do not tell what a token costs"
 
 
@@ -259,12 +259,12 @@ def test_starts_tell_a_worker_what_a_prompt_costs_and_those_from_its_cache_do_no
         )
         one = request(number, now_s, **begins(text, tokens))
         made.offer(now_s, one)
-        made.decide(now_s)
+        made.schedule(now_s)
         now_s += 0.02 + 0.002 * (tokens - one.cached_tokens)
-        made.progressed(now_s, number, 1)
+        made.on_progress(now_s, number, 1)
         now_s += 5.0
         made.left(now_s, number)
-    (only,) = made._crew
-    assert only.price.prefill_s() == pytest.approx(0.002, rel=0.02)
+    (only,) = made.worker_pool
+    assert only.cost.prefill_s() == pytest.approx(0.002, rel=0.02)
     assert only.prefill_s(100.0) == pytest.approx(0.002, rel=0.02)
     assert only.prefill_s(1000.0) == 0.001, "never more than an output token"

@@ -9,7 +9,7 @@ from engine_worlds import Costs, mean_s
 from scheduler_worlds import request, scheduler, sent, worker
 
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-from lengthwise.gateway.core.worker import Price
+from lengthwise.gateway.core.worker import PreemptionCost
 from lengthwise.gateway.request import LengthPrediction
 
 STEP_S = 0.01
@@ -17,21 +17,21 @@ STEP_S = 0.01
 
 def learned(way_s=0.0, prompt_s=0.0, back_s=0.0):
     """Of a worker whose step takes 10 ms: a start its way, its prompt and a step."""
-    price = Price()
+    price = PreemptionCost()
     for context in range(10, 210, 10):
-        price.started(context, way_s + prompt_s * context + STEP_S)
+        price.add_start(context, way_s + prompt_s * context + STEP_S)
     for _ in range(200):
-        price.streamed(1, STEP_S)
+        price.add_stream(1, STEP_S)
     if back_s:
-        price.came_back(back_s)
+        price.add_return(back_s)
     return price
 
 
 def test_until_enough_was_seen_a_prompt_token_counts_a_tenth_of_an_output_token():
-    price = Price()
+    price = PreemptionCost()
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
-    price.started(100, 5.0)
-    price.streamed(1, 0.001)
+    price.add_start(100, 5.0)
+    price.add_stream(1, 0.001)
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
 
 
@@ -46,25 +46,25 @@ def test_a_client_that_takes_its_stream_slowly_makes_no_cut_cheap():
     price = learned(way_s=0.05)
     before = price.recompute_steps(10, 1)
     for _ in range(10):
-        price.streamed(1, 30.0)
+        price.add_stream(1, 30.0)
     assert price.recompute_steps(10, 1) > 0.8 * before
 
 
 def test_a_stream_whose_first_tokens_come_all_at_once_does_not_make_silence_free():
     """Told in one tick of the loop, they are no time apart; what comes later is."""
-    price = Price()
+    price = PreemptionCost()
     for context in range(10, 210, 10):
-        price.started(context, 0.2)
-    price.streamed(100, 0.0)
+        price.add_start(context, 0.2)
+    price.add_stream(100, 0.0)
     for _ in range(200):
-        price.streamed(1, STEP_S)
+        price.add_stream(1, STEP_S)
     assert price.recompute_steps(100, 1) == pytest.approx((0.2 - STEP_S) / STEP_S, rel=0.05)
 
 
 def test_the_price_follows_an_engine_that_changes():
     price = learned(way_s=0.01)
     for context in [10, 60, 110, 160] * 100:
-        price.started(context, 0.2 + STEP_S)
+        price.add_start(context, 0.2 + STEP_S)
     assert price.recompute_steps(50, 1) == pytest.approx(0.2 / STEP_S, rel=0.05)
 
 
@@ -74,9 +74,9 @@ def far_engine(way_s):
     for i in range(30):
         now_s = 10.0 * i
         made.offer(now_s, request(i, now_s, prompt_tokens=10 + i))
-        assert sent(made.decide(now_s)) == [i]
+        assert sent(made.schedule(now_s)) == [i]
         for token in range(1, 11):
-            made.progressed(now_s + way_s + token * STEP_S, i, token)
+            made.on_progress(now_s + way_s + token * STEP_S, i, token)
         made.left(now_s + way_s + 1.0, i)
     return made
 
@@ -86,9 +86,9 @@ def test_a_cut_is_made_where_it_pays_for_the_way_there(way_s, cut):
     """300 tokens are saved: 3 s; both who wait are delayed by the way, and so is who was cut."""
     made = far_engine(way_s)
     made.offer(1000.0, request(100, 1000.0, predicted=400))
-    made.decide(1000.0)
+    made.schedule(1000.0)
     made.offer(1001.0, request(101, 1001.0, predicted=100))
-    assert made.decide(1001.0).cut == cut
+    assert made.schedule(1001.0).preempt == cut
 
 
 @pytest.mark.parametrize("takeover", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
@@ -96,14 +96,14 @@ def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(takeover):
     """However far the running one has come, and although its prediction is made again at every window."""
     made = scheduler("isrtf", takeover=takeover, cuts_per_s=math.inf)
     made.offer(0.0, request(1, predicted=100))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(0.1, request(2, 0.1, predicted=100))
     for token in range(1, 100):
         now_s = 0.1 + 0.1 * token
-        made.progressed(now_s, 1, token)
+        made.on_progress(now_s, 1, token)
         if token % 10 == 0:
             made.reforecast(now_s, 1, LengthPrediction(100.0, at_tokens=token))
-        assert not made.decide(now_s).cut
+        assert not made.schedule(now_s).preempt
 
 
 @pytest.mark.parametrize("takeover", ["by_rank", "worth(factor=1)"])
@@ -115,9 +115,9 @@ def test_nobody_is_cut_where_a_place_comes_free_by_itself_sooner_than_it_would_b
     made = scheduler("isrtf", takeover=takeover, workers=[worker(cap=max_num_seqs)])
     for i in range(max_num_seqs):
         made.offer(0.0, request(i, predicted=100))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(9, 1.0, predicted=40))
-    assert bool(made.decide(1.0).cut) is cut
+    assert bool(made.schedule(1.0).preempt) is cut
 
 
 NEAR = (

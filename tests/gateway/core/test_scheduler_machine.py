@@ -73,8 +73,8 @@ class Obvious(RuleBasedStateMachine):
 
     def check(self):
         """Sends as decided, if it is what sorting says."""
-        decisions = self.scheduler.decide(self.now_s)
-        assert not decisions.cut
+        decisions = self.scheduler.schedule(self.now_s)
+        assert not decisions.preempt
         assert not decisions.expire
         room = {name: CAPS[name] - sum(at == name for at in self.running.values()) for name in NAMES}
         claimed, waiting = set(), set(self.queued_s)
@@ -166,7 +166,7 @@ class Obvious(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.sampled_from([1, 60]))
     def makes_tokens(self, data, tokens):
         one = data.draw(st.sampled_from(sorted(self.running)))
-        self.scheduler.progressed(self.now_s, one, self.requests[one].generated_tokens + tokens)
+        self.scheduler.on_progress(self.now_s, one, self.requests[one].generated_tokens + tokens)
         self.check()
 
     @precondition(lambda self: self.requests)
@@ -229,7 +229,7 @@ class Obvious(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_in_exactly_one_state(self):
-        states = {one: entry.state for one, entry in self.scheduler._entries.items()}
+        states = {one: entry.state for one, entry in self.scheduler.entries.items()}
         assert {one for one, at in states.items() if at is State.WAITING} == set(self.queued_s)
         assert {one for one, at in states.items() if at is State.RUNNING} == set(self.running)
         assert {one for one, at in states.items() if at is State.LOST} == self.lost
@@ -250,9 +250,9 @@ class Obvious(RuleBasedStateMachine):
 
     @invariant()
     def places_are_those_of_sorting(self):
-        self.scheduler._queue.promote(self.now_s)
+        self.scheduler.queue.promote(self.now_s)
         in_turn = sorted(self.queued_s, key=self.turn)
-        assert [entry.request.id for entry in self.scheduler._queue.in_order()] == in_turn
+        assert [entry.request.id for entry in self.scheduler.queue.in_order()] == in_turn
         assert all(self.scheduler.position(one) is None for one in self.running)
         if not self.fair or len({self.served.get(t, 0.0) for t in (0, 1, 2)}) == 3:
             assert [self.scheduler.position(one) for one in in_turn] == list(range(len(in_turn)))

@@ -37,11 +37,11 @@ def floods(draw):
 class Watched(World):
     """Notes who was overdue when somebody was sent."""
 
-    def decide(self):
+    def schedule(self):
         waiting = [j for j in self.jobs.values() if self.waits(j)]
         overdue = {j.request.id for j in waiting if self.overdue(j.request)}
         decided = len(self.log)
-        super().decide()
+        super().schedule()
         for _, decisions in self.log[decided:]:
             order = [one for one in sent(decisions) if one in {j.request.id for j in waiting}]
             late = [one for one in order if one in overdue]
@@ -49,7 +49,7 @@ class Watched(World):
             assert late == sorted(late), "overdue requests go in the order of arrival"
             if set(order) - overdue:
                 assert overdue <= set(late), "nobody is sent while somebody overdue waits"
-            assert not set(decisions.cut) & {
+            assert not set(decisions.preempt) & {
                 j.request.id for j in self.jobs.values() if j.request.queued_for_s >= MAX_WAIT_S
             }
 
@@ -100,16 +100,16 @@ def test_without_the_bound_a_long_one_would_starve():
 def test_a_wait_is_summed_over_all_stays():
     made = scheduler("srtf", max_wait_s=10.0)
     made.offer(0.0, long := request(1, predicted=500))
-    assert sent(made.decide(6.0)) == [1]
+    assert sent(made.schedule(6.0)) == [1]
     made.returned(8.0, 1, 3)
     made.offer(8.0, request(2, 8.0, predicted=5))
-    assert sent(made.decide(8.0)) == [2]
+    assert sent(made.schedule(8.0)) == [2]
     made.offer(9.0, request(3, 9.0, predicted=5))
     assert made.next_s(9.0) == 9.0
-    made.decide(9.0)
+    made.schedule(9.0)
     assert made.next_s(9.0) == 12.0
     made.left(12.0, 2)
-    assert sent(made.decide(12.0)) == [1]
+    assert sent(made.schedule(12.0)) == [1]
     assert long.queued_for_s == 10.0
 
 
@@ -117,11 +117,11 @@ def test_one_that_fits_nowhere_yet_keeps_its_worker_for_itself():
     """Small ones cannot slip past a large one that waits for the cache of a worker, overdue or not."""
     made = scheduler("srtf", max_wait_s=2.0, workers=[worker(cap=4, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=700))
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
     made.offer(0.0, request(2, predicted=600))
-    made.decide(2.0)
+    made.schedule(2.0)
     for i in range(3, 9):
         made.offer(2.5, request(i, 2.5, predicted=1, priority=-1))
-    assert sent(made.decide(2.5)) == []
+    assert sent(made.schedule(2.5)) == []
     made.left(3.0, 1)
-    assert sent(made.decide(3.0))[0] == 2
+    assert sent(made.schedule(3.0))[0] == 2

@@ -6,7 +6,7 @@ import pytest
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-from lengthwise.gateway.core.worker import Price
+from lengthwise.gateway.core.worker import PreemptionCost
 from lengthwise.gateway.scheduling import Signals
 
 STEP_S = 0.02
@@ -16,10 +16,10 @@ def one_by_one(made, numbers, *, at_once):
     """They run alone, one after the other: 1,000 tokens in 20 s, told as they come or at the end."""
     for number in numbers:
         now_s = 100.0 * number
-        made.offer(now_s, request(number, now_s, at_once=at_once))
-        made.decide(now_s)
+        made.offer(now_s, request(number, now_s, single_chunk=at_once))
+        made.schedule(now_s)
         for token in [1000] if at_once else range(1, 1001):
-            made.progressed(now_s + STEP_S * token, number, token)
+            made.on_progress(now_s + STEP_S * token, number, token)
         made.left(now_s + 21.0, number)
 
 
@@ -30,19 +30,19 @@ def test_answers_that_come_at_once_make_no_cut_dear(complete):
     one_by_one(made, range(complete), at_once=True)
     one_by_one(made, range(20, 30), at_once=False)
     made.offer(5000.0, request(100, 5000.0, predicted=800))
-    made.decide(5000.0)
+    made.schedule(5000.0)
     made.offer(5001.0, request(101, 5001.0, predicted=100))
-    assert made.decide(5001.0).cut == (100,)
+    assert made.schedule(5001.0).preempt == (100,)
 
 
 def test_a_price_is_learned_although_the_first_tokens_came_within_one_tick_of_the_clock():
-    price = Price()
+    price = PreemptionCost()
     for context in range(10, 210, 10):
-        price.started(context, 0.5)
-    price.streamed(100, 0.0)
+        price.add_start(context, 0.5)
+    price.add_stream(100, 0.0)
     assert price.recompute_steps(200, 4) == 200 * PREFILL_WEIGHT / 4
     for _ in range(3000):
-        price.streamed(1, STEP_S)
+        price.add_stream(1, STEP_S)
     assert price.recompute_steps(200, 1) == pytest.approx((0.5 - STEP_S) / STEP_S, rel=0.05)
 
 
@@ -55,14 +55,14 @@ def engine_that_queues(mode, *, report):
         made.workers(now_s, states[:1])
         for one in range(number, number + 4):
             made.offer(now_s, request(one, now_s, prompt_tokens=100 + 10 * number))
-        made.decide(now_s)
+        made.schedule(now_s)
         made.workers(now_s + 0.01, states[1:])
         for one in range(number, number + 4):
             now_s += 0.001 * (100 + 10 * number)
-            made.progressed(now_s, one, 1)
+            made.on_progress(now_s, one, 1)
             made.left(now_s, one)
-    (only,) = made._crew
-    return only.price.prefill_s()
+    (only,) = made.worker_pool
+    return only.cost.prefill_s()
 
 
 @pytest.mark.parametrize("mode", ["observe", "engine-priority"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent
 
 from lengthwise.gateway.core.preemption import POLL_INTERVAL_S
-from lengthwise.gateway.core.ranking import Entry, Ranker, Service, rows_of
+from lengthwise.gateway.core.ranking import Entry, Ranker, TenantService
 from lengthwise.gateway.request import LengthPrediction
 from lengthwise.policy.named_schedulers import resolve
 
@@ -19,9 +20,9 @@ def looked_at():
     """A long one runs, a longer one waits, and they were compared at 1 s."""
     made = scheduler("isrtf", takeover="by_rank", window_tokens=5, cuts_per_s=math.inf)
     made.offer(0.0, request(1, predicted=1000))
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
     made.offer(1.0, request(2, 1.0, predicted=2000))
-    assert not made.decide(1.0)
+    assert not made.schedule(1.0)
     return made
 
 
@@ -30,31 +31,31 @@ def test_what_is_told_of_who_runs_is_decided_on_when_the_next_look_is_due(what):
     made = looked_at()
     now_s = 1.0 + POLL_INTERVAL_S / 4
     if what == "tokens":
-        made.progressed(now_s, 1, 5)
+        made.on_progress(now_s, 1, 5)
     else:
         made.reforecast(now_s, 1, LengthPrediction(3000.0, at_tokens=0))
     assert made.next_s(now_s) == pytest.approx(1.0 + POLL_INTERVAL_S)
-    assert not made.decide(now_s)
-    decided = made.decide(1.0 + POLL_INTERVAL_S)
-    assert decided.cut == ((1,) if what == "length_prediction" else ())
+    assert not made.schedule(now_s)
+    decided = made.schedule(1.0 + POLL_INTERVAL_S)
+    assert decided.preempt == ((1,) if what == "length_prediction" else ())
 
 
 def test_tokens_within_a_window_make_no_look():
     made = looked_at()
     before_s = made.next_s(1.5)
-    made.progressed(1.5, 1, 4)
+    made.on_progress(1.5, 1, 4)
     assert made.next_s(1.5) == before_s
 
 
 def test_a_window_that_is_over_is_decided_on_at_once():
     made = scheduler("windowed", window_tokens=5)
     made.offer(0.0, request(1, predicted=1000))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(2, 1.0, predicted=10))
-    made.decide(1.0)
-    made.progressed(1.001, 1, 5)
+    made.schedule(1.0)
+    made.on_progress(1.001, 1, 5)
     assert made.next_s(1.001) == 1.001
-    assert made.decide(1.001).cut == (1,)
+    assert made.schedule(1.001).preempt == (1,)
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,13 +65,14 @@ def test_a_window_that_is_over_is_decided_on_at_once():
     now_s=st.floats(100, 200),
 )
 def test_noted_keys_of_who_runs_are_those_that_the_loop_takes(name, metadata, now_s):
-    ranker = Ranker(resolve("rank", name), Service())
+    ranker = Ranker(resolve("rank", name), TenantService())
     running = []
     for number, (arrival_s, predicted, generated) in enumerate(metadata):
         entry = Entry(request(number, arrival_s, predicted=predicted))
         entry.request.generated_tokens = generated
-        entry.believe(LengthPrediction(predicted))
-        ranker.columns.take(entry)
-        ranker.write(now_s, entry)
+        entry.set_prediction(LengthPrediction(predicted))
+        ranker.add(entry)
+        ranker.update(now_s, entry)
         running.append(entry)
-    assert ranker.keys_there(now_s, running) == ranker.keys(now_s, rows_of(running), waiting=False).tolist()
+    rows = np.array([entry.row for entry in running])
+    assert ranker.running_keys(now_s, running) == ranker.keys(now_s, rows, waiting=False).tolist()

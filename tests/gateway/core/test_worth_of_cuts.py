@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 from test_price_of_cuts import NEAR
 
-from lengthwise.gateway.core.preemption import places, saved
+from lengthwise.gateway.core.preemption import saved_tokens, slot_release_tokens
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.request import LengthPrediction
 from lengthwise.predict import LEVELS
@@ -25,7 +25,7 @@ def running(lengths, *, workers, prompt_tokens=1, **order):
     made = scheduler("isrtf", workers=workers, **(EAGER | order))
     for i, predicted in enumerate(lengths):
         made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt_tokens))
-    assert len(made.decide(0.0).assign) == len(lengths)
+    assert len(made.schedule(0.0).assign) == len(lengths)
     return made
 
 
@@ -33,21 +33,21 @@ def with_waiting(made, lengths, now_s=1.0, **metadata):
     """What is decided once requests of these lengths wait, too: 100, 101, ..."""
     for i, predicted in enumerate(lengths):
         made.offer(now_s, request(100 + i, now_s, predicted=predicted, prompt_tokens=1, **metadata))
-    return made.decide(now_s).cut
+    return made.schedule(now_s).preempt
 
 
 # -- the whole queue -----------------------------------------------------------------------
 
 
 def test_seats_come_free_as_of_exponential_times():
-    assert places([100.0] * 4) == pytest.approx([25, 25 + 100 / 3, 25 + 100 / 3 + 50, 25 + 100 / 3 + 150])
-    assert places([7.0]) == [7.0]
+    assert slot_release_tokens([100.0] * 4) == pytest.approx([25, 25 + 100 / 3, 25 + 100 / 3 + 50, 25 + 100 / 3 + 150])
+    assert slot_release_tokens([7.0]) == [7.0]
 
 
 def test_one_that_waits_saves_what_is_above_its_own_length_of_the_seat_that_comes_free():
-    assert saved([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
-    assert saved([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
-    assert saved([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
+    assert saved_tokens([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
+    assert saved_tokens([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
+    assert saved_tokens([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
 
 
 def test_a_seat_that_is_held_for_thousands_of_steps_is_taken_for_a_long_queue():
@@ -68,7 +68,7 @@ def test_a_stream_past_its_forecast_does_not_stop_all_cuts_of_its_model(knows):
     made = running([60, 5000], workers=[worker("a"), worker("b")])
     length_prediction = posterior(60.0) if knows == "distribution" else LengthPrediction(60.0)
     made.reforecast(0.1, 0, length_prediction)
-    made.progressed(0.9, 0, 90)
+    made.on_progress(0.9, 0, 90)
     assert with_waiting(made, [20]) == (1,)
 
 
@@ -124,7 +124,7 @@ def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, wai
     made = scheduler("isrtf", workers=[worker(cap=len(active))], **(EAGER | {"cuts_per_s": 1.0}))
     for i, predicted in enumerate(active):
         made.offer(0.0, request(i, predicted=predicted, prompt_tokens=prompt))
-    made.decide(0.0)
+    made.schedule(0.0)
     cut = with_waiting(made, waiting)
     others = sorted(active)[:-1]
     loss = prompt * PREFILL_WEIGHT / len(active) * (len(active) + len(waiting))
@@ -136,8 +136,8 @@ def test_who_waits_gains_more_than_all_lose_wherever_somebody_is_cut(active, wai
 def test_who_has_waited_too_long_need_not_gain_as_much():
     made = running([100.0] * 4, workers=[worker(cap=4)], max_wait_s=5.0)
     assert with_waiting(made, [40.0]) == ()
-    made.progressed(6.5, 0, 50)
-    assert made.decide(6.5).cut == (3,)
+    made.on_progress(6.5, 0, 50)
+    assert made.schedule(6.5).preempt == (3,)
 
 
 # -- models and engines --------------------------------------------------------------------
@@ -150,7 +150,7 @@ def two_models(**order):
     made = scheduler("isrtf", workers=TWO, **(EAGER | order))
     made.offer(0.0, request(0, predicted=1000, model="A", resumable=False))
     made.offer(0.0, request(1, predicted=1000, model="B"))
-    assert sent(made.decide(0.0)) == [0, 1]
+    assert sent(made.schedule(0.0)) == [0, 1]
     return made
 
 
@@ -158,36 +158,36 @@ def test_a_model_whose_first_finds_nobody_to_cut_holds_up_no_other_model():
     made = two_models()
     made.offer(1.0, request(2, 1.0, predicted=5, model="A"))
     made.offer(1.0, request(3, 1.0, predicted=10, model="B"))
-    assert made.decide(1.0).cut == (1,)
+    assert made.schedule(1.0).preempt == (1,)
 
 
 def test_one_that_has_waited_too_long_holds_up_no_other_model():
     made = two_models(max_wait_s=5.0)
     made.offer(1.0, request(2, 1.0, predicted=500, model="A"))
-    assert made.decide(1.0).cut == ()
+    assert made.schedule(1.0).preempt == ()
     made.offer(6.5, request(3, 6.5, predicted=10, model="B"))
-    assert made.decide(6.5).cut == (1,)
+    assert made.schedule(6.5).preempt == (1,)
 
 
 def test_a_place_that_is_coming_is_taken_by_its_model_alone():
     made = scheduler("isrtf", workers=TWO, **EAGER)
     made.offer(0.0, request(0, predicted=1000, model="A"))
     made.offer(0.0, request(1, predicted=1000, model="B"))
-    made.decide(0.0)
+    made.schedule(0.0)
     made.offer(1.0, request(2, 1.0, predicted=50, model="A"))
-    assert made.decide(1.0).cut == (0,), "on its way back from now on"
+    assert made.schedule(1.0).preempt == (0,), "on its way back from now on"
     made.offer(2.0, request(3, 2.0, predicted=10, model="B"))
-    assert made.decide(2.0).cut == (1,), "the first of all who wait, but of another model"
+    assert made.schedule(2.0).preempt == (1,), "the first of all who wait, but of another model"
 
 
 def test_who_avoids_an_engine_leaves_its_seats_to_the_others_of_its_model():
     made = scheduler("isrtf", workers=[worker("a"), worker("b")], **EAGER)
     made.offer(0.0, request(0, predicted=5))
     made.offer(0.0, request(1, predicted=900, resumable=False))
-    assert made.decide(0.0).assign == ((0, "a"), (1, "b"))
+    assert made.schedule(0.0).assign == ((0, "a"), (1, "b"))
     made.returned(0.1, 0, 0, avoid="a")
     made.offer(0.1, request(2, 0.1, predicted=1000))
-    assert made.decide(0.1).assign == ((2, "a"),)
+    assert made.schedule(0.1).assign == ((2, "a"),)
     made.offer(1.0, request(3, 1.0, predicted=10))
-    made.progressed(1.0, 2, 50)
-    assert made.decide(1.0).cut == (2,), "the one that goes before it could not use that seat"
+    made.on_progress(1.0, 2, 50)
+    assert made.schedule(1.0).preempt == (2,), "the one that goes before it could not use that seat"

@@ -33,7 +33,7 @@ from lengthwise.config import loads_gateway
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge.app import route
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import asked
+from lengthwise.gateway.edge.client_request import RequestParser
 
 CLIENTS = "/etc/lengthwise/keys/clients"
 LEAST_FREE_BYTES = 512 << 20
@@ -204,7 +204,7 @@ def test_memory_holds_the_queue(name, config_of):
     assert held >= config.limits.body_budget_bytes + LEAST_FREE_BYTES
     prompt = b"Tell me a joke about it, " * 40_000
     body = b'{"model":"m","messages":[{"role":"user","content":"%s"}]}' % prompt
-    factor = asked("chat", body, config.limits, Caller(None, 0), {}, "r", 0.0).held_bytes / len(body)
+    factor = RequestParser(config.limits).parse("chat", body, Caller(None, 0), {}, "r", 0.0).memory_bytes / len(body)
     assert config.admission.max_queued_bytes * factor <= config.limits.body_budget_bytes, "429 of the queue is met"
 
 
@@ -226,7 +226,7 @@ def test_selectors_find_their_pods(name):
 def test_a_gateway_may_watch_endpoint_slices_and_nothing_else(name):
     (role,), (binding,) = of_kind(name, "Role"), of_kind(name, "RoleBinding")
     assert role["rules"] == [
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "monitor"]}
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
     ]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (subject,) = binding["subjects"]

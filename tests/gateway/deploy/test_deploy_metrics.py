@@ -32,7 +32,7 @@ def told_requests():
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, set[str]]:
+def report() -> dict[str, set[str]]:
     """{name of a series: its labels} of a gateway that has served a request and refused one."""
     from prometheus_client import generate_latest
     from prometheus_client.parser import text_string_to_metric_families

@@ -52,8 +52,8 @@ class Report:
             self.cancelled = True
             raise
 
-    def pass_to(self, outlet):
-        self.outlet = outlet
+    def attach_writer(self, writer):
+        self.writer = writer
 
     async def aclose(self):
         self.closed += 1

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, Tls
-from lengthwise.gateway.edge.http_protocol import Wire
+from lengthwise.gateway.edge.http_protocol import HttpProtocol
 from lengthwise.gateway.serve import Gateway
 
 LETTERS, ROOM_BYTES, HELD_BYTES = 8192, 1 << 16, 2 << 20
@@ -93,29 +93,29 @@ class Watched:
     """The clients' connections, and what was passed on there at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.wires: list[Wire] = []
+        self.wires: list[HttpProtocol] = []
         self.passed: list[bytes] = []
         self.took: list[bool] = []
         self.max_bytes = 0
-        made, pass_on, takes = Wire.connection_made, Wire.pass_on, Wire.takes
+        made, pass_on, takes = HttpProtocol.connection_made, HttpProtocol.write_chunk, HttpProtocol.can_write
 
-        def connection_made(wire: Wire, transport: Any) -> None:
+        def connection_made(wire: HttpProtocol, transport: Any) -> None:
             made(wire, transport)
             self.wires.append(wire)
             little_room(transport)
 
-        def passes(wire: Wire, piece: bytes) -> None:
+        def passes(wire: HttpProtocol, piece: bytes) -> None:
             pass_on(wire, piece)
             self.passed.append(piece[:120])
             self.max_bytes = max(self.max_bytes, wire.transport.get_write_buffer_size())
 
-        def asked(wire: Wire) -> bool:
+        def asked(wire: HttpProtocol) -> bool:
             self.took.append(takes(wire))
             return self.took[-1]
 
-        monkeypatch.setattr(Wire, "connection_made", connection_made)
-        monkeypatch.setattr(Wire, "pass_on", passes)
-        monkeypatch.setattr(Wire, "takes", asked)
+        monkeypatch.setattr(HttpProtocol, "connection_made", connection_made)
+        monkeypatch.setattr(HttpProtocol, "write_chunk", passes)
+        monkeypatch.setattr(HttpProtocol, "can_write", asked)
 
     @property
     def stops(self) -> int:

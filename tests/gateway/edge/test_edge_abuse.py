@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import Shape, asked, beyond
+from lengthwise.gateway.edge.client_request import BodyShape, RequestParser
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.schema.errors import InputError
 
@@ -35,7 +35,7 @@ MANY = 1 << 30
 
 
 def of(body, api="chat", limits=None):
-    return asked(api, body, limits or Limits(), Caller(None, 0), {}, "r-1", 5.0)
+    return RequestParser(limits or Limits()).parse(api, body, Caller(None, 0), {}, "r-1", 5.0)
 
 
 def refused(body, api="chat"):
@@ -71,19 +71,19 @@ def test_what_a_body_is_made_of_is_counted_exactly(value, ascii_only):
     body = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     objects, texts, commas = made_of(value)
     most = {"levels": MANY, "objects": objects, "texts": texts, "values": commas + 1}
-    assert beyond(body, Shape(**most)) == ""
+    assert BodyShape(**most).exceeded(body) == ""
     for name in ("objects", "texts", "values"):
         if most[name] > (name == "values"):
-            assert beyond(body, Shape(**most | {name: most[name] - 1})) == name
+            assert BodyShape(**most | {name: most[name] - 1}).exceeded(body) == name
 
 
 def test_pieces_of_a_long_body_are_cut_behind_what_a_backslash_stands_before():
     for shift in range(4):
         body = b'["' + b"x" * shift + b'\\\\\\",[' * 200_000 + b'",[1,2]]'
         assert json.loads(body)
-        assert beyond(body, Shape(2, 2, 1, 3)) == ""
-        assert beyond(body, Shape(1, 2, 1, 3)) == "levels"
-        assert beyond(body, Shape(2, 2, 1, 2)) == "values"
+        assert BodyShape(2, 2, 1, 3).exceeded(body) == ""
+        assert BodyShape(1, 2, 1, 3).exceeded(body) == "levels"
+        assert BodyShape(2, 2, 1, 2).exceeded(body) == "values"
 
 
 def test_a_body_has_at_most_so_many_fields_and_no_more_are_read():
@@ -129,12 +129,12 @@ def test_a_long_body_is_looked_into_beside_the_loop_and_its_client_may_leave_mea
         assert served.submit(body[:-1])[2]["error"]["code"] == "invalid_json"
         assert script.client_request[0].body == body
         begun, gate = threading.Event(), threading.Event()
-        served.app._additional.submit(lambda: (begun.set(), gate.wait(20)))
+        served.app.parser_thread.submit(lambda: (begun.set(), gate.wait(20)))
         assert begun.wait(5)
         with served.socket() as line:
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            until(served.app._additional._work_queue.qsize)
-        until(lambda: served.app.room.held_bytes == 0)
+            until(served.app.parser_thread._work_queue.qsize)
+        until(lambda: served.app.body_budget.used_bytes == 0)
         gate.set()
         assert served.submit(chat())[0] == 200
         assert len(script.client_request) == 2, "who left is not asked for"
@@ -148,22 +148,22 @@ def test_requests_share_a_budget_and_give_back_what_they_had():
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: script.client_request)
-            held = script.client_request[0].held_bytes
+            held = script.client_request[0].memory_bytes
             assert 2 * len(body) < held < 2.1 * len(body), "once as it came and once parsed"
             other = HEAD.replace(SECRET.encode(), b"sk-other")
             reading.sendall(other + b"Content-Length: 50000\r\n\r\n{" + b" " * 45_000)
-            until(lambda: served.app.room.held_bytes == held + 45_001)
+            until(lambda: served.app.body_budget.used_bytes == held + 45_001)
             third = json.dumps(chat(z="x" * 55_000)).encode()
             status, headers, told = served.submit(third, secret="sk-other")
             assert (status, told["error"]["code"], headers["retry-after"]) == (429, "body_share_exceeded", "1")
             assert headers["connection"] == "close"
-            assert served.app.room.held_bytes == held + 45_001
+            assert served.app.body_budget.used_bytes == held + 45_001
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
-            until(lambda: served.app.room.held_bytes == 45_001)
+            until(lambda: served.app.body_budget.used_bytes == 45_001)
             assert served.submit(body)[0] == 200
-        until(lambda: served.app.room.held_bytes == 0)
-        assert not served.app.room.held_by
+        until(lambda: served.app.body_budget.used_bytes == 0)
+        assert not served.app.body_budget.used_by
 
 
 def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too():
@@ -174,7 +174,7 @@ def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too()
                 line = lines.enter_context(served.socket())
                 head = HEAD.replace(SECRET.encode(), b"sk-%d" % k)
                 line.sendall(head + b"Content-Length: 49000\r\n\r\n{" + b" " * 47_000)
-            until(lambda: served.app.room.held_bytes == 4 * 47_001)
+            until(lambda: served.app.body_budget.used_bytes == 4 * 47_001)
             body = json.dumps(chat(z="x" * 14_000)).encode()
             status, headers, told = served.submit(body, secret="sk-4")
             assert (status, told["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
@@ -184,7 +184,7 @@ def test_where_there_is_no_room_left_a_client_that_holds_little_is_told_so_too()
             small = json.dumps(chat(z="x" * 9_000)).encode()
             assert served.submit(small, secret="sk-5")[0] == 503, "it came, but what it holds does not fit"
             assert served.submit(chat(), secret="sk-5")[0] == 200, "a small one fits"
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.body_budget.used_bytes == 0)
 
 
 def test_without_keys_an_address_has_a_quarter_and_a_request_alone_fits_always():
@@ -194,11 +194,11 @@ def test_without_keys_an_address_has_a_quarter_and_a_request_alone_fits_always()
             body = json.dumps(chat(z="x" * 50_000)).encode()
             waiting.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: script.client_request)
-            assert served.app.room.held_bytes > 80_000
+            assert served.app.body_budget.used_bytes > 80_000
             assert served.submit(chat(), secret=None)[2]["error"]["code"] == "body_share_exceeded"
             served.loop.call_soon_threadsafe(gate.set)
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 200")
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.body_budget.used_bytes == 0)
         assert served.submit(chat(), secret=None)[0] == 200
 
 
@@ -209,9 +209,9 @@ def test_a_request_holds_its_room_until_its_answer_has_ended():
             body = json.dumps(chat(stream=True)).encode()
             line.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: answer.sent > 2)
-            assert served.app.room.held_bytes == script.client_request[0].held_bytes > len(body)
+            assert served.app.body_budget.used_bytes == script.client_request[0].memory_bytes > len(body)
             assert served.app.in_flight == 1
-        until(lambda: served.app.room.held_bytes == 0)
+        until(lambda: served.app.body_budget.used_bytes == 0)
 
 
 def long_prompt(text):
@@ -247,8 +247,8 @@ def test_what_a_request_holds_is_never_more_than_is_counted_and_not_much_less(ap
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert held <= request.held_bytes + 2048, "the record of a request is no part of it"
-    assert request.held_bytes <= most * held
+    assert held <= request.memory_bytes + 2048, "the record of a request is no part of it"
+    assert request.memory_bytes <= most * held
 
 
 def test_a_budget_holds_at_least_one_body():
@@ -310,9 +310,9 @@ def test_nothing_is_held_of_clients_that_vanish_are_refused_or_too_late():
 
         with ThreadPoolExecutor(12) as crowd:
             list(crowd.map(lambda seed: one_of_many(served, random.Random(seed)), dice.sample(range(9999), 150)))
-        (caller,) = served.app._keys.callers.values()
+        (caller,) = served.app.keys.callers.values()
         until(lambda: not served.app.in_flight and not served._server.server_state.connections)
-        assert (served.app.room.held_bytes, caller.open) == (0, 0)
+        assert (served.app.body_budget.used_bytes, caller.open) == (0, 0)
         script.answers.clear()  # what was planned for those who came too late
         assert served.submit(chat())[0] == 200
 
@@ -338,7 +338,7 @@ def test_other_limits_hold_from_the_next_request_on():
     with Served(of_config := config(a_key())) as served:
         other = dataclasses.replace(of_config, limits=Limits(body_bytes=10, body_budget_bytes=10))
         served.loop.call_soon_threadsafe(served.app.configure, other)
-        until(lambda: served.app.room.max_bytes == 10)
+        until(lambda: served.app.body_budget.max_bytes == 10)
         assert served.submit(chat())[0] == 413
 
 
@@ -353,5 +353,5 @@ def test_who_leaves_while_waiting_is_seen_to_leave_however_long_the_body_was(siz
             until(lambda: script.client_request)
         until(lambda: script.waiting_cancelled == 1)
         until(lambda: not served.app.in_flight)
-        assert served.app.room.held_bytes == 0
+        assert served.app.body_budget.used_bytes == 0
         assert served.submit(chat())[0] == 200

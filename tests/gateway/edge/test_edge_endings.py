@@ -13,7 +13,7 @@ import time
 import pytest
 from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything, parsed
 
-from lengthwise.gateway.edge.http_protocol import PIPELINED
+from lengthwise.gateway.edge.http_protocol import MAX_PIPELINED
 from lengthwise.gateway.protocols import Listener
 
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {SECRET}\r\n".encode()
@@ -55,9 +55,9 @@ def asks_while_answered(served, line):
     asked = 1
     while not wire.flow.write_paused:
         answered = state.total_requests
-        line.sendall(PAGE * PIPELINED)
-        asked += PIPELINED
-        until(lambda so_far=answered: wire.flow.write_paused or state.total_requests >= so_far + PIPELINED)
+        line.sendall(PAGE * MAX_PIPELINED)
+        asked += MAX_PIPELINED
+        until(lambda so_far=answered: wire.flow.write_paused or state.total_requests >= so_far + MAX_PIPELINED)
         assert asked < 10_000
 
 
@@ -78,7 +78,7 @@ def test_whole_answers_that_nobody_takes_are_dropped_with_their_connections(extr
         until(lambda: [answer.closed for answer in script.report] == [1, 1, 1])
         until(lambda: not served._server.server_state.connections)
         until(lambda: sys.getrefcount(piece) == held)
-        assert (served.app.in_flight, served.app.room.held_bytes) == (0, 0)
+        assert (served.app.in_flight, served.app.body_budget.used_bytes) == (0, 0)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()

@@ -8,7 +8,7 @@ import pytest
 from edge_serving import SECRET, a_key, config, sha
 
 from lengthwise.gateway.edge import Tenants
-from lengthwise.gateway.edge.auth import MOST, Keys
+from lengthwise.gateway.edge.auth import MAX_FAILURES, Keys
 from lengthwise.gateway.edge.errors import Fault
 
 RIGHT = f"Bearer {SECRET}".encode()
@@ -65,13 +65,13 @@ def test_all_keys_are_compared_whichever_is_right(clock, monkeypatch):
 
 def test_without_keys_everybody_may_ask(clock):
     caller = Keys(config(), clock).caller(None, "")
-    assert (caller.key, caller.tenant, caller.may_see("any"), caller.take(0.0)) == (None, 0, True, [])
+    assert (caller.key, caller.tenant, caller.can_access("any"), caller.take(0.0)) == (None, 0, True, [])
 
 
 def test_guessing_is_stopped_and_forgiven_after_a_minute(clock):
     keys = Keys(config(a_key(), OTHER), clock)
     assert status(keys, RIGHT) == 200
-    assert [status(keys, b"Bearer guess%d" % i) for i in range(MOST)] == [401] * MOST
+    assert [status(keys, b"Bearer guess%d" % i) for i in range(MAX_FAILURES)] == [401] * MAX_FAILURES
     assert status(keys, b"Bearer guess") == 429
     assert status(keys, b"Bearer sk-other") == 429, "a right guess must look like a wrong one"
     assert status(keys, RIGHT) == 200, "who had shown it before goes on"
@@ -82,7 +82,7 @@ def test_guessing_is_stopped_and_forgiven_after_a_minute(clock):
 
 def test_an_address_of_ipv6_is_its_network(clock):
     keys = Keys(config(a_key()), clock)
-    for i in range(MOST):
+    for i in range(MAX_FAILURES):
         status(keys, b"Bearer guess", f"2001:db8::{i:x}")
     assert status(keys, RIGHT, "2001:db8::ffff:1") == 429
     assert status(keys, RIGHT, "2001:db8:0:1::1") == 200
@@ -91,12 +91,12 @@ def test_an_address_of_ipv6_is_its_network(clock):
 def test_addresses_that_are_remembered_are_limited(clock, monkeypatch):
     from lengthwise.gateway.edge import auth
 
-    monkeypatch.setattr(auth, "_ADDRESSES", 5)
+    monkeypatch.setattr(auth, "_MAX_ADDRESSES", 5)
     keys = Keys(config(a_key()), clock)
     for i in range(50):
         status(keys, b"Bearer guess", f"10.0.1.{i}")
         status(keys, RIGHT, f"10.0.2.{i}")
-    assert len(keys._guesses._failures) == len(keys._guesses._worked) == 5
+    assert len(keys.throttle._failures) == len(keys.throttle._accepted) == 5
 
 
 def test_a_bucket_empties_and_fills(clock):
@@ -151,7 +151,7 @@ def test_the_number_of_a_tenant_is_never_anothers(clock):
 def test_keys_that_had_worked_are_known_by_their_digest_not_by_who_holds_it_now(clock):
     keys = Keys(config(a_key(), OTHER), clock)
     assert status(keys, RIGHT) == 200
-    for _ in range(MOST):
+    for _ in range(MAX_FAILURES):
         status(keys, b"Bearer guess")
     without = Keys(config(OTHER), clock, keys)
     again = Keys(config(a_key(), OTHER), clock, without)

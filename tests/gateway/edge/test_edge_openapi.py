@@ -40,7 +40,7 @@ def test_without_keys_none_is_asked_for():
 def free_edge():
     """With no end to guessing: generated requests show wrong keys by the dozen."""
     with pytest.MonkeyPatch.context() as patch, Served(CONFIG, SCRIPT, models=()) as served:
-        patch.setattr(auth, "MOST", 10**9)
+        patch.setattr(auth, "MAX_FAILURES", 10**9)
         yield served
 
 

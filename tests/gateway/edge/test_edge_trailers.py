@@ -36,7 +36,7 @@ def test_nothing_behind_a_body_names_a_session_or_a_request(served):
     trailer = b"X-Session-Id: theirs\r\nX-Request-Id: theirs\r\nX-Request-Timeout-S: 0\r\n"
     assert asked(served, KEY + b"X-Session-Id: mine\r\n", trailer, at_once=True) == 200
     last = served.script.client_request[-1]
-    assert (last.session, last.body) == ("own", BODY)
+    assert (last.session, last.body) == ("mine", BODY)
     assert last.request_id != "other"
 
 

@@ -252,14 +252,14 @@ def test_who_asks_whether_to_go_on_is_told_so(served):
 def test_garbage_does_not_fill_the_log():
     import logging
 
-    from lengthwise.gateway.edge.http_server import Seldom
+    from lengthwise.gateway.edge.http_server import RateLimitedWarnings
 
     def told(text, at_s, level=logging.WARNING):
         record = logging.LogRecord("uvicorn.error", level, "", 0, text, (), None)
         record.created = at_s
         return seldom.filter(record)
 
-    seldom = Seldom()
+    seldom = RateLimitedWarnings()
     assert [told("Invalid HTTP request received.", 100.0 + k) for k in range(12)] == [k in (0, 10) for k in range(12)]
     assert told("something else", 101.0)
     assert told("an error", 101.0, logging.ERROR)

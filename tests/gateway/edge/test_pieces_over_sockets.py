@@ -54,11 +54,11 @@ def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(
             await at_rest(engine)
             assert engine.sent < 0.8 * events, "the engine is not read on"
             (wire,) = seen.wires
-            (upstream,) = gateway.fleet.workers()[0].session.connector.lines.busy
+            (upstream,) = gateway.fleet.workers()[0].session.connector.pool.busy
             assert upstream._paused
             assert wire.transport.get_write_buffer_size() + upstream._buffered < HELD_BYTES
             assert await client.answers(1, pause_s=0.02) == [stream_of("a", events)]
-            await until(lambda: gateway.hub.reserved == 0)
+            await until(lambda: gateway.driver.num_requests == 0)
 
     run(work(), loop)
     assert engine.finished == ["report"]
@@ -81,7 +81,7 @@ def test_a_second_request_sent_in_the_midst_of_a_stream_is_answered_behind_it(lo
                 await client.read()
             assert engine.client_request == ["a"], "one after the other"
             assert await client.answers(2) == [stream_of("a", events), stream_of("b", events)]
-            await until(lambda: gateway.hub.reserved == 0)
+            await until(lambda: gateway.driver.num_requests == 0)
 
     run(work(), loop)
     assert engine.finished == ["report", "report"]
@@ -104,7 +104,7 @@ def test_garbage_sent_in_the_midst_of_a_stream_breaks_it_off_and_nothing_is_left
             assert not client.raw.endswith(LAST), "it does not look whole"
             (body,) = bodies(bytes(client.raw))
             assert stream_of("a", 5000).startswith(body)
-            await until(lambda: gateway.hub.reserved == 0)
+            await until(lambda: gateway.driver.num_requests == 0)
             await until(lambda: engine.finished == ["stopped"])
 
     run(work(), loop)

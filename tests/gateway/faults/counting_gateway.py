@@ -21,10 +21,10 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 def held(gateway: Gateway) -> dict[str, float]:
     """Numbers that are as before once nobody is in."""
     gc.collect()
-    now, hub, loop = gateway.hub.statistics(), gateway.hub, asyncio.get_running_loop()
+    now, driver, loop = gateway.driver.statistics(), gateway.driver, asyncio.get_running_loop()
     return {
-        "turns": hub.reserved,
-        "trips": len(gateway.telemetry.trips),
+        "turns": driver.num_requests,
+        "traces": len(gateway.telemetry.traces),
         "waiting": now.waiting,
         "waiting_bytes": now.waiting_bytes,
         "slots": now.running,

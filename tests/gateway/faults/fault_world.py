@@ -14,23 +14,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.backend.process import free_port
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, LinearSteps
 
-CARE = Care(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
+CARE = ResilienceConfig(health_every_s=0.3, connect_s=2.0, open_s=0.2, drain_s=20.0)
 _SERVE = """
 import json, sys
 told = json.loads(sys.argv[1])
 if told["files"]:
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (told["files"], told["files"]))
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, ResilienceConfig
 from lengthwise.gateway.serve import serve
 config = GatewayConfig(
     engines=tuple(Engine(url, in_flight=told["in_flight"]) for url in told["engines"]),
-    forecasting=Forecasting(predictor="none"),
+    prediction=Forecasting(predictor="none"),
     listen=Listen(port=told["port"], admin_port=None),
-    care=Care(**told["care"]),
+    resilience=ResilienceConfig(**told["care"]),
 )
 serve(config, ready=lambda port, _: print(port, flush=True))
 """

@@ -135,7 +135,7 @@ def test_after_a_hundred_thousand_requests_nothing_is_left_of_them() -> None:
         assert ended.total() == COUNT
         assert ended["succeeded"] == COUNT * 4 // 5
         assert len(ended) == 1 + 2 * len(LEAVES)
-        for name in ("turns", "trips", "waiting", "waiting_bytes", "slots", "answers", "lines"):
+        for name in ("turns", "traces", "waiting", "waiting_bytes", "slots", "answers", "lines"):
             assert after[name] == 0, name
         for name in ("tasks", "timers", "files"):
             assert after[name] <= before[name] + SLACK.get(name, 0), name

@@ -119,7 +119,7 @@ def test_a_storm_of_cuts_is_capped():
                     assert all(answer.complete for answer in await many(gateway.port, [2]))
                 told = await long
                 duration_s = time.perf_counter() - begun
-                cuts = gateway.hub.statistics().cuts
+                cuts = gateway.driver.statistics().preemptions
             uncut = await many(one.port, [200, 190, 180])  # of the engine itself
         assert all(answer.complete for answer in told)
         assert 1 <= cuts <= 2 + 2.0 * duration_s
@@ -146,7 +146,7 @@ def test_a_jump_of_the_clocks_harms_nobody(monkeypatch):
                 jumped_s[0] = 86_400.0  # and the gateway's own may jump ahead: a machine that slept
                 assert all(answer.complete for answer in await asking)
                 assert all(answer.complete for answer in await many(gateway.port, [3, 3]))
-                assert gateway.hub.reserved == 0
+                assert gateway.driver.num_requests == 0
 
     run(work)
 
@@ -171,10 +171,10 @@ def test_after_twenty_thousand_requests_no_slot_is_leaked():
                             await asyncio.gather(asking, return_exceptions=True)
 
                 await asyncio.gather(*(client() for _ in range(32)))
-                await until(lambda: gateway.hub.reserved == 0)
-                numbers = gateway.hub.statistics()
+                await until(lambda: gateway.driver.num_requests == 0)
+                numbers = gateway.driver.statistics()
                 assert (numbers.waiting, numbers.running, numbers.waiting_bytes) == (0, 0, 0)
-                assert gateway.fleet.workers()[0].session.connector.lines.busy == set()
+                assert gateway.fleet.workers()[0].session.connector.pool.busy == set()
                 await one.idle()
         assert sum(ledger.outcomes.values()) <= count
         assert sum(ledger.outcomes.values()) > count - count // 7

@@ -30,7 +30,7 @@ def test_a_stream_older_than_its_clients_read_timeout_outlives_its_engine():
                 alone = await ask(session, gateway.port, body(TOKENS))
                 stream = asyncio.ensure_future(ask(session, gateway.port, body(TOKENS)))
                 await asyncio.sleep(1.5)
-                at = {one.name: one.in_flight for one in gateway.hub.statistics().workers}
+                at = {one.name: one.in_flight for one in gateway.driver.statistics().workers}
                 assert sorted(at.values()) == [0, 1]
                 await (first if at["a"] else second).die()
                 told = await stream

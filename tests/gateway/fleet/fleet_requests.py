@@ -14,7 +14,7 @@ from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.relay import Relay
 from lengthwise.gateway.request import LengthPrediction
-from lengthwise.gateway.scheduler_driver import Hub
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.testing.engine_server import EngineSpec
 
 SPEC = EngineSpec(model="m")
@@ -34,7 +34,7 @@ class Alike:
 @dataclass
 class World:
     relay: Relay
-    hub: Hub
+    driver: SchedulerDriver
     fleet: Fleet
 
     async def submit(self, tokens):
@@ -53,7 +53,7 @@ class World:
             tenant=0,
             priority=0,
             session="",
-            arrival_s=self.hub.clock(),
+            arrival_s=self.driver.clock(),
             deadline_s=float("inf"),
             request_id="r",
             headers=[],
@@ -69,16 +69,16 @@ class World:
 @asynccontextmanager
 async def world(config):
     scheduler = Scheduler(config.order, config.admission, config.dispatch)
-    hub = Hub(scheduler, monotonic)
-    busy = SimpleNamespace(of=lambda name: {w.name: w.in_flight for w in hub.statistics().workers}.get(name, 0))
-    async with Fleet(config, monotonic, hub.fleet_changed, busy=busy.of) as fleet:
-        hub.listeners.add(fleet.listener)
-        relay = Relay(hub, fleet, Alike(), config)
+    driver = SchedulerDriver(scheduler, monotonic)
+    busy = SimpleNamespace(of=lambda name: {w.name: w.in_flight for w in driver.statistics().workers}.get(name, 0))
+    async with Fleet(config, monotonic, driver.fleet_changed, busy=busy.of) as fleet:
+        driver.listeners.add(fleet.listener)
+        relay = Relay(driver, fleet, Alike(), config)
         await fleet.stable()
         try:
-            yield World(relay, hub, fleet)
+            yield World(relay, driver, fleet)
         finally:
-            hub.close()
+            driver.close()
             await relay.aclose()
 
 

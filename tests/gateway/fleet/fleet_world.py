@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from lengthwise.gateway.config import Care, Discovery, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.scheduling import WorkerState
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
-CARE = Care(health_every_s=0.15, connect_s=1.0, failures=3, open_s=0.2, drain_s=0.3)
+CARE = ResilienceConfig(health_every_s=0.15, connect_s=1.0, failures=3, open_s=0.2, drain_s=0.3)
 DISPATCH = Dispatch(adapt_every_s=0.1)
 
 
 def config_of(
     *engines: Engine,
-    resilience: Care = CARE,
+    resilience: ResilienceConfig = CARE,
     discovery: Discovery | None = None,
     order: Order | None = None,
     dispatch: Dispatch = DISPATCH,

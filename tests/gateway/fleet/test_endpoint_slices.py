@@ -93,7 +93,7 @@ def test_a_watch_that_ends_goes_on_from_where_it_was_without_a_list(tmp_path):
 
 def test_an_event_that_breaks_off_in_its_middle_is_not_lost(tmp_path):
     async def work(api, report):
-        api.moods.cut_next = True
+        api.faults.cut_next = True
         api.put(pods("e-5"))
         await until(lambda: set(report.last) == {"e-5"})
         assert (api.lists, api.watches) == (1, 2)
@@ -103,11 +103,11 @@ def test_an_event_that_breaks_off_in_its_middle_is_not_lost(tmp_path):
 
 def test_a_version_that_is_too_old_means_a_new_list(tmp_path):
     async def work(api, report):
-        api.moods.ends_at_once = True
+        api.faults.ends_at_once = True
         api.end_watches()
         api.put(pods("e-7"))
-        api.discard()
-        api.moods.ends_at_once = False
+        api.clear()
+        api.faults.ends_at_once = False
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 2
 
@@ -116,7 +116,7 @@ def test_a_version_that_is_too_old_means_a_new_list(tmp_path):
 
 def test_410_inside_the_watch_means_a_new_list_too(tmp_path):
     async def work(api, report):
-        api.tell_all(b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n')
+        api.send_all(b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n')
         await until(lambda: api.lists == 2 and api.open == 1)
         api.put(pods("e-7"))
         await until(lambda: set(report.last) == {"e-7"})
@@ -128,7 +128,7 @@ def test_bookmarks_move_the_version_on(tmp_path):
     async def work(api, report):
         api.bookmark()
         await asyncio.sleep(0.05)
-        api.discard()  # all but the bookmark's own version
+        api.clear()  # all but the bookmark's own version
         api.end_watches()
         api.put(pods("e-7"))
         await until(lambda: set(report.last) == {"e-7"})
@@ -141,7 +141,7 @@ def test_bookmarks_move_the_version_on(tmp_path):
 @pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ERROR","object":{}}\n'])
 def test_what_is_no_event_means_a_new_list(line, tmp_path):
     async def work(api, report):
-        api.tell_all(line)
+        api.send_all(line)
         await until(lambda: api.lists == 2)
         assert report.last == {"e-0": True, "e-1": True}
 
@@ -150,11 +150,11 @@ def test_what_is_no_event_means_a_new_list(line, tmp_path):
 
 def test_a_silent_watch_is_begun_again(tmp_path):
     async def work(api, report):
-        api.moods.silent = True
+        api.faults.silent = True
         api.put(pods("e-7"))
         await asyncio.sleep(0.1)
         assert set(report.last) == {"e-0", "e-1"}
-        api.moods.silent = False
+        api.faults.silent = False
         await until(lambda: set(report.last) == {"e-7"})
         assert api.lists == 1
 
@@ -163,13 +163,13 @@ def test_a_silent_watch_is_begun_again(tmp_path):
 
 def test_while_the_api_is_away_the_engines_stay(tmp_path):
     async def work(api, report):
-        api.moods.status = 503
+        api.faults.status = 503
         api.end_watches()
         await asyncio.sleep(0.4)
         await api.stop()
         await asyncio.sleep(0.4)
         assert report.last == {"e-0": True, "e-1": True}
-        api.moods.status = 0
+        api.faults.status = 0
         api.put(pods("e-7"))
         await api.start()
         await until(lambda: set(report.last) == {"e-7"})
@@ -180,7 +180,7 @@ def test_while_the_api_is_away_the_engines_stay(tmp_path):
 
 def test_it_does_not_hurry_an_api_that_refuses_it(tmp_path, caplog):
     async def work(api, report):
-        api.moods.status = 403
+        api.faults.status = 403
         api.end_watches()
         await asyncio.sleep(1.0)
         assert api.lists + api.watches <= 12
@@ -204,7 +204,7 @@ def test_a_flapping_endpoint_is_told_and_ends_as_it_is(tmp_path):
 def test_lists_come_in_pages_and_of_the_service_alone(tmp_path):
     async def work():
         async with KubeApi() as api:
-            api.moods.page, api.moods.slow_s = 2, 0.01
+            api.faults.page, api.faults.slow_s = 2, 0.01
             for k in range(5):
                 api.put(endpoint_slice(f"s{k}", [endpoint(f"10.0.0.{k}", pod=f"e-{k}")]))
             api.put(endpoint_slice("foreign", [endpoint("10.0.1.1", pod="x")], service="another"))
@@ -253,7 +253,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                 async with KubeApi(tls=served_by(new), port=api.port) as rotated:
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
-                    rotated.discard()
+                    rotated.clear()
                     await asyncio.sleep(0.3)
                     assert told.last == {"e-0": True}
                     assert not rotated.paths  # nobody was believed yet

@@ -115,7 +115,7 @@ def test_a_list_is_read_in_pages_and_all_of_them_have_an_end(tmp_path, monkeypat
 def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
     async def work():
         async with KubeApi() as api:
-            api.moods.page = 1
+            api.faults.page = 1
             for name in ("a", "b", "c"):
                 api.put(endpoint_slice(name, [endpoint(f"10.0.0.{ord(name)}", pod=name)]))
             told = []
@@ -126,8 +126,8 @@ def test_while_the_list_is_too_long_the_engines_stay(tmp_path, monkeypatch):
             lists = api.lists
             api.delete("a")
             await until(lambda: told[-1] == {"b", "c"})
-            api.discard()
-            api.tell_all(b'{"type":"ERROR","object":{"code":410}}\n')
+            api.clear()
+            api.send_all(b'{"type":"ERROR","object":{"code":410}}\n')
             await until(lambda: api.lists > lists + 3)
             assert told[-1] == {"b", "c"}
             monkeypatch.setattr(kubernetes_api, "MAX_BYTES", 70_000)

@@ -6,7 +6,7 @@ import pytest
 from fleet_world import run, until
 
 from lengthwise.gateway.config import Engine
-from lengthwise.gateway.fleet.discovery import Dns, addresses
+from lengthwise.gateway.fleet.discovery import Dns, resolve
 from lengthwise.schema.errors import InputError
 
 LIKE = Engine("http://found")
@@ -27,7 +27,7 @@ class Resolver:
 
 def test_the_system_resolver_finds_loopback():
     async def work():
-        assert "127.0.0.1" in await addresses("localhost", 80)
+        assert "127.0.0.1" in await resolve("localhost", 80)
 
     run(work)
 

@@ -6,8 +6,8 @@ from aiohttp.test_utils import TestServer
 from fleet_world import CARE, config_of, engines, fleet_of, run, until
 
 from lengthwise.gateway.config import Engine, Order
-from lengthwise.gateway.fleet.engine_probe import LARGER, SMALLER, find_facts
-from lengthwise.gateway.notices import asked_notices
+from lengthwise.gateway.fleet.engine_probe import LARGER, SMALLER, probe_metadata
+from lengthwise.gateway.notices import probe_notices
 from lengthwise.testing.engine_server import EngineSpec, Fault, Limits
 
 SMALL = Limits(max_num_seqs=4, block_size=16, num_blocks=1024)
@@ -35,8 +35,8 @@ def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
             assert heard.ups() == 4
             assert fleet.models() == ("toy",)
             assert fleet.ready()
-            assert vllm.speaks("toy")
-            assert not vllm.speaks("another")
+            assert vllm.serves("toy")
+            assert not vllm.serves("another")
             assert heard.last[llama.name].slots == 4
 
     run(work)
@@ -60,11 +60,11 @@ def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
 @pytest.mark.parametrize(
     ("spec", "sign", "words"),
     [
-        (by_priority("vllm"), SMALLER, "cannot be seen"),
-        (EngineSpec(kind="vllm"), 0, "takes no priorities"),  # it refuses one
+        (by_priority("vllm"), SMALLER, "is unknown"),
+        (EngineSpec(kind="vllm"), 0, "accepts no priorities"),  # it refuses one
         (by_priority("sglang"), LARGER, ""),
-        (EngineSpec(kind="sglang"), 0, "takes no priorities"),
-        (EngineSpec(kind="llama.cpp"), 0, "takes no priorities"),
+        (EngineSpec(kind="sglang"), 0, "accepts no priorities"),
+        (EngineSpec(kind="llama.cpp"), 0, "accepts no priorities"),
     ],
 )
 def test_who_takes_priorities_and_which_go_first(spec, sign, words):
@@ -72,9 +72,9 @@ def test_who_takes_priorities_and_which_go_first(spec, sign, words):
         async with engines(spec) as (server,), fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, _):
             worker = fleet.workers()[0]
             assert worker.priority_sign == sign
-            assert worker.metadata.received
-            assert words in worker.priorities()
-            assert bool(worker.priorities()) == bool(words)
+            assert worker.metadata.prompted
+            assert words in worker.priority_notice()
+            assert bool(worker.priority_notice()) == bool(words)
             assert sum(entry.sent_tokens for entry in server.log.entries) <= 2
 
     run(work)
@@ -95,9 +95,9 @@ def test_a_vllm_in_development_mode_tells_its_policy_itself(policy):
         async with TestServer(app) as server:
             engine = Engine(str(server.make_url("")), probe=False)
             async with ClientSession() as session:
-                metadata = await find_facts(engine, session, priority=True)
+                metadata = await probe_metadata(engine, session, priority=True)
                 assert metadata.orders is (policy == "priority")
-                assert (await find_facts(engine, session, priority=False)).orders is None
+                assert (await probe_metadata(engine, session, priority=False)).orders is None
 
     run(work)
 
@@ -106,10 +106,10 @@ def test_what_is_minded_about_engines_is_known_before_the_start():
     async def work():
         async with engines(EngineSpec()) as (server,):
             entries = Engine(server.url, name="refuses"), Engine("http://127.0.0.1:1", name="nobody")
-            told = await asked_notices(config_of(*entries, order=PRIORITY))
+            told = await probe_notices(config_of(*entries, order=PRIORITY))
             assert len(told) == 2
-            assert told[0].startswith("refuses takes no priorities")
-            assert told[1].startswith("nobody could not be asked")
+            assert told[0].startswith("refuses accepts no priorities")
+            assert told[1].startswith("nobody could not be probed")
 
     run(work)
 
@@ -119,16 +119,16 @@ def test_a_mode_that_cuts_before_an_engine_that_cannot_be_cut_is_told(kind):
     async def work():
         async with engines(EngineSpec(kind=kind)) as (server,):
             entries = Engine(server.url, generation_defaults="none")
-            told = await asked_notices(config_of(entries, order=Order(mode="windowed")))
-            assert ["nothing is cut there" in text for text in told] == [True] * (kind != "vllm")
+            told = await probe_notices(config_of(entries, order=Order(mode="windowed")))
+            assert ["no request is preempted there" in text for text in told] == [True] * (kind != "vllm")
 
     run(work)
 
 
 @pytest.mark.parametrize("fault", [Fault("hang"), Fault("full"), Fault("stall", 1)])
 def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monkeypatch, fault):
-    monkeypatch.setattr("lengthwise.gateway.fleet.engine_probe.HELLO_S", 0.2)
-    monkeypatch.setattr("lengthwise.gateway.fleet.worker.HELLO_FIRST_S", 0.01)
+    monkeypatch.setattr("lengthwise.gateway.fleet.engine_probe.PROMPT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("lengthwise.gateway.fleet.worker.MIN_PROMPT_WAIT_S", 0.01)
 
     async def work():
         async with engines(by_priority("vllm")) as (server,):
@@ -137,10 +137,10 @@ def test_an_engine_that_did_not_answer_the_tiny_prompt_is_asked_again_soon(monke
                 worker = fleet.workers()[0]
                 assert heard.ups() == 1, "meanwhile it serves"
                 assert not worker.capabilities.ids_each
-                assert "has not said yet" in worker.priorities()
+                assert "has not answered yet" in worker.priority_notice()
                 await until(lambda: worker.capabilities.ids_each)
-                assert worker.metadata.received
-                assert "cannot be seen" in worker.priorities()
+                assert worker.metadata.prompted
+                assert "is unknown" in worker.priority_notice()
                 assert len(server.log.entries) == 4, "it is not asked once it has answered"
 
     run(work)
@@ -161,7 +161,7 @@ def test_a_wrong_key_keeps_an_engine_out_and_says_why_a_right_one_lets_it_in():
             entries = (Engine(one.url, name="wrong", api_key="no"), Engine(two.url, name="right", api_key="right"))
             async with fleet_of(config_of(*entries, resilience=CARE)) as (fleet, heard):
                 assert [heard.last[name].up for name in ("wrong", "right")] == [False, True]
-                assert "API key" in fleet.worker("wrong").trouble(0.0)
+                assert "API key" in fleet.worker("wrong").unavailable_reason(0.0)
 
     run(work)
 
@@ -170,7 +170,7 @@ def test_a_model_that_is_not_an_engine_at_all_is_down_not_an_error():
     async def work():
         async with fleet_of(config_of(Engine("http://127.0.0.1:1", name="nobody"))) as (fleet, heard):
             assert not heard.last["nobody"].up
-            assert "nobody listens" in fleet.worker("nobody").trouble(0.0)
+            assert "connection refused" in fleet.worker("nobody").unavailable_reason(0.0)
             assert not fleet.ready()
 
     run(work)

@@ -24,12 +24,12 @@ def test_the_scheduler_hears_of_a_name_that_passes_on_before_anybody_can_be_sent
         ):
             alone = await here.submit(60)
             stream = asyncio.create_task(here.submit(60))
-            await until(lambda: here.hub.statistics().running == 1)
+            await until(lambda: here.driver.statistics().running == 1)
             await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
             # No tick of the loop since the name passed on.
-            told = {one.name for one in here.hub.statistics().workers}
+            told = {one.name for one in here.driver.statistics().workers}
             assert {"e (leaving 0)"} <= told <= {one.name for one in here.fleet.workers()}
-            assert here.hub.statistics().running == 1
+            assert here.driver.statistics().running == 1
             assert await stream == alone
             assert len(entries(second)) == 0
 
@@ -46,7 +46,7 @@ def test_a_stream_may_last_as_long_as_an_engine_may_leave_and_not_only_until_a_f
         ):
             alone = await here.submit(120)
             stream = asyncio.create_task(here.submit(120))
-            await until(lambda: here.hub.statistics().running == 1)
+            await until(lambda: here.driver.statistics().running == 1)
             await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER, resilience=resilience))
             assert await stream == alone
             moved = len(second.log.entries) - 1  # besides the tiny prompt
@@ -62,7 +62,7 @@ def test_an_engine_that_fails_its_checks_ends_its_streams_when_its_key_changes()
             async with world(config_of(engine, order=ORDER)) as here:
                 alone = await here.submit(120)
                 stream = asyncio.create_task(here.submit(120))
-                await until(lambda: here.hub.statistics().running == 1)
+                await until(lambda: here.driver.statistics().running == 1)
                 server.healthy = False
                 await until(lambda: not here.fleet.ready())
                 await here.fleet.configure(config_of(replace(engine, api_key="sk-1"), order=ORDER))
@@ -81,9 +81,9 @@ def test_under_another_key_an_engine_has_no_more_seats_than_before():
             async with world(config_of(engine, order=ORDER)) as here:
                 alone = await here.submit(120)
                 stream = asyncio.create_task(here.submit(120))
-                await until(lambda: here.hub.statistics().running == 1)
+                await until(lambda: here.driver.statistics().running == 1)
                 await here.fleet.configure(config_of(replace(engine, api_key="sk-1"), order=ORDER))
-                await until(lambda: any(one.name == "e" and one.up for one in here.hub.statistics().workers))
+                await until(lambda: any(one.name == "e" and one.up for one in here.driver.statistics().workers))
                 assert alone.startswith(await here.submit(5))
                 assert stream.done(), "until then its seat was taken"
                 assert await stream == alone

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Heard, config_of, engines, fleet_of, run, until
 
-from lengthwise.gateway.config import Care, Discovery, Dispatch, Engine, GatewayConfig
+from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
@@ -139,7 +139,7 @@ def test_a_restart_that_no_check_saw_is_told_by_the_start_of_the_process():
     async def work():
         server = Report(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
         async with server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
-            await until(lambda: fleet.worker("e").reading is not None)
+            await until(lambda: fleet.worker("e").sample is not None)
             server.metrics = b"# TYPE x gauge\nprocess_start_time_seconds 200\n"
             await until(lambda: heard.last["e"].epoch == 1 and heard.last["e"].up)
 
@@ -150,7 +150,7 @@ def test_a_port_that_was_closed_for_a_moment_is_no_restart_if_the_process_is_the
     async def work():
         server = Report(b"# TYPE x gauge\nprocess_start_time_seconds 100\n")
         async with server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
-            await until(lambda: fleet.worker("e").reading is not None)
+            await until(lambda: fleet.worker("e").sample is not None)
             await server.__aexit__()
             await until(lambda: heard.ups() == 0)
             await server.__aenter__()
@@ -167,7 +167,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
             assert heard.ups() == 1
             server.metrics = line % 0
             await until(lambda: heard.ups() == 0)
-            assert fleet.worker("e").trouble(0.0) == "sleeping"
+            assert fleet.worker("e").unavailable_reason(0.0) == "sleeping"
             server.metrics = line % 1
             await until(lambda: heard.ups() == 1)
             assert heard.last["e"].epoch == 0
@@ -177,7 +177,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
 
 def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
     async def work():
-        resilience = Care(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
+        resilience = ResilienceConfig(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
         async with (
             Report() as server,
             fleet_of(config_of(named(server, probe=False), resilience=resilience)) as (fleet, heard),
@@ -202,7 +202,7 @@ def test_models_that_come_later_are_seen(monkeypatch):
         async with Report() as server, fleet_of(config_of(named(server, probe=False))) as (fleet, heard):
             server.models = ["m", "adapter"]
             await until(lambda: heard.last["e"].models == ("m", "adapter"))
-            assert fleet.worker("e").speaks("adapter")
+            assert fleet.worker("e").serves("adapter")
 
     run(work)
 
@@ -233,7 +233,7 @@ def test_failures_open_the_circuit_and_one_trial_closes_it(monkeypatch):
 
 def test_a_connection_that_fails_is_looked_into_at_once():
     async def work():
-        slow = Care(health_every_s=30.0, connect_s=1.0)
+        slow = ResilienceConfig(health_every_s=30.0, connect_s=1.0)
         async with engines(SPEC) as (server,), fleet_of(config_of(named(server), resilience=slow)) as (fleet, heard):
             assert heard.ups() == 1
             await server.die()
@@ -245,7 +245,7 @@ def test_a_connection_that_fails_is_looked_into_at_once():
 
 def test_who_fails_far_more_than_its_peers_is_left_out_and_comes_back():
     async def work():
-        resilience = Care(health_every_s=0.15, failures=1000, open_s=0.3)
+        resilience = ResilienceConfig(health_every_s=0.15, failures=1000, open_s=0.3)
         async with engines(SPEC, SPEC) as (one, two):
             config = config_of(named(one, "good"), named(two, "bad"), resilience=resilience)
             async with fleet_of(config) as (fleet, heard):
@@ -255,7 +255,7 @@ def test_who_fails_far_more_than_its_peers_is_left_out_and_comes_back():
                     fleet.succeeded("good")
                 await until(lambda: not heard.last["bad"].up)
                 assert heard.last["good"].up
-                assert fleet.worker("bad").trouble(0.0) == "worse than its peers"
+                assert fleet.worker("bad").unavailable_reason(0.0) == "worse than its peers"
                 await until(lambda: heard.last["bad"].up)
 
     run(work)
@@ -344,7 +344,7 @@ def test_a_terminating_endpoint_drains_at_once_and_stays_while_it_is_there():
             await until(lambda: heard.ups() == 0)
             await asyncio.sleep(2 * CARE.drain_s)
             name = f"e-{server.port}"
-            assert fleet.worker(name).trouble(0.0) == "draining"
+            assert fleet.worker(name).unavailable_reason(0.0) == "draining"
             await server.die()
             api.delete(f"s{server.port}")
             await until(lambda: heard.last == {})

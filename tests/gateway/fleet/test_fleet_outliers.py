@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.health import LEAST, PROOFS, Outliers
+from lengthwise.gateway.fleet.health import MIN_CONFIRMED, MIN_REQUESTS, OutlierDetector
 
 
 def fed(outliers, name, *, failed=0, succeeded=0, rejected=0, proven=0, first_token_s=(), model="m", session=""):
@@ -20,88 +20,88 @@ def fed(outliers, name, *, failed=0, succeeded=0, rejected=0, proven=0, first_to
 
 
 def test_who_fails_far_more_often_than_its_peers_is_left_out_and_comes_back():
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     fed(outliers, "bad", failed=8, succeeded=8)
     fed(outliers, "good", succeeded=50)
-    assert outliers.poll(0.0, ["bad", "good"]) == ("bad",)
-    assert outliers.out("bad", 1.9)
+    assert outliers.update(0.0, ["bad", "good"]) == ("bad",)
+    assert outliers.is_ejected("bad", 1.9)
     assert outliers.next_s(0.0) == 2.0
-    assert not outliers.out("bad", 2.0)
+    assert not outliers.is_ejected("bad", 2.0)
 
 
 def test_who_fails_again_is_left_out_for_longer():
-    outliers, now_s, lengths = Outliers(1.0), 0.0, []
+    outliers, now_s, lengths = OutlierDetector(1.0), 0.0, []
     for _ in range(6):
-        fed(outliers, "bad", failed=LEAST)
-        fed(outliers, "good", succeeded=LEAST)
-        assert outliers.poll(now_s, ["bad", "good"])
+        fed(outliers, "bad", failed=MIN_REQUESTS)
+        fed(outliers, "good", succeeded=MIN_REQUESTS)
+        assert outliers.update(now_s, ["bad", "good"])
         lengths.append(outliers.next_s(now_s) - now_s)
         now_s = outliers.next_s(now_s)
     assert lengths == [1, 2, 4, 8, 16, 16]
 
 
 def test_who_is_far_slower_to_begin_is_left_out():
-    outliers = Outliers(2.0)
-    fed(outliers, "slow", first_token_s=[9.0] * LEAST)
+    outliers = OutlierDetector(2.0)
+    fed(outliers, "slow", first_token_s=[9.0] * MIN_REQUESTS)
     for name in ("a", "b"):
-        fed(outliers, name, first_token_s=[0.5] * LEAST)
-    assert outliers.poll(0.0, ["slow", "a", "b"]) == ("slow",)
+        fed(outliers, name, first_token_s=[0.5] * MIN_REQUESTS)
+    assert outliers.update(0.0, ["slow", "a", "b"]) == ("slow",)
 
 
 def test_all_alike_bad_or_slow_are_no_outliers():
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     for name in "abcd":
-        fed(outliers, name, failed=20, succeeded=20, first_token_s=[9.0] * LEAST)
-    assert outliers.poll(0.0, list("abcd")) == ()
+        fed(outliers, name, failed=20, succeeded=20, first_token_s=[9.0] * MIN_REQUESTS)
+    assert outliers.update(0.0, list("abcd")) == ()
 
 
 def test_a_few_requests_say_nothing_and_one_alone_has_no_peers():
-    outliers = Outliers(2.0)
-    fed(outliers, "new", failed=LEAST - 1)
+    outliers = OutlierDetector(2.0)
+    fed(outliers, "new", failed=MIN_REQUESTS - 1)
     fed(outliers, "old", succeeded=100)
-    assert outliers.poll(0.0, ["new", "old"]) == ()
+    assert outliers.update(0.0, ["new", "old"]) == ()
     fed(outliers, "new", failed=100)
-    assert outliers.poll(0.0, ["new"]) == ()
+    assert outliers.update(0.0, ["new"]) == ()
 
 
 def test_who_calls_requests_wrong_that_its_peers_serve_is_left_out():
-    outliers = Outliers(2.0)
-    fed(outliers, "odd", rejected=8, succeeded=8, proven=PROOFS - 1)
+    outliers = OutlierDetector(2.0)
+    fed(outliers, "odd", rejected=8, succeeded=8, proven=MIN_CONFIRMED - 1)
     for name in ("a", "b"):
         fed(outliers, name, rejected=1, succeeded=30)
     assert outliers.suspects("odd", "m")
     outliers.record_outcome("odd", "m", wrong=True)
-    assert outliers.poll(0.0, ["odd", "a", "b"]) == ("odd",)
+    assert outliers.update(0.0, ["odd", "a", "b"]) == ("odd",)
 
 
 def test_fewer_proofs_leave_nobody_out():
-    outliers = Outliers(2.0)
-    fed(outliers, "odd", rejected=8, succeeded=8, proven=PROOFS - 1)
+    outliers = OutlierDetector(2.0)
+    fed(outliers, "odd", rejected=8, succeeded=8, proven=MIN_CONFIRMED - 1)
     fed(outliers, "a", succeeded=30)
-    assert outliers.poll(0.0, ["odd", "a"]) == ()
+    assert outliers.update(0.0, ["odd", "a"]) == ()
 
 
 def test_wrong_requests_that_only_one_was_sent_put_nobody_out():
     """They go to whoever has room, and that may be the same one again and again."""
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     fed(outliers, "unlucky", rejected=500, succeeded=20)
     fed(outliers, "other", succeeded=50)
     assert outliers.suspects("unlucky", "m")
     outliers.record_outcome("unlucky", "m", wrong=False)
     assert not outliers.suspects("unlucky", "m")
     fed(outliers, "unlucky", rejected=500)
-    assert outliers.poll(0.0, ["unlucky", "other"]) == ()
+    assert outliers.update(0.0, ["unlucky", "other"]) == ()
 
 
 def test_wrong_requests_that_come_to_all_alike_put_nobody_out():
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     for name in "abc":
         fed(outliers, name, rejected=40, succeeded=10)
-    assert outliers.poll(0.0, list("abc")) == ()
+    assert outliers.update(0.0, list("abc")) == ()
 
 
 def test_each_model_is_compared_with_its_own_peers():
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     fed(outliers, "a", rejected=50, model="odd")
     for name in "ab":
         fed(outliers, name, succeeded=50)
@@ -113,12 +113,12 @@ def test_each_model_is_compared_with_its_own_peers():
 
 
 def test_one_session_of_wrong_requests_does_not_put_its_engine_out():
-    outliers = Outliers(2.0)
+    outliers = OutlierDetector(2.0)
     fed(outliers, "a", rejected=500, session="one client")
     for name in "ab":
         fed(outliers, name, succeeded=20)
     assert not outliers.suspects("a", "m")
-    assert outliers.poll(0.0, ["a", "b"]) == ()
+    assert outliers.update(0.0, ["a", "b"]) == ()
 
 
 NUMBERS = st.lists(
@@ -128,7 +128,7 @@ NUMBERS = st.lists(
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8))
 def test_never_more_than_half_are_left_out(rounds):
-    outliers = Outliers(3.0)
+    outliers = OutlierDetector(3.0)
     for now_s, numbers in enumerate(rounds):
         names = [str(k) for k in range(len(numbers))]
         for name, (failed, answered, rejected, seconds) in zip(names, numbers, strict=True):
@@ -139,7 +139,7 @@ def test_never_more_than_half_are_left_out(rounds):
                 succeeded=answered,
                 rejected=rejected,
                 proven=rejected // 2,
-                first_token_s=[seconds] * LEAST,
+                first_token_s=[seconds] * MIN_REQUESTS,
             )
-        outliers.poll(float(now_s), names)
-        assert sum(outliers.out(name, now_s) for name in names) <= len(names) // 2
+        outliers.update(float(now_s), names)
+        assert sum(outliers.is_ejected(name, now_s) for name in names) <= len(names) // 2

@@ -45,11 +45,11 @@ def test_an_engine_that_starts_anew_under_load_loses_nobody():
             async with world(config_of(*entries, order=ORDER)) as here:
                 alone = await here.submit(150)
                 tasks = [asyncio.create_task(here.submit(150)) for _ in range(12)]
-                await until(lambda: here.hub.statistics().running >= 8)
+                await until(lambda: here.driver.statistics().running >= 8)
                 await servers[0].restart()
                 assert await asyncio.gather(*tasks) == [alone] * 12
-                await until(lambda: len([w for w in here.hub.statistics().workers if w.up]) == 2)
-                assert here.hub.reserved == 0
+                await until(lambda: len([w for w in here.driver.statistics().workers if w.up]) == 2)
+                assert here.driver.num_requests == 0
 
     run(work)
 
@@ -62,7 +62,7 @@ def test_requests_wait_while_no_engine_is_there_and_go_on_when_one_comes():
             await until(lambda: not here.fleet.ready())
             waiting = asyncio.create_task(here.submit(40))
             await asyncio.sleep(0.2)
-            assert here.hub.statistics().waiting == 1
+            assert here.driver.statistics().waiting == 1
             await server.restart()
             assert await waiting == alone
 
@@ -76,7 +76,7 @@ def test_a_stream_outlives_other_settings_of_its_engine():
             async with world(config_of(engine, order=ORDER)) as here:
                 alone, kept = await here.submit(150), here.fleet.worker("e")
                 stream = asyncio.create_task(here.submit(150))
-                await until(lambda: here.hub.statistics().running == 1)
+                await until(lambda: here.driver.statistics().running == 1)
                 other = replace(engine, in_flight=2, probe=False, generation_defaults="none")
                 await here.fleet.configure(config_of(other, order=ORDER))
                 await until(lambda: here.fleet.states()[0].in_flight == 2)
@@ -95,17 +95,17 @@ def test_a_stream_ends_where_it_began_while_another_engine_takes_the_name():
             async with world(config_of(old, order=ORDER)) as here:
                 alone, kept = await here.submit(400), here.fleet.worker("e")
                 stream = asyncio.create_task(here.submit(400))
-                await until(lambda: here.hub.statistics().running == 1)
+                await until(lambda: here.driver.statistics().running == 1)
                 await here.fleet.configure(config_of(new, order=ORDER))
                 assert here.fleet.worker("e") is not kept
                 assert alone.startswith(await here.submit(5))
                 assert not stream.done(), "it has its own engine's only seat, and the new one has one of its own"
-                leaving = {one.name: (one.up, one.in_flight) for one in here.hub.statistics().workers}
+                leaving = {one.name: (one.up, one.in_flight) for one in here.driver.statistics().workers}
                 assert leaving == {"e": (True, 0), "e (leaving 0)": (False, 1)}
                 assert await stream == alone
                 assert (len(entries(first)), len(entries(second))) == (2, 1), "it was not moved"
                 await until(lambda: [one.name for one in here.fleet.workers()] == ["e"])
-                await until(lambda: [one.name for one in here.hub.statistics().workers] == ["e"])
+                await until(lambda: [one.name for one in here.driver.statistics().workers] == ["e"])
 
     run(work)
 
@@ -117,7 +117,7 @@ def test_a_stream_outlives_another_key_of_its_engine():
             async with world(config_of(engine, order=ORDER)) as here:
                 alone = await here.submit(150)
                 streams = [asyncio.create_task(here.submit(150)) for _ in range(3)]
-                await until(lambda: here.hub.statistics().running == 3)
+                await until(lambda: here.driver.statistics().running == 3)
                 for key in ("sk-1", "sk-2"):  # the second before the first was ever used
                     await here.fleet.configure(config_of(replace(engine, api_key=key), order=ORDER))
                 assert len(here.fleet.workers()) == 2, "who was never up has nothing to end"
@@ -138,12 +138,12 @@ def test_a_stream_goes_on_elsewhere_where_its_engine_dies_after_its_name_was_tak
         ):
             alone = await here.submit(150)
             stream = asyncio.create_task(here.submit(150))
-            await until(lambda: here.hub.statistics().running == 1)
+            await until(lambda: here.driver.statistics().running == 1)
             await here.fleet.configure(config_of(Engine(second.url, name="e"), order=ORDER))
             await first.die()
             assert await stream == alone
             assert len(second.log.entries) == 2  # the tiny prompt, and the rest
-            assert here.fleet.worker("e").trouble(monotonic()) == "", "what the old one did is not its fault"
+            assert here.fleet.worker("e").unavailable_reason(monotonic()) == "", "what the old one did is not its fault"
 
     run(work)
 

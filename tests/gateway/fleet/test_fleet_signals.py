@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.engine_probe import MOST_LINES, read
+from lengthwise.gateway.fleet.engine_probe import MAX_LINES, parse_metrics
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge
@@ -25,7 +25,7 @@ process_start_time_seconds 1.7e+09
 
 
 def test_vllm_over_its_engines():
-    reading = read(VLLM, 5.0)
+    reading = parse_metrics(VLLM, 5.0)
     signals = reading.signals
     assert (signals.running, signals.waiting, signals.kv_used, signals.preemptions) == (7, 2, 0.5, 21)
     assert signals.at_s == 5.0
@@ -34,24 +34,26 @@ def test_vllm_over_its_engines():
 
 
 def test_a_sleeping_vllm_is_seen():
-    assert read(VLLM.replace(b'"awake"} 1.0', b'"awake"} 0.0'), 0.0).sleeping
+    assert parse_metrics(VLLM.replace(b'"awake"} 1.0', b'"awake"} 0.0'), 0.0).sleeping
 
 
 def test_sglang_and_llama_cpp_by_their_own_names():
-    sglang = read(b'sglang:num_running_reqs{model_name="m"} 5\nsglang:num_queue_reqs 1\nsglang:token_usage 0.4\n', 0.0)
+    sglang = parse_metrics(
+        b'sglang:num_running_reqs{model_name="m"} 5\nsglang:num_queue_reqs 1\nsglang:token_usage 0.4\n', 0.0
+    )
     assert (sglang.signals.running, sglang.signals.waiting, sglang.signals.kv_used) == (5, 1, 0.4)
-    llama = read(b"llamacpp:requests_processing 2\r\nllamacpp:requests_deferred 7\r\n", 0.0)
+    llama = parse_metrics(b"llamacpp:requests_processing 2\r\nllamacpp:requests_deferred 7\r\n", 0.0)
     assert (llama.signals.running, llama.signals.waiting, llama.signals.kv_used) == (2, 7, None)
 
 
 def test_a_cache_that_tells_its_tokens_itself_is_believed():
     line = b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="5000",num_gpu_blocks="100"} 1\n'
-    assert read(line, 0.0).kv_tokens == 5000
+    assert parse_metrics(line, 0.0).kv_tokens == 5000
 
 
 def test_retractions_are_counted_where_a_counter_is_there():
     body = b"sglang:num_retracted_reqs 1\nsglang:num_retracted_requests_total 9\n"
-    assert read(body, 0.0).signals.preemptions == 9
+    assert parse_metrics(body, 0.0).signals.preemptions == 9
 
 
 def test_what_cannot_be_read_is_left_out():
@@ -60,7 +62,7 @@ def test_what_cannot_be_read_is_left_out():
         b"vllm:num_preemptions_total -3\nvllm:generation_tokens_total\nprocess_start_time_seconds one\n"
         b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n'
     )
-    reading = read(body, 0.0)
+    reading = parse_metrics(body, 0.0)
     signals = reading.signals
     assert (signals.running, signals.waiting, signals.kv_used, signals.preemptions) == (None,) * 4
     assert (reading.tokens, reading.started, reading.kv_tokens) == (None, None, None)
@@ -70,20 +72,20 @@ def test_what_cannot_be_read_is_left_out():
 def test_garbage_never_raises_and_never_counts(noise, more, at):
     names = (b"vllm:num_requests_running", b"sglang:token_usage", b"llamacpp:requests_deferred{")
     for body in (noise, VLLM[:at] + noise + VLLM[at:], VLLM[:at], *(name + more for name in names)):
-        signals = read(body, 0.0).signals
+        signals = parse_metrics(body, 0.0).signals
         for value in (signals.running, signals.waiting, signals.kv_used, signals.preemptions):
             assert value is None or value >= 0
 
 
 def test_a_process_that_is_another_is_told_by_its_start_or_by_tokens_that_fell():
-    old = read(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 0.0)
-    assert read(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 1.0).follows(old)
-    assert not read(b"vllm:generation_tokens_total 99\nprocess_start_time_seconds 6\n", 1.0).follows(old)
-    assert not read(b"vllm:generation_tokens_total 9\n", 1.0).follows(old)
-    assert read(b"nothing\n", 1.0).follows(old)
+    old = parse_metrics(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 0.0)
+    assert parse_metrics(b"vllm:generation_tokens_total 10\nprocess_start_time_seconds 5\n", 1.0).follows(old)
+    assert not parse_metrics(b"vllm:generation_tokens_total 99\nprocess_start_time_seconds 6\n", 1.0).follows(old)
+    assert not parse_metrics(b"vllm:generation_tokens_total 9\n", 1.0).follows(old)
+    assert parse_metrics(b"nothing\n", 1.0).follows(old)
 
 
 def test_of_one_metric_only_so_many_lines_are_read():
     many = b"vllm:num_requests_running 1\n" * 50_000 + b"vllm:num_requests_waiting 3\n"
-    signals = read(many, 0.0).signals
-    assert (signals.running, signals.waiting) == (MOST_LINES, 3)
+    signals = parse_metrics(many, 0.0).signals
+    assert (signals.running, signals.waiting) == (MAX_LINES, 3)

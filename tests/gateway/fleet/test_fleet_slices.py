@@ -14,7 +14,7 @@ LIKE = Engine("http://found", api_key="k", in_flight=3)
 def found(*items, port="8000"):
     slices = Slices(port, LIKE)
     slices.replace(list(items))
-    return {one.name: (one.engine.url, one.up) for one in slices.found()}
+    return {one.name: (one.engine.url, one.up) for one in slices.endpoints()}
 
 
 def test_engines_of_several_slices_by_the_names_of_their_pods():
@@ -78,7 +78,7 @@ def test_two_pods_of_one_name_go_by_their_addresses():
 def test_what_holds_of_all_holds_of_each_and_certificates_mean_https():
     slices = Slices("8000", Engine("http://found", api_key="k", in_flight=3, tls=Tls(ca="ca.pem")))
     slices.put(endpoint_slice("a", [endpoint("10.0.0.1", pod="e-0")]))
-    engine = slices.found()[0].engine
+    engine = slices.endpoints()[0].engine
     assert (engine.api_key, engine.in_flight, engine.url) == ("k", 3, "https://10.0.0.1:8000")
 
 
@@ -116,4 +116,4 @@ def test_slices_of_any_shape_never_raise_and_never_hide_a_good_one(one, two):
     slices.put(two)
     slices.drop(one)
     slices.put(endpoint_slice("good", [endpoint("10.0.0.1", pod="e-0")]))
-    assert "http://10.0.0.1:8000" in {engine.engine.url for engine in slices.found()}
+    assert "http://10.0.0.1:8000" in {engine.engine.url for engine in slices.endpoints()}

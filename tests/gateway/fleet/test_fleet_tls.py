@@ -59,7 +59,7 @@ def asked(authority, tls, *, asks):
         url = f"https://127.0.0.1:{runner.addresses[0][1]}"
         try:
             async with fleet_of(config_of(Engine(url, name="e", tls=tls, probe=False))) as (fleet, heard):
-                seen.update(up=heard.last["e"].up, cause=fleet.worker("e").trouble(0.0))
+                seen.update(up=heard.last["e"].up, cause=fleet.worker("e").unavailable_reason(0.0))
         finally:
             await runner.cleanup()
 

@@ -10,8 +10,8 @@ from phase_worlds import PhaseWorld
 
 from lengthwise import config
 from lengthwise.gateway.config import Dispatch, Phases
-from lengthwise.gateway.replanning import InOrder, News
-from lengthwise.schedule import Monitor, Terms
+from lengthwise.gateway.replanning import ArrivalOrder, ReplanEvent
+from lengthwise.schedule import Monitor, ReplanOptions
 from lengthwise.usecases import schedule_adaptation, schedule_plan
 
 SMALL = """
@@ -47,7 +47,7 @@ class Report:
         self.seen += 1
         self.evidence = float(self.seen)
         if self.seen == 3:
-            return News((f"changed after {prompt_tokens} + {output_tokens}",), Phases(3, 7), "RRA, B_E = 3")
+            return ReplanEvent((f"changed after {prompt_tokens} + {output_tokens}",), Phases(3, 7), "RRA, B_E = 3")
         if self.seen == 5 and self.then == "raises":
             raise ValueError("no such lengths")
         if self.seen == 5 and self.then == "dies":
@@ -73,7 +73,7 @@ def follow_small(client_request, planned, *, max_num_seqs=200, seed=0, **terms):
     """Who follows it, here and not in another process."""
     watch = Monitor(min_requests=100, seed=seed)
     return schedule_adaptation.follower_of(
-        client_request, planned, schedule_adaptation.Follow(watch, Terms(**terms), max_num_seqs)
+        client_request, planned, schedule_adaptation.Follow(watch, ReplanOptions(**terms), max_num_seqs)
     )
 
 
@@ -81,7 +81,7 @@ class FollowWorld(PhaseWorld):
     """Engines in virtual time; planning takes none of it."""
 
     def __init__(self, follower, phases, jobs, **named):
-        self.follower, self.order = follower, InOrder()
+        self.follower, self.order = follower, ArrivalOrder()
         self.news, self.schedules = [], [(0.0, phases)]
         super().__init__(phases, jobs, **named)
 

@@ -12,7 +12,7 @@ import pytest
 from scheduler_worlds import request
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Order, Phases
-from lengthwise.gateway.replanning import Care, InOrder, PlanTracker
+from lengthwise.gateway.replanning import ArrivalOrder, PlanTracker
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.serve import Gateway
 from lengthwise.schema.errors import InputError
@@ -20,7 +20,7 @@ from lengthwise.schema.errors import InputError
 FIRST, OTHER = Phases(2, 5), Phases(3, 7)
 
 
-def followed(make, count=9, resilience=Care(), keep=None):  # noqa: B008 - frozen
+def followed(make, count=9, keep=None, **timeouts):
     """(following, what was kept) after so many requests that ended one after the other, alike but for their lengths."""
     kept = []
 
@@ -29,7 +29,7 @@ def followed(make, count=9, resilience=Care(), keep=None):  # noqa: B008 - froze
 
     async def work():
         now_s = iter(range(10_000))
-        async with PlanTracker(make, FIRST, keep or keeps, lambda: float(next(now_s)), resilience) as following:
+        async with PlanTracker(make, FIRST, keep or keeps, lambda: float(next(now_s)), **timeouts) as following:
             for number in range(count):
                 q = request(number, 0.0, prompt_tokens=10 + number)
                 following.on_arrival(q)
@@ -60,26 +60,26 @@ def test_a_plan_that_fails_leaves_the_schedule_says_so_and_the_watch_goes_on(cap
     now = following.state
     assert kept == [OTHER]
     assert (now.up, now.observed, now.changed, now.failed) == (True, 9, 1, 1)
-    said = "planning anew failed, the schedule stays as it is: ValueError: no such lengths"
+    said = "replanning failed, the schedule stays as it is: ValueError: no such lengths"
     assert now.last == (said,)
     assert [one.levelname for one in caplog.records if said in one.message] == ["WARNING"]
 
 
 @pytest.mark.parametrize(
-    ("make", "resilience", "says"),
+    ("make", "timeouts", "says"),
     [
-        (partial(follow_worlds.Report, "dies"), Care(), "its process ended with 3"),
-        (partial(follow_worlds.Report, "hangs"), Care(plan_s=0.5), "it did not answer within 0.5 s"),
-        (partial(follow_worlds.Report, "closes"), Care(plan_s=1.0), "its process answers no more, although it lives"),
-        (follow_worlds.refused, Care(), "ValueError: there is no such scenario"),
+        (partial(follow_worlds.Report, "dies"), {}, "its process exited with 3"),
+        (partial(follow_worlds.Report, "hangs"), {"plan_s": 0.5}, "it did not answer within 0.5 s"),
+        (partial(follow_worlds.Report, "closes"), {"plan_s": 1.0}, "its process is alive but does not answer"),
+        (follow_worlds.refused, {}, "ValueError: there is no such scenario"),
     ],
 )
-def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, resilience, says, caplog):
-    following, kept = followed(make, resilience=resilience)
+def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, timeouts, says, caplog):
+    following, kept = followed(make, **timeouts)
     now = following.state
     assert kept in ([], [OTHER])
-    assert (now.up, now.trouble, now.failed) == (False, says, 1)
-    assert now.last == (f"lengths are followed no more, the schedule stays as it is: {says}",)
+    assert (now.up, now.error, now.failed) == (False, says, 1)
+    assert now.last == (f"lengths are no longer watched, the schedule stays as it is: {says}",)
     assert says in caplog.text
 
 
@@ -88,12 +88,12 @@ def test_a_schedule_that_cannot_be_kept_ends_the_watch():
         raise InputError(f"not {phases.encode_batch}")
 
     following, _ = followed(partial(follow_worlds.Report), keep=refuses)
-    assert following.state.trouble == "not 3"
+    assert following.state.error == "not 3"
     assert following.state.changed == 0
 
 
 def test_lengths_are_told_in_the_order_of_arrival_each_once_all_before_have_ended():
-    order = InOrder()
+    order = ArrivalOrder()
     for number in range(5):
         order.on_arrival(number)
     assert order.finished(2, (2, 20), 1.0) == []

@@ -62,7 +62,7 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     with caplog.at_level(logging.INFO, "lengthwise.gateway"):
         metrics, state, following, phases = asyncio.run(work())
     now = following.state
-    assert (now.changed, now.failed, now.trouble) == (1, 0, "")
+    assert (now.changed, now.failed, now.error) == (1, 0, "")
     assert now.observed == len(asked_for), "nobody was lost"
     ((changed_s, news),) = following.report
     assert isinstance(phases, Phases)

@@ -12,7 +12,7 @@ from phase_worlds import Job
 
 from lengthwise.schedule import Planner, Strategy
 from lengthwise.schema.errors import InputError
-from lengthwise.testing.engine_server.engine import Limits
+from lengthwise.testing.engine_server import Limits
 from lengthwise.usecases import schedule, schedule_plan
 from lengthwise.usecases.schedule import question_of
 
@@ -113,7 +113,7 @@ def test_no_more_is_planned_than_engines_have_seats(small, jumped):
 
 def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
     asked, planned = planned_small("schedule.latency_bound='20s'", "schedule.threshold=0.2")
-    follower = follow_small(asked, planned, least_gain=1e6)
+    follower = follow_small(asked, planned, min_gain=1e6)
     some = jobs((BEFORE, 2, 16), (300, 2, 16))
     for job in some[BEFORE:]:
         job.prompt_tokens -= 60

@@ -15,16 +15,16 @@ from bad_predictors import OneWord, Words
 from forecast_worlds import predicted, request
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Care, Forecaster
+from lengthwise.gateway.length_prediction import Forecaster, ProcessLimits
 from lengthwise.predict import Constant, default, save
 from lengthwise.schema.errors import InputError
 
-CARE = Care(start_s=20, hang_s=1.0, rest_s=0.05, most_rest_s=0.2, max_bytes=1 << 30)
+LIMITS = ProcessLimits(start_s=20, hang_s=1.0, backoff_s=0.05, max_backoff_s=0.2, max_bytes=1 << 30)
 
 
-def apart(predictor, resilience: Care = CARE, *, late=None, **config) -> Forecaster:
+def apart(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> Forecaster:
     config.setdefault("deadline_s", 5.0)
-    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", resilience=resilience)
+    return Forecaster(Forecasting(**config), late=late, predictor=predictor, place="process", limits=limits)
 
 
 async def until_up(f: Forecaster, starts: int) -> None:
@@ -136,8 +136,8 @@ def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
 
 def test_a_flood_is_answered_by_the_prior_and_memory_stays_bounded() -> None:
     async def main() -> None:
-        resilience = Care(start_s=20, most_waiting=50)
-        async with apart(Words(0.2), resilience, deadline_s=5.0) as f:
+        limits = ProcessLimits(start_s=20, max_waiting=50)
+        async with apart(Words(0.2), limits, deadline_s=5.0) as f:
             made = await asyncio.gather(*(predicted(f, "one") for _ in range(500)))
             told = sum(one.length_prediction.source == "predictor" for one in made)
             assert 50 <= told <= 310
@@ -172,7 +172,7 @@ def test_the_loop_is_never_busy_for_five_milliseconds(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("seconds", "where"), [(0.00019, "inline"), (0.00021, "process")])
 def test_beyond_a_fifth_of_a_millisecond_a_prompt_a_predictor_has_its_own_process(monkeypatch, seconds, where) -> None:
-    monkeypatch.setattr("lengthwise.gateway.length_prediction.forecaster.measured_s", lambda _: seconds)
+    monkeypatch.setattr("lengthwise.gateway.length_prediction.forecaster.measure_latency_s", lambda _: seconds)
 
     async def main() -> None:
         async with Forecaster(Forecasting(), predictor=Constant(7.0)) as f:

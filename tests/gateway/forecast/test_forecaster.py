@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Forecasting
-from lengthwise.gateway.length_prediction import Belief, Forecaster, Oracle, told_tokens
-from lengthwise.gateway.length_prediction.prediction import MOST_CHARS, STATISTICS
-from lengthwise.gateway.length_prediction.prediction import given as given_row
+from lengthwise.gateway.length_prediction import Belief, Forecaster, Oracle, requested_tokens
+from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
+from lengthwise.gateway.length_prediction.prediction import condition as given_row
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
 from lengthwise.schema.errors import InputError
@@ -126,13 +126,13 @@ def test_the_text_so_far_is_read_by_who_reads_it() -> None:
 def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
     async def main() -> None:
         async with inline(default()) as f:
-            made = await finished(f, 77, told_tokens=77)
+            made = await finished(f, 77, requested_tokens=77)
             assert made.length_prediction.source == "report"
             assert made.length_prediction.total_tokens == 77
-            assert (await predicted(f, told_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
+            assert (await predicted(f, requested_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
-        async with Forecaster(Forecasting(), predictor=default(), place="inline", believes_told=False) as deaf:
-            assert (await predicted(deaf, told_tokens=77)).length_prediction.source == "predictor"
+        async with Forecaster(Forecasting(), predictor=default(), place="inline", use_requested=False) as deaf:
+            assert (await predicted(deaf, requested_tokens=77)).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ def test_a_fixed_length_is_told_and_not_learnt_from() -> None:
 )
 def test_when_a_client_fixes_a_length(fields, most, tokens) -> None:
     body = "".join(f'"{name}"' for name in fields).encode()
-    assert told_tokens(body, lambda: fields, most) == tokens
+    assert requested_tokens(body, lambda: fields, most) == tokens
 
 
 def test_without_a_predictor_all_are_alike() -> None:
@@ -231,7 +231,7 @@ def test_a_request_given_up_while_it_waits_for_a_forecast_harms_nobody() -> None
 def test_of_a_very_long_prompt_both_ends_are_shown() -> None:
     async def main() -> None:
         async with inline(default()) as f:
-            made = await predicted(f, "Summarize: " + "word " * MOST_CHARS + " in one sentence")
+            made = await predicted(f, "Summarize: " + "word " * MAX_CHARS + " in one sentence")
             assert made.length_prediction.source == "predictor"
 
     asyncio.run(main())

@@ -13,21 +13,21 @@ from scipy import stats
 from lengthwise.gateway.config import Forecasting
 from lengthwise.gateway.length_prediction import Forecaster
 from lengthwise.gateway.length_prediction.learning import (
-    MOST_MODELS,
+    MAX_MODELS,
     WINDOW,
     Drift,
     Learned,
     Learner,
     Ring,
+    cumulative_share,
     differ,
     kolmogorov_smirnov,
     log_rank,
     quantiles,
-    reached,
 )
 from lengthwise.gateway.request import Outcome
 from lengthwise.predict import LEVELS, LengthDistribution
-from lengthwise.predict.distribution import kaplan_meier
+from lengthwise.statistics import kaplan_meier
 
 NORMAL = np.array([stats.norm.ppf(min(max(p, 0.001), 0.999)) for p in LEVELS])
 
@@ -166,8 +166,9 @@ def test_drift_alarms_as_rarely_as_it_says(cut: float) -> None:
 def test_drift_of_half_a_standard_deviation_is_seen_within_three_windows(cut: bool) -> None:
     rng, drift = np.random.default_rng(4), Drift()
     for miss in rng.normal(size=1500):
-        assert not drift.add(min(miss, 1.0) if cut else miss, cut=cut and miss > 1)
-    found = [drift.add(min(miss, 1.0) if cut else miss, cut=cut and miss > 1) for miss in rng.normal(0.5, size=384)]
+        assert not drift.add(min(miss, 1.0) if cut else miss, censored=cut and miss > 1)
+    misses = rng.normal(0.5, size=384)
+    found = [drift.add(min(miss, 1.0) if cut else miss, censored=cut and miss > 1) for miss in misses]
     assert any(found)
 
 
@@ -189,7 +190,7 @@ def test_quantiles_of_what_was_cut_are_kaplan_and_meiers() -> None:
     found = quantiles(np.repeat(values[:, None], 9, 1), cut, np.ones(200), np.linspace(0.1, 0.9, 9), 1.0)
     known = [seen[np.searchsorted(cdf, p - 1e-12)] for p in np.linspace(0.1, 0.9, 9) if p <= cdf[-1]]
     np.testing.assert_allclose(found[: len(known)], known)
-    np.testing.assert_allclose(reached(values, cut, seen), cdf, atol=1e-12)
+    np.testing.assert_allclose(cumulative_share(values, cut, seen), cdf, atol=1e-12)
     assert quantiles(values[:, None], np.ones(200, bool), np.ones(200), np.array([0.5]), 1.0)[0] > values.max()
 
 
@@ -207,11 +208,11 @@ def test_rank_correlation_is_kendalls() -> None:
 def test_memory_is_bounded_whatever_models_come_and_however_many_finish() -> None:
     async def main() -> None:
         async with learning() as f:
-            for i in range(MOST_MODELS + 30):
+            for i in range(MAX_MODELS + 30):
                 await finished(f, 50, "100 words", model=f"m{i}")
-            assert len(f.learner._models) == MOST_MODELS
+            assert len(f.learner._models) == MAX_MODELS
             assert "m0" not in f.learner._models
-            assert next(iter(f.state()["models"])) == f"m{MOST_MODELS + 29}"
+            assert next(iter(f.state()["models"])) == f"m{MAX_MODELS + 29}"
 
     asyncio.run(main())
     ring = Ring(3)
@@ -225,7 +226,7 @@ def test_corrected_quantiles_stay_a_distribution_after_any_lengths() -> None:
     rng, learned = np.random.default_rng(7), Learned(16)
     raw = 100 * np.exp(0.5 * NORMAL)
     for tokens in rng.choice([1, 2, 1 << 20, 100], 400):
-        learned.finished_with(raw, learned.corrected(raw), int(tokens), cut=bool(tokens == 2))
+        learned.observe(raw, learned.corrected(raw), int(tokens), censored=bool(tokens == 2))
         row = learned.corrected(raw)
         assert np.isfinite(row).all()
         assert row[0] >= 1

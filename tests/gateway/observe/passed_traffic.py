@@ -8,7 +8,7 @@ import numpy as np
 
 from lengthwise.engine import simulate
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.replay import Service, _deployment, scheduler
+from lengthwise.gateway.observe.replay import Service, deployment_of, scheduler
 from lengthwise.gateway.telemetry import Row
 from lengthwise.schema.workload import Workload
 
@@ -19,7 +19,8 @@ LOAD = 0.7
 def row(number: int, arrival_s, prompt, output, predicted, sent_s, first_s, finished_s, worker="w0", **more) -> Row:
     metadata = {
         "model": "m", "tenant": "t", "priority": 0, "max_tokens": 4096, "source": "predictor", "predicted_level": 0.5,
-        "retry": (), "queued_for_s": float(sent_s - arrival_s), "served_s": float(finished_s - sent_s), "preemptions": 0,
+        "repredictions": (), "queued_for_s": float(sent_s - arrival_s), "served_s": float(finished_s - sent_s),
+        "preemptions": 0,
         "resumed_tokens": 0, "failovers": 0, "outcome": "finished",
     } | more  # fmt: skip
     return Row(
@@ -78,7 +79,7 @@ def batch_engine(service: Service, seed: int, n: int, rate_rps: float, *, sigma:
     output = np.maximum(2, np.rint(rng.lognormal(4.5, 0.9, n))).astype(np.int64)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, n))
     work = Workload(arrival_s, prompt, output, output.astype(float))
-    r = simulate(work, _deployment(work, service, scheduler("fcfs", Order()))).requests
+    r = simulate(work, deployment_of(work, service, scheduler("fcfs", Order()))).requests
     predicted = output * np.exp(sigma * rng.normal(size=n))
     return [
         row(

@@ -88,7 +88,7 @@ def test_answers_that_come_whole_do_not_spoil_the_fit(every: int) -> None:
 def test_where_all_answers_come_whole_that_is_told() -> None:
     rows = [replace(row, first_token_s=math.nan) for row in single_server(1, 250)]
     found = gain(of_rows(rows))
-    assert (found.decision, found.requests, found.orders) == ("not known: answers come whole", 250, ())
+    assert (found.decision, found.requests, found.orders) == ("unknown: responses are not streamed", 250, ())
     assert "stream: true" in text_report(found)
 
 
@@ -120,7 +120,7 @@ def test_an_engines_own_queue_is_seen_too() -> None:
 
 def test_nobody_waits() -> None:
     found = gain(of_rows(batch_engine(ENGINES, 2, 600, rate_rps=0.8)), draws=10)
-    assert found.decision == "no gain to be had: nobody waits"
+    assert found.decision == "no gain possible: no request waits"
     assert found.services[0].max_num_seqs is None
     assert abs(found.order("oracle").mean.value) < 0.01
 
@@ -136,7 +136,7 @@ def test_predictions_that_say_nothing_do_not_switch_it_on() -> None:
     rng = np.random.default_rng(0)
     rows = [replace(row, predicted_tokens=float(rng.lognormal(4, 1))) for row in single_server(4, 1500)]
     found = gain(of_rows(rows), draws=15)
-    assert found.decision in ("no gain to be had", "not sure yet")
+    assert found.decision in ("no gain found", "not significant yet")
     assert found.order("oracle").mean.high < -0.1
 
 
@@ -149,14 +149,14 @@ def test_lengths_alike_gain_nothing() -> None:
         rows.append(replace(row, output_tokens=80, predicted_tokens=80.0, queued_for_s=start_s - row.arrival_s, **sent))
     found = gain(of_rows(rows), draws=20)
     assert found.waited_share > 0.2
-    assert found.decision == "no gain to be had: lengths are alike"
+    assert found.decision == "no gain possible: lengths are alike"
 
 
 def test_engines_that_do_something_else_are_not_judged() -> None:
     rows = single_server(6, 400, reserved=False)
     frozen = [replace(row, finished_s=row.finished_s + 60, first_token_s=row.first_token_s + 60) for row in rows]
     found = gain(of_rows(frozen), draws=5)
-    assert found.decision in ("not known: the engines do not behave as fitted", "no gain to be had: nobody waits")
+    assert found.decision in ("unknown: the engines do not behave as fitted", "no gain possible: no request waits")
     assert found.decision != "switch on"
 
 
@@ -182,7 +182,7 @@ def test_what_did_not_go_in_order_is_not_judged() -> None:
     rows = single_server(3, 600)
     found = gain(of_rows(shortest_first(rows)), draws=5)
     assert math.isnan(found.model_error)
-    assert found.decision == "not known: requests did not go first come, first served"
+    assert found.decision == "unknown: requests were not served first come, first served"
     assert "mode observe or fcfs" in text_report(found)
 
 
@@ -194,7 +194,7 @@ def test_who_goes_first_by_a_hair_has_overtaken_nobody() -> None:
     sent = [replace(row, dispatched_s=row.arrival_s + 1e-3 * (1 - row.id % 2)) for row in close]
     found = gain(of_rows(sent), draws=5)
     assert found.in_order
-    assert found.decision != "not known: requests did not go first come, first served"
+    assert found.decision != "unknown: requests were not served first come, first served"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,9 @@ def test_pools_that_tell_nothing_are_not_compared_with() -> None:
 
 def test_later_predictions_hold_from_the_window_in_which_they_came() -> None:
     rows = single_server(9, 200)
-    first = replace(rows[0], output_tokens=260, predicted_tokens=80.0, retry=((60, 300.0), (100, 270.0), (230, 261.0)))
+    first = replace(
+        rows[0], output_tokens=260, predicted_tokens=80.0, repredictions=((60, 300.0), (100, 270.0), (230, 261.0))
+    )
     made = workload_of(of_rows([first, *rows[1:]]), 50).predictions
     assert made.total_tokens[: made.start[1]].tolist() == [80, 80, 270, 270, 270, 261]
     assert made.index_tokens[: made.start[1]].tolist() == [80, 30, 170, 120, 70, 11]
@@ -276,7 +278,7 @@ def test_a_journal_is_looked_back_at(tmp_path) -> None:
     async def write(some, clock_s: float) -> None:
         async with Journal(path, lambda: clock_s, epoch=lambda: 1e9 + clock_s) as journal:
             for row in some:
-                journal.over(row)
+                journal.append(row)
 
     asyncio.run(write(rows[:250], 0.0))
     asyncio.run(write(rows[250:], 0.0))
@@ -294,10 +296,10 @@ def journal_of(path, runs, *, max_bytes: int = 1 << 30) -> None:
     """Runs of (rows, seconds since 1970 at which their clock stood at 0), each row written at its end."""
 
     async def write(some, unix_s: float) -> None:
-        clock = {"epoch": lambda: unix_s, "max_bytes": max_bytes, "keep": 16}
+        clock = {"epoch": lambda: unix_s, "max_bytes": max_bytes, "num_old": 16}
         async with Journal(path, lambda: 0.0, **clock) as journal:
             for row in sorted(some, key=lambda row: row.finished_s):
-                journal.over(row)
+                journal.append(row)
                 await journal.flush()
 
     for some, unix_s in runs:
@@ -356,10 +358,10 @@ def test_runs_in_which_nobody_was_served_close_no_pause_twice(tmp_path) -> None:
 def test_a_running_gateway_looks_back_in_another_process() -> None:
     record = Record()
     for row in single_server(3, 400):
-        record.over(row)
+        record.append(row)
 
     async def go() -> dict:
-        async with Monitor(record, every_s=0.1) as watch:
+        async with Monitor(record, interval_s=0.1) as watch:
             while watch.found is None:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) == 1
@@ -374,10 +376,7 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
 
 @pytest.mark.parametrize(
     ("message", "report"),
-    [
-        ("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"),
-        ("true", "its process ended with 3"),
-    ],
+    [("echo Traceback >&2; echo MemoryError: no room >&2", "MemoryError: no room"), ("true", "exit status 3")],
 )
 def test_a_look_back_that_fails_is_told_in_one_line(message: str, report: str, tmp_path, monkeypatch, caplog) -> None:
     script = tmp_path / "python"
@@ -386,13 +385,13 @@ def test_a_look_back_that_fails_is_told_in_one_line(message: str, report: str, t
     monkeypatch.setattr(sys, "executable", str(script))
     record = Record()
     for row in single_server(3, 250):
-        record.over(row)
+        record.append(row)
 
     async def go() -> None:
-        async with Monitor(record, every_s=60.0) as watch:
+        async with Monitor(record, interval_s=60.0) as watch:
             while not caplog.messages:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.01)
             assert watch.found is None
 
     asyncio.run(go())
-    assert caplog.messages == [f"a look back at the traffic failed: {report}"]
+    assert caplog.messages == [f"estimating the gain on the traffic failed: {report}"]

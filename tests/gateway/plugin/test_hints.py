@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from lengthwise.gateway.config import Admission, Dispatch, Engine, Forecasting, GatewayConfig, Order
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.plugin.settings import hint_of
-from lengthwise.gateway.relay.engine_request import MOST_PRIORITY, Hints, hinted_for, with_fields
+from lengthwise.gateway.relay.engine_request import MAX_PRIORITY, SchedulingHints, hint_adder, merge_fields
 from lengthwise.gateway.request import LengthPrediction, Request
 from lengthwise.predict.distribution import LEVELS, LengthDistribution
 
 
-def hints(mode: str, **prediction) -> Hints:
+def hints(mode: str, **prediction) -> SchedulingHints:
     config = GatewayConfig((Engine("http://e"),), order=Order(mode), prediction=Forecasting(**prediction))
-    return Hints(config, Scheduler(config.order, Admission(), Dispatch()).engine_priority)
+    return SchedulingHints(config, Scheduler(config.order, Admission(), Dispatch()).engine_priority)
 
 
 def worker(kind="vllm", sign=1):
@@ -33,7 +33,7 @@ def live(total=100.0, row=None, **more):
 
 def test_only_modes_in_which_the_engine_orders_tell_anything():
     def of(mode):
-        return hinted_for(GatewayConfig((Engine("http://e"),), order=Order(mode)), lambda _: 1)
+        return hint_adder(GatewayConfig((Engine("http://e"),), order=Order(mode)), lambda _: 1)
 
     assert [mode for mode in ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins") if of(mode)] == []
     assert of("engine-priority") is not None
@@ -47,11 +47,11 @@ def test_priorities_have_the_engines_polarity_and_fit_32_bits():
     vllm = [told.fields(one, worker(sign=1))["priority"] for one in queue]
     sglang = [told.fields(one, worker("sglang", sign=-1))["priority"] for one in queue]
     assert vllm == [-one for one in sglang]
-    assert all(isinstance(one, int) and abs(one) <= MOST_PRIORITY for one in vllm)
+    assert all(isinstance(one, int) and abs(one) <= MAX_PRIORITY for one in vllm)
     order = sorted(range(7), key=lambda k: vllm[k])
     assert order == [6, 3, 0, 1, 4, 2, 5]
     assert told.fields(queue[0], worker("openai", sign=0)) == {}
-    assert told.hinted(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
+    assert told.add_to(queue[0], worker("openai", sign=0), b'{"a":1}') == b'{"a":1}'
 
 
 def test_the_plug_in_is_told_what_is_still_to_come_of_this_run():
@@ -74,10 +74,10 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
     request.generated_tokens = so_far
     fields = hints("engine-plugin", statistic=statistic).fields(request, worker())
     hint = hint_of(fields["vllm_xargs"], 1000, 256.0)
-    assert not hint.trouble
-    assert [at for at, _ in hint.after] == [50, 100, 200, 400][: len(hint.after)]
-    assert len(hint.after) >= 3
-    for at, total in hint.after:
+    assert not hint.error
+    assert [at for at, _ in hint.later] == [50, 100, 200, 400][: len(hint.later)]
+    assert len(hint.later) >= 3
+    for at, total in hint.later:
         left = LengthDistribution(row[None], LEVELS).given(at + so_far)
         wanted = (left.mean if level is None else left.quantile(level))[0]
         assert total + so_far == pytest.approx(wanted, rel=0.12)
@@ -85,19 +85,19 @@ def test_the_lengths_of_later_windows_are_those_of_the_conditional_distribution(
 
 
 def test_a_body_is_only_spliced_where_the_name_is_not_there():
-    assert with_fields(b'{"a":1}', {"priority": 3}) == b'{"priority":3,"a":1}'
-    assert with_fields(b" { } ", {"priority": 3}) == b' {"priority":3 } '
+    assert merge_fields(b'{"a":1}', {"priority": 3}) == b'{"priority":3,"a":1}'
+    assert merge_fields(b" { } ", {"priority": 3}) == b' {"priority":3 } '
     for theirs in (b'"priority":0', b'"prio\\u0072ity":0', b'"priority":null'):
-        body = with_fields(b'{"messages":[{"content":"h\\u00e9"}],' + theirs + b"}", {"priority": 3})
+        body = merge_fields(b'{"messages":[{"content":"h\\u00e9"}],' + theirs + b"}", {"priority": 3})
         assert json.loads(body, object_pairs_hook=list)[-1] == ("priority", 3)
         assert json.loads(body)["messages"] == [{"content": "hé"}]
     ours = {"vllm_xargs": {"lengthwise_predicted": 5, "lengthwise_class": 0}}
-    merged = with_fields(b'{"vllm_xargs":{"x":[1,2],"lengthwise_predicted":1},"a":{"b":1}}', ours)
+    merged = merge_fields(b'{"vllm_xargs":{"x":[1,2],"lengthwise_predicted":1},"a":{"b":1}}', ours)
     assert json.loads(merged) == {"a": {"b": 1}, "vllm_xargs": {"x": [1, 2], **ours["vllm_xargs"]}}
-    assert json.loads(with_fields(b'{"vllm_xargs":7}', ours)) == ours
+    assert json.loads(merge_fields(b'{"vllm_xargs":7}', ours)) == ours
     # The name within a text is no field.
     text = b'{"prompt":"say \\"priority\\" and \\"vllm_xargs\\""}'
-    assert json.loads(with_fields(text, ours)) == {**json.loads(text), **ours}
+    assert json.loads(merge_fields(text, ours)) == {**json.loads(text), **ours}
 
 
 TEXTS = st.text(max_size=12) | st.sampled_from(["priority", "vllm_xargs"])
@@ -112,9 +112,9 @@ VALUES = st.recursive(
 def test_any_body_keeps_its_other_fields_and_has_ours_once(fields, plain, name):
     ours = {"priority": 3} if name == "priority" else {"vllm_xargs": {"lengthwise_predicted": 5}}
     body = json.dumps(fields, ensure_ascii=plain).encode("utf-8", "surrogatepass")
-    pairs = json.loads(with_fields(body, ours), object_pairs_hook=lambda pairs: pairs)
+    pairs = json.loads(merge_fields(body, ours), object_pairs_hook=lambda pairs: pairs)
     assert [key for key, _ in pairs].count(name) == 1
-    found = json.loads(with_fields(body, ours))
+    found = json.loads(merge_fields(body, ours))
     theirs = fields.get(name)
     wanted = {**theirs, **ours[name]} if name == "vllm_xargs" and isinstance(theirs, dict) else ours[name]
     assert found == {**fields, name: wanted}
@@ -137,4 +137,4 @@ def test_whatever_is_told_the_length_is_one_that_can_be_used(report, max_tokens)
         assert 0 <= hint.predicted_tokens(generated) <= max(1, max_tokens)
     assert -2047 <= hint.priority <= 2047
     if not isinstance(report, dict) or "lengthwise_predicted" not in report:
-        assert hint.trouble == "no lengthwise_predicted"
+        assert hint.error == "no lengthwise_predicted"

@@ -11,8 +11,8 @@ from plugin_world import request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import LengthScheduler
-from lengthwise.gateway.plugin.length_scheduler import Ordering
-from lengthwise.gateway.plugin.vllm_adapter import TESTED, doubts_of_classes
+from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler
+from lengthwise.gateway.plugin.vllm_adapter import TESTED, class_warnings
 
 LENGTHS = (90, 50, 10, 70, 5)
 ARRIVAL = [f"r{k}" for k in range(5)]
@@ -52,7 +52,7 @@ def filled(scheduler):
 def test_it_is_the_class_that_vllm_would_take_and_orders(vllm, caplog, asynchronous):
     with caplog.at_level(logging.INFO, "vllm.lengthwise"):
         made = LengthScheduler(vllm_config=config(asynchronous=asynchronous))
-    assert isinstance(made, Ordering)
+    assert isinstance(made, OrderedScheduler)
     assert isinstance(made, Asynchronous if asynchronous else Stock)
     assert isinstance(made, Asynchronous) == asynchronous
     assert "orders this engine" in caplog.text
@@ -77,7 +77,7 @@ def no_doubt(made, caplog, says):
 )
 def test_settings_that_cannot_be_used_leave_the_engine_as_it_is(vllm, caplog, settings, says):
     made = LengthScheduler(vllm_config=config(**settings))
-    assert not isinstance(made, Ordering)
+    assert not isinstance(made, OrderedScheduler)
     no_doubt(made, caplog, says)
 
 
@@ -105,7 +105,7 @@ def test_requests_without_what_is_read_of_them_are_found_at_the_start(vllm, capl
         def __init__(self, request_id):
             self.request_id = request_id
 
-    assert len(list(doubts_of_classes(Stock, Other))) == 2
+    assert len(list(class_warnings(Stock, Other))) == 2
     vllm["vllm.v1.request"].Request = Other
     no_doubt(LengthScheduler(vllm_config=config()), caplog, "num_computed_tokens")
 
@@ -135,7 +135,9 @@ def test_an_error_of_the_engine_itself_is_not_hidden(vllm, monkeypatch):
         LengthScheduler(vllm_config=config())
 
 
-@pytest.mark.parametrize("where", ["before", "after", "book.entry", "book.in_order", "book.changed", "book.admitted"])
+@pytest.mark.parametrize(
+    "where", ["before", "after", "book.entry", "book.in_order", "book.needs_sort", "book.on_admitted"]
+)
 @pytest.mark.parametrize("at", [1, 2, 30])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_in_its_own_order(vllm, caplog, monkeypatch, where, at):
     made = LengthScheduler(vllm_config=config(window_tokens=4))
@@ -170,7 +172,7 @@ def test_a_request_that_had_to_give_way_is_there_whatever_fails_behind_it(vllm, 
         made.schedule()
         made.tokens()
     if where == "cut":
-        monkeypatch.setattr(type(made.lengthwise._giving_way), "cut", lambda *_: 1 / 0)
+        monkeypatch.setattr(type(made.lengthwise._preemption), "record", lambda *_: 1 / 0)
     else:
         monkeypatch.setattr(plugin_world.Scheduler, "_preempt_request", lambda *_: 1 / 0)
     made.add_request(request("short", 3, length=3))

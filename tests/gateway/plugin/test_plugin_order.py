@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plugin_world import Clock, Queue, Scheduler, request
 
-from lengthwise.gateway.plugin.length_scheduler import Order, Ordering, Registry
+from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler, QueueOrder, Registry
 from lengthwise.gateway.plugin.settings import Settings, settings_of
 from lengthwise.policy import ranks
 from lengthwise.schema.errors import InputError
 
 
-class Ordered(Ordering, Scheduler):
+class Ordered(OrderedScheduler, Scheduler):
     """The mixin as it stands before vLLM's class."""
 
 
 def ordered(settings: Settings, clock=None, **scheduler) -> Ordered:
     made = Ordered(**scheduler)
-    made.lengthwise = Order(settings, clock or Clock())
+    made.lengthwise = QueueOrder(settings, clock or Clock())
     return made
 
 
@@ -38,7 +38,7 @@ def test_the_order_is_that_of_the_policy_within_classes_and_equal_keys_stay_in_o
         one = request(f"r{k}", predicted, lengthwise_class=priority)
         one._output = [1] * generated
         requests.append(one)
-        book.joined(one)
+        book.add(one)
 
     def place(k):
         predicted, priority, generated = queue[k]
@@ -63,7 +63,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         clock.now_s += 0.1 * (k % 3)
         one = request(f"r{k}", predicted, prompt=1 + prompt, lengthwise_class=priority)
         requests.append(one)
-        book.joined(one)
+        book.add(one)
         live = Live(
             k,
             clock.now_s,
@@ -76,7 +76,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
         assert core.offer(clock.now_s, live) is None
     clock.now_s += 5.0
     core.workers(clock.now_s, [WorkerState("w", ("m",), in_flight=len(queue))])
-    sent = [k for k, _ in core.decide(clock.now_s).assign]
+    sent = [k for k, _ in core.schedule(clock.now_s).assign]
     assert [int(one.request_id[1:]) for one in book.in_order(requests)] == sent
 
 
@@ -91,18 +91,18 @@ def test_putting_the_moved_in_their_places_gives_the_order_that_sorting_gives(ev
     for k, (predicted, priority, event) in enumerate(events):
         clock.now_s += 0.05
         waiting.append(request(f"r{k}", predicted, lengthwise_class=priority))
-        book.joined(waiting[-1])
+        book.add(waiting[-1])
         if event == "o" and running:
             one = running.pop()
             one._output.extend([1] * predicted)
-            book.left_batch(one)
+            book.on_preempted(one)
             waiting.appendleft(one)
         if event == "-":
             running.append(waiting.popleft())
-            book.admitted(running)
+            book.on_admitted(running)
         if event == "c":
             del waiting[len(waiting) // 2]
-        if k % 3 and book.changed():
+        if k % 3 and book.needs_sort():
             ordered = book.in_order(waiting)
             now_s = clock.now_s
             assert ordered == sorted(waiting, key=lambda one: book.key(now_s, book.entry(one)))
@@ -141,19 +141,19 @@ def test_time_in_the_batch_does_not_count_as_waiting():
     clock = Clock()
     book = Registry(Settings(max_wait_s=10.0), clock)
     one, two = request("one", 100), request("two", 50)
-    book.joined(one)
+    book.add(one)
     clock.now_s += 6
-    book.admitted([one])
+    book.on_admitted([one])
     clock.now_s += 60
     one.num_preemptions += 1
-    book.left_batch(one)
-    book.joined(two)
-    assert book.changed()
+    book.on_preempted(one)
+    book.add(two)
+    assert book.needs_sort()
     assert book.in_order([one, two]) == [two, one]
     clock.now_s += 3.9
-    assert not book.changed()
+    assert not book.needs_sort()
     clock.now_s += 0.2
-    assert book.changed()
+    assert book.needs_sort()
     assert book.in_order([two, one]) == [one, two]
 
 
@@ -279,13 +279,13 @@ def test_what_is_over_is_forgotten():
         made.schedule()
         made.tokens()
     assert len(made.lengthwise.registry) <= 260
-    assert len(made.lengthwise.registry._deadline) <= 260
+    assert len(made.lengthwise.registry._deadlines) <= 260
 
 
 def test_predictions_are_read_again_every_window():
     book = Registry(Settings(window_tokens=50), Clock())
     one = request("one", 60, lengthwise_later=[50, 120, 100, 400])
-    entry = book.joined(one)
+    entry = book.add(one)
     for generated, predicted in ((0, 60), (49, 60), (50, 120), (99, 120), (100, 400), (399, 400)):
         one._output = [1] * generated
         assert book.predicted_tokens(entry) == predicted

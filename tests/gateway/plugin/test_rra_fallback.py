@@ -11,7 +11,7 @@ from rra_world import Request
 from vllm_modules import in_place, schedulers
 
 from lengthwise.gateway.plugin import RraScheduler
-from lengthwise.gateway.plugin.rra_scheduler import Phased, Reserved
+from lengthwise.gateway.plugin.rra_scheduler import PhasedScheduler, StepRestriction
 
 Stock, Asynchronous = schedulers(rra_world.Engine)
 
@@ -54,9 +54,9 @@ def stays(made, caplog, says):
 def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplog, asynchronous):
     with caplog.at_level(logging.INFO, "vllm.lengthwise"):
         made = RraScheduler(vllm_config=config(asynchronous=asynchronous))
-    assert isinstance(made, Phased)
+    assert isinstance(made, PhasedScheduler)
     assert isinstance(made, Asynchronous) == asynchronous
-    assert "holds this engine to rra(encode_batch=2, decode_steps=3, micro_batches=0)" in caplog.text
+    assert "restricts this engine to rra(encode_batch=2, decode_steps=3, micro_batches=0)" in caplog.text
     filled(made)
     made.run()
     assert made.log[:5] == [(2, 0), (0, 2), (0, 2), (0, 2), (2, 0)]
@@ -65,11 +65,11 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"encode_batch": 0}, "encode_batch must be a whole number of at least 1"),
-        ({"decode_steps": 2.5}, "decode_steps must be a whole number"),
+        ({"encode_batch": 0}, "encode_batch must be a"),
+        ({"decode_steps": 2.5}, "decode_steps must be an integer"),
         ({"decode_steps": "many"}, "decode_steps"),
         ({"threshold": 1.5}, "threshold must be from 0 to below 1"),
-        ({"threshold": 0.1}, "prompt_tokens must be a whole number of at least 1"),
+        ({"threshold": 0.1}, "prompt_tokens must be a"),
         ({"record": 7}, "record must be a file's name"),
         ({"record": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"takeover": "never"}, "there is no setting of lengthwise named 'takeover'"),
@@ -106,7 +106,7 @@ def test_an_engine_that_does_not_pass_decodes_over_is_found_at_the_start(vllm, c
         return plain(self)
 
     monkeypatch.setattr(Stock, "schedule", schedule, raising=False)
-    stays(RraScheduler(vllm_config=config()), caplog, "does not look at when a decode is due")
+    stays(RraScheduler(vllm_config=config()), caplog, "does not check when a decode is due")
 
 
 def test_requests_without_what_is_set_are_found_at_the_start(vllm, caplog):
@@ -129,12 +129,14 @@ def test_a_scheduler_without_seats_is_found_when_it_is_made(vllm, caplog, monkey
     stays(RraScheduler(vllm_config=config()), caplog, "max_num_active_reqs is float")
 
 
-@pytest.mark.parametrize("where", ["before", "after", "rested", "rounds.admits", "rounds.encoded", "rounds.decoded"])
+@pytest.mark.parametrize(
+    "where", ["before", "after", "on_output", "tracker.admits", "tracker.encoded", "tracker.decoded"]
+)
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_whatever_fails_is_said_once_and_the_engine_goes_on_by_its_own(vllm, caplog, monkeypatch, where, at):
     made = RraScheduler(vllm_config=config())
-    home = made.lengthwise.rounds if where.startswith("rounds.") else made.lengthwise
-    name, calls = where.removeprefix("rounds."), []
+    home = made.lengthwise.tracker if where.startswith("tracker.") else made.lengthwise
+    name, calls = where.removeprefix("tracker."), []
     plain = getattr(home, name)
 
     def fails(*args):
@@ -185,5 +187,5 @@ def test_a_step_that_cannot_be_restricted_leaves_nobody_resting_and_all_seats():
     first = SimpleNamespace(next_decode_eligible_step=3)
     scheduler = SimpleNamespace(max_num_active_reqs=8, running=[first], num_waiting_for_streaming_input=0)
     with pytest.raises(AttributeError, match="frozen"):
-        Reserved(scheduler, encodes=True, admit=2, paused=[first, Stubborn()])
+        StepRestriction(scheduler, encodes=True, admit=2, paused=[first, Stubborn()])
     assert (first.next_decode_eligible_step, scheduler.max_num_active_reqs) == (3, 8)

@@ -13,17 +13,17 @@ from rra_world import Clock, Engine, Request
 
 from lengthwise import EngineLimits, Workload, deploy, simulate
 from lengthwise.gateway.plugin import RraSettings
-from lengthwise.gateway.plugin.rra_scheduler import Phased, Rra
+from lengthwise.gateway.plugin.rra_scheduler import PhasedScheduler, PhaseHooks
 from lengthwise.schema.deployment import Scheduler
 
 
-class Reserved(Phased, Engine):
+class PhasedEngine(PhasedScheduler, Engine):
     pass
 
 
 def held(encode_batch, decode_steps, *, world=None, **settings):
-    made = Reserved(**world or {})
-    made.lengthwise = Rra(RraSettings(encode_batch, decode_steps, **settings), Clock())
+    made = PhasedEngine(**world or {})
+    made.lengthwise = PhaseHooks(RraSettings(encode_batch, decode_steps, **settings), Clock())
     return made
 
 
@@ -48,7 +48,7 @@ def test_with_room_for_all_every_phase_has_its_batch_and_its_iterations(lengths,
     requests = filled(made, lengths)
     made.run()
     assert whole(requests)
-    phases, left = list(made.lengthwise.rounds.phases), len(lengths)
+    phases, left = list(made.lengthwise.tracker.phases), len(lengths)
     assert [one.number for one in phases] == list(range(1, len(phases) + 1))
     for phase in phases:
         assert phase.admitted == min(batch, left) == len(phase.requests)
@@ -65,11 +65,11 @@ def test_phases_end_early_only_when_nobody_decodes(lengths, batch, steps):
     made = held(batch, steps)
     filled(made, lengths)
     while made.requests:
-        before = made.lengthwise.rounds.now
+        before = made.lengthwise.tracker.current
         done = before.decode_steps if before else 0
         decoding, waiting = len(made.running), len(made.waiting)
         made.step()
-        if made.lengthwise.rounds.now is not before and decoding and waiting:
+        if made.lengthwise.tracker.current is not before and decoding and waiting:
             assert done >= steps
 
 
@@ -96,7 +96,7 @@ def test_phases_are_those_of_the_simulator(budget, threshold):
     steps = simulate(workload, deployment, engine="reference").steps
     theirs = list(zip(steps.prefill_seqs.tolist(), steps.decode_seqs.tolist(), strict=True))
     assert [decodes for _, decodes in merged] == [0 if reads else decodes for reads, decodes in theirs]
-    phases = list(made.lengthwise.rounds.phases)
+    phases = list(made.lengthwise.tracker.phases)
     assert [one.admitted for one in phases] == [reads for reads, _ in theirs if reads]
     if threshold is not None:
         assert len({one.admitted for one in phases}) > 2, "batches were resized"
@@ -136,14 +136,14 @@ def test_short_of_seats_and_memory_with_aborts_every_token_comes_once(
     assert whole([one for one in requests if one.request_id not in aborted])
     assert made.max_num_active_reqs == max_num_seqs
     assert all(one.next_decode_eligible_step == 0 for one in requests)
-    assert all(phase.admitted <= batch for phase in made.lengthwise.rounds.phases) or threshold is not None
+    assert all(phase.admitted <= batch for phase in made.lengthwise.tracker.phases) or threshold is not None
 
 
 def test_seats_bound_the_batch_and_who_ends_is_refilled_at_the_next_encoding():
     made = held(6, 4, world={"max_num_seqs": 8})
     filled(made, [(5, 10)] * 24)
     made.run()
-    phases = list(made.lengthwise.rounds.phases)
+    phases = list(made.lengthwise.tracker.phases)
     # Two seats are left for the second phase; at the third nobody has ended, at the fourth the first six have.
     assert [one.admitted for one in phases[:5]] == [6, 2, 0, 6, 2]
     assert [one.decode_batch for one in phases[:4]] == [6, 8, 8, 8]
@@ -156,7 +156,7 @@ def test_a_chunked_prompt_lets_nobody_decode_until_it_is_whole():
     made.run()
     assert made.log[:5] == [(1, 0), (1, 0), (1, 0), (2, 0), (1, 0)]
     assert made.log[5:8] == [(0, 2)] * 3
-    assert made.lengthwise.rounds.phases[0].encode_steps == 5
+    assert made.lengthwise.tracker.phases[0].encode_steps == 5
 
 
 def test_a_request_that_comes_late_waits_for_the_next_encoding():
@@ -187,14 +187,14 @@ def test_a_paused_engine_goes_by_its_own_rules():
 def test_an_engine_that_passes_decodes_over_is_not_waited_for():
     """Whatever holds its decodes back, those who wait are let in."""
 
-    class Lame(Reserved):
+    class Lame(PhasedEngine):
         def schedule(self, *args):
             for one in self.running:
                 one.next_decode_eligible_step = 1 << 40 if one.request_id == "r0" else 0
             return super().schedule(*args)
 
     made = Lame()
-    made.lengthwise = Rra(RraSettings(1, 8), Clock())
+    made.lengthwise = PhaseHooks(RraSettings(1, 8), Clock())
     requests = filled(made, [(5, 30), (5, 3), (5, 3)])
     for _ in range(200):
         made.step()
@@ -234,5 +234,5 @@ def test_a_record_that_cannot_be_written_stops_and_the_schedule_goes_on(tmp_path
     made.lengthwise._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115, PTH123
     made.run()
     assert whole(requests)
-    assert [one.decode_steps for one in made.lengthwise.rounds.phases] == [4, 8]
-    assert caplog.text.count("phases are not recorded any more") == 1
+    assert [one.decode_steps for one in made.lengthwise.tracker.phases] == [4, 8]
+    assert caplog.text.count("phases are no longer recorded") == 1

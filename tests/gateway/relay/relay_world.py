@@ -14,13 +14,13 @@ from typing import Any
 from scripted_engine import Scripted
 
 from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.config import Admission, Care, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
 from lengthwise.gateway.request import LengthPrediction, Outcome, Request
-from lengthwise.gateway.scheduler_driver import Hub
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
 IDS = Abilities(models=("m",), max_model_len=100_000, token_ids=True, ids_each=True, own_defaults=False)
@@ -123,21 +123,21 @@ class Ledger(Listener):
         self.details.append(detail)
 
 
-class Outlet:
+class ChunkWriter:
     """A client's connection: what it takes comes behind what was read."""
 
     def __init__(self, parts: list[bytes], takes: Callable[[], bool] = lambda: True) -> None:
-        self.parts, self.takes, self.passed = parts, takes, 0
+        self.parts, self.can_write, self.passed = parts, takes, 0
 
-    def pass_on(self, piece: bytes) -> None:
-        self.parts.append(piece)
+    def write_chunk(self, chunk: bytes) -> None:
+        self.parts.append(chunk)
         self.passed += 1
 
 
 @dataclass
 class World:
     relay: Relay
-    hub: Hub
+    driver: SchedulerDriver
     fleet: FixedFleet
     ledger: Ledger
     engines: list[Scripted]
@@ -150,17 +150,17 @@ class World:
     async def submit(
         self, body: dict[str, Any], *, api: str = "completions", timeout_s: float = math.inf, **metadata: Any
     ) -> Reply:
-        now_s = self.hub.clock()
+        now_s = self.driver.clock()
         metadata["deadline_s"] = now_s + timeout_s
         answer = await self.relay.exchange(asked(body, api=api, now_s=now_s, **metadata))
         parts: list[bytes] = []
-        outlet = None if self.takes is None else Outlet(parts, self.takes)
+        writer = None if self.takes is None else ChunkWriter(parts, self.takes)
         async for part in answer:
             parts.append(part)
-            if outlet is not None and len(parts) == 1:
-                answer.pass_to(outlet)
+            if writer is not None and len(parts) == 1:
+                answer.attach_writer(writer)
         await answer.aclose()
-        self.passed += outlet.passed if outlet is not None else 0
+        self.passed += writer.passed if writer is not None else 0
         return Reply(answer.status, dict(answer.headers), b"".join(parts), parts)
 
 
@@ -224,14 +224,14 @@ async def world(
     capabilities: Abilities = IDS,
     cap: int | None = 4,
     order: Order | None = None,
-    resilience: Care | None = None,
+    resilience: ResilienceConfig | None = None,
     admission: Admission | None = None,
     takes: Callable[[], bool] | None = None,
 ) -> AsyncIterator[World]:
     config = GatewayConfig(
         engines=(Engine("http://x"),),
         order=order or Order(mode="isrtf", window_tokens=10),
-        resilience=resilience or Care(),
+        resilience=resilience or ResilienceConfig(),
         admission=admission or Admission(),
     )
     for engine in engines:
@@ -242,13 +242,13 @@ async def world(
     ]
     fleet, ledger = FixedFleet(workers, cap), Ledger()
     scheduler = Scheduler(config.order, config.admission, Dispatch())
-    hub = Hub(scheduler, listeners=[ledger])
-    hub.fleet_changed(fleet.states())
-    relay = Relay(hub, fleet, Report(), config)
+    driver = SchedulerDriver(scheduler, listeners=[ledger])
+    driver.fleet_changed(fleet.states())
+    relay = Relay(driver, fleet, Report(), config)
     try:
-        yield World(relay, hub, fleet, ledger, engines, scheduler, takes=takes)
+        yield World(relay, driver, fleet, ledger, engines, scheduler, takes=takes)
     finally:
-        hub.close()
+        driver.close()
         await relay.aclose()
         for worker in workers:
             await worker.session.close()
@@ -278,9 +278,9 @@ async def until(true: Callable[[], bool], most_s: float = 5.0) -> None:
 
 def idle(world: World) -> bool:
     """Whether nothing is left anywhere: no request in, no slot in use, the engines run none."""
-    now = world.hub.statistics()
+    now = world.driver.statistics()
     return (
-        world.hub.reserved == 0
+        world.driver.num_requests == 0
         and now.waiting == 0
         and now.running == 0
         and not any(engine.running for engine in world.engines)

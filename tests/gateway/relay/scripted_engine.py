@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 CHARS = ["a", "b ", "the ", "é", "€", "𝄞", "\n", '"', "\\", "x,y ", "ü", "日", '"text":"x', "data: [DONE]", "z"]
-NULLS = ("rejection", "annotations", "audio", "function_call", "reasoning")
+NULLS = ("refusal", "annotations", "audio", "function_call", "reasoning")
 
 
 def encode(text: str) -> list[int]:

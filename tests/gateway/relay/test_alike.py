@@ -10,8 +10,8 @@ import pytest
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
-from lengthwise.gateway.relay.responses import Plain, Tracked
-from lengthwise.gateway.relay.sse import Alike, Wants
+from lengthwise.gateway.relay.responses import Passthrough, TrackedStream
+from lengthwise.gateway.relay.sse import EventTemplate, ResponseOptions
 
 FRAME = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 TEXTS = [
@@ -65,7 +65,7 @@ def chunks(draws: random.Random, data: bytes) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(at) if a < b]
 
 
-class Scanned(Alike):
+class Scanned(EventTemplate):
     """Nothing is alike: every event is scanned."""
 
     def learn(self, event, text, *, ids=False):
@@ -76,11 +76,17 @@ def told(state, pieces: list[bytes]):
     out = []
     for piece in pieces:
         out.append(state.feed(piece))
-        if state.trouble is not None:
+        if state.error is not None:
             break
-    metadata = (state.count, state.cause, state.complete, state.finished, state.sent, str(state.trouble))
-    if isinstance(state, Tracked):
-        metadata += (state.retained, state.unsure, state.resumable, state.prompt_ids, state.tail(1 << 20))
+    metadata = (state.count, state.cause, state.complete, state.finished, state.sent, str(state.error))
+    if isinstance(state, TrackedStream):
+        metadata += (
+            state.flushed_tokens,
+            state.partial_tokens,
+            state.resumable,
+            state.prompt_ids,
+            state.last_ids(1 << 20),
+        )
     return out, metadata
 
 
@@ -89,8 +95,8 @@ def told(state, pieces: list[bytes]):
 def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
     def made():
         if kind.startswith("plain"):
-            return Plain()
-        return Tracked(Wants(CHAT, stream=True, usage=False, usage_each=False, ids="shown" in kind))
+            return Passthrough()
+        return TrackedStream(ResponseOptions(CHAT, stream=True, usage=False, usage_each=False, ids="shown" in kind))
 
     fitted = 0
     for seed in range(150):
@@ -101,38 +107,38 @@ def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
             data = data.replace(b'"choices"', b'"prompt_token_ids":[7,8],"choices"', 1)
         pieces = chunks(draws, data)
         fast, slow = made(), made()
-        slow._matching = Scanned()
+        slow.template = Scanned()
         assert told(fast, pieces) == told(slow, pieces), seed
-        fitted += fast._matching._fit_result
+        fitted += fast.template.num_matches
     assert fitted > 300
 
 
 def test_an_event_cut_short_or_with_another_line_in_it_does_not_fit():
     whole = b'data: {"choices":[{"delta":{"content":" word"},"token_ids":[12]}]}\n\n'
-    alike = Alike()
+    alike = EventTemplate()
     alike.learn(whole, sse.CONTENT)
-    assert alike.fits(whole.replace(b" word", b'a\\"b\\\\').replace(b"[12]", b"[1, 2,3]"))
+    assert alike.matches(whole.replace(b" word", b'a\\"b\\\\').replace(b"[12]", b"[1, 2,3]"))
     assert alike.ids == b"1, 2,3"
-    assert not any(alike.fits(whole[:end]) for end in range(len(whole)))
+    assert not any(alike.matches(whole[:end]) for end in range(len(whole)))
     for text in (b"", b"a\nb", b"a\r", b'a"b', b"a\\", b'"'):
-        assert not alike.fits(whole.replace(b" word", text)), text
+        assert not alike.matches(whole.replace(b" word", text)), text
     for ids in (b"", b",", b" ", b"1]", b"[1", b"x", b"-1"):
-        assert not alike.fits(whole.replace(b"12", ids)), ids
+        assert not alike.matches(whole.replace(b"12", ids)), ids
 
 
 def test_a_stream_whose_layout_changes_with_every_event_is_soon_only_scanned():
-    alike = Alike()
+    alike = EventTemplate()
     events = [b'data: {"n":%d,"choices":[{"text":"x"}]}\n\n' % n for n in range(40)]
     for one in events:
-        assert not alike.fits(one)
+        assert not alike.matches(one)
         alike.learn(one, sse.TEXT)
-    assert not alike.fits(events[-1])
+    assert not alike.matches(events[-1])
 
 
 @pytest.mark.parametrize("ids", [b"5", b"5,6", b"5, 6"])
 def test_ids_are_taken_out_as_a_scan_takes_them_out(ids):
     one = b'data: {"choices":[{"delta":{"content":"a"},"token_ids":[%b],"x":[1]}]}\n\n' % ids
-    alike = Alike()
+    alike = EventTemplate()
     alike.learn(one, sse.CONTENT, ids=True)
-    assert alike.fits(one)
+    assert alike.matches(one)
     assert alike.without_ids(one) == sse.without_ids(one)

@@ -7,7 +7,7 @@ from relay_world import BARE, IDS, run, world
 from scripted_engine import Scripted
 
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
-from lengthwise.gateway.fleet.fleet import FirstTokens
+from lengthwise.gateway.fleet.fleet import FirstTokenListener
 
 BODY = {"model": "m", "prompt": "one two", "max_tokens": 60}
 WHOLE, STREAM = BODY | {"presence_penalty": 0.5}, BODY | {"stream": True}
@@ -20,15 +20,15 @@ def test_of_mixed_traffic_only_streams_teach_what_a_start_takes(capabilities):
 
     async def work() -> None:
         async with world([Scripted()], capabilities=capabilities) as w:
-            (worker,) = w.scheduler._crew
+            (worker,) = w.scheduler.worker_pool
             for _ in range(2):
                 for _ in range(6):
                     assert (await w.submit(WHOLE)).status == 200
                 await w.submit(STREAM)
-            assert worker.price.recompute_steps(200, 4) == UNLEARNED
+            assert worker.cost.recompute_steps(200, 4) == UNLEARNED
             for _ in range(8):
                 await w.submit(STREAM)
-            assert worker.price.recompute_steps(200, 4) != UNLEARNED
+            assert worker.cost.recompute_steps(200, 4) != UNLEARNED
 
     run(work)
 
@@ -37,7 +37,7 @@ def test_engines_are_compared_and_times_to_first_tokens_told_by_streams_alone():
     async def work() -> None:
         compared: list[str] = []
         async with world([Scripted()], capabilities=BARE) as w:
-            w.hub.listeners.add(FirstTokens(lambda name, seconds: compared.append(name)))
+            w.driver.listeners.add(FirstTokenListener(lambda name, seconds: compared.append(name)))
             for body in (WHOLE, STREAM, WHOLE, STREAM, WHOLE):
                 await w.submit(body)
             told = [number for what, number in w.ledger.events if what == "first_token"]

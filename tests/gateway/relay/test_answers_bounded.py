@@ -11,16 +11,16 @@ from relay_world import IDS, FixedWorker, asked, run, world
 from scripted_engine import Fault as ScriptedFault
 from scripted_engine import Scripted
 
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.relay import open_session
-from lengthwise.gateway.relay.request_session import kept_tokens
-from lengthwise.gateway.relay.responses import Assembled, Tracked
-from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.relay.request_session import resumable_tokens
+from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
+from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
-CARE = Care(health_every_s=0.3, answer_bytes=200_000)
+CARE = ResilienceConfig(health_every_s=0.3, answer_bytes=200_000)
 HELD = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
 
 
@@ -98,13 +98,15 @@ def event(text, ids):
 
 @pytest.mark.parametrize("one", [event("x" * 1000, [1]), event("", [1] * 30), event("a", [1])])
 def test_what_is_put_together_of_a_stream_that_never_ends_is_bounded(one):
-    state = Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=False), 50_000)
+    state = AssembledResponse(
+        ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=False), 50_000
+    )
     fed = 0
-    while state.trouble is None:
+    while state.error is None:
         assert state.feed(one) == b""
         fed += 1
         assert fed * 10 < 50_000
-    assert (state.trouble.code, state.trouble.engine) == ("answer_too_long", True)
+    assert (state.error.code, state.error.engine_fault) == ("answer_too_long", True)
 
 
 def test_no_engine_meets_one_request_id_twice_and_the_client_keeps_its_own():
@@ -117,7 +119,7 @@ def test_no_engine_meets_one_request_id_twice_and_the_client_keeps_its_own():
             await answer.aclose()
             assert got.endswith(b"data: [DONE]\n\n")
             seen = [one.headers["x-request-id"] for engine in w.engines for one in engine.seen]
-            assert sorted(seen) == ["own", "mine-2", "mine-3"]
+            assert sorted(seen) == ["own", "own-2", "own-3"]
             assert {one.headers["traceparent"] for engine in w.engines for one in engine.seen} == {"00-1"}
             assert mine.headers[0] == ("X-Request-Id", "own")
 
@@ -145,11 +147,11 @@ async def telling(answer):
 
 async def kept_by(url):
     """Tokens kept of a chunk with two, where the engine at an address alone knows of the last one's text."""
-    session = open_session(Engine(url), Care())
-    state = Tracked(Wants("completions", stream=True, usage=False, usage_each=False, ids=True))
+    session = open_session(Engine(url), ResilienceConfig())
+    state = TrackedStream(ResponseOptions("completions", stream=True, usage=False, usage_each=False, ids=True))
     state.feed(event("ab", [5, 6]))
     try:
-        return await kept_tokens(state, FixedWorker("w", url, IDS, session), "m")
+        return await resumable_tokens(state, FixedWorker("w", url, IDS, session), "m")
     finally:
         await session.close()
 

@@ -12,14 +12,14 @@ from relay_world import Reply, World, idle, run, until, world
 from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER
 
-from lengthwise.gateway.config import Care, Order
+from lengthwise.gateway.config import Order, ResilienceConfig
 from lengthwise.gateway.scheduler_driver import CUT, GONE
 
 REQUESTS, LENGTHS = 25, (3, 20, 60)
 KINDS = ("die", "stall", "error", "garbage", "no_done", "busy", "503", "500")
 PLACES = (-1, 0, 1, 2, 5, 11, 19, 20, 30)
 ORDERS = (EAGER, Order(mode="windowed", window_tokens=7))
-CARE = Care(stall_s=0.3, first_byte_s=1.0, retry_share=1.0)
+CARE = ResilienceConfig(stall_s=0.3, first_byte_s=1.0, retry_share=1.0)
 
 
 def engine(dice: random.Random) -> Scripted:
@@ -42,7 +42,7 @@ async def meddle(w: World, dice: random.Random) -> None:
     """Cuts and moves requests, whether anything asks for it or not."""
     while True:
         await asyncio.sleep(0.01)
-        there = [turn for turn in w.hub._turns.values() if turn.worker and turn.request.resumable]
+        there = [ticket for ticket in w.driver._tickets.values() if ticket.worker and ticket.request.resumable]
         if there:
             dice.choice(there).interrupt(dice.choice((CUT, GONE)))
 

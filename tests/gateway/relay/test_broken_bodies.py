@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault, FaultPlan
@@ -20,7 +20,7 @@ async def troubles() -> dict[str, str]:
         config = GatewayConfig(
             engines=(Engine(one.url, name="broken", probe=False), Engine(other.url, name="other", probe=False)),
             order=Order("fcfs"),
-            resilience=Care(failures=3, open_s=60.0),
+            resilience=ResilienceConfig(failures=3, open_s=60.0),
             prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )
@@ -35,7 +35,9 @@ async def troubles() -> dict[str, str]:
 
             for _ in range(MOST_ROUNDS):
                 await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
-                told = {name: gateway.fleet.worker(name).trouble(monotonic()) for name in ("broken", "other")}
+                told = {
+                    name: gateway.fleet.worker(name).unavailable_reason(monotonic()) for name in ("broken", "other")
+                }
                 if any(told.values()):
                     break
             return told

@@ -10,12 +10,12 @@ from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
-from lengthwise.gateway.config import Care
-from lengthwise.gateway.relay.responses import Assembled, Tracked
-from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.config import ResilienceConfig
+from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
+from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 
-WANTS = Wants("completions", stream=True, usage=True, usage_each=False, ids=True)
+WANTS = ResponseOptions("completions", stream=True, usage=True, usage_each=False, ids=True)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -27,10 +27,10 @@ def event(text, ids=None, *, first=False, finish=None, **more):
     return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
 
 
-def begun(state: Tracked) -> Tracked:
+def begun(state: TrackedStream) -> TrackedStream:
     """Two tokens of it are out."""
     state.feed(event("a", [5], first=True) + event("b", [6]))
-    assert state.tail(9) == [5, 6]
+    assert state.last_ids(9) == [5, 6]
     return state
 
 
@@ -50,22 +50,22 @@ BROKEN = [
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_broken_event_is_trouble_and_nothing_of_it_or_behind_it_comes_out(broken, at_once):
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     before = event("é", [7])
     pieces = [before + broken + event("d", [8])] if at_once else [before, broken]
     assert b"".join(map(state.feed, pieces)) == before
-    assert (state.trouble.reason, state.trouble.engine) == ("malformed", True)
-    assert (state.resumable, state.complete, state.retained) == (True, False, 3)
-    assert state.next_leg(state.retained) == b"5,6,7"
+    assert (state.error.reason, state.error.engine_fault) == ("malformed", True)
+    assert (state.resumable, state.complete, state.flushed_tokens) == (True, False, 3)
+    assert state.start_attempt(state.flushed_tokens) == b"5,6,7"
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_where_nobody_can_go_on_it_passes_as_it_is(broken):
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     state.feed(event("c"))
     assert not state.resumable
     assert state.feed(broken) == broken
-    assert state.trouble is None
+    assert state.error is None
 
 
 @pytest.mark.parametrize(
@@ -84,17 +84,17 @@ def test_where_nobody_can_go_on_it_passes_as_it_is(broken):
     ],
 )
 def test_what_is_not_broken_passes_and_can_go_on(other):
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     assert state.feed(other) == other
-    assert (state.trouble, state.resumable) == (None, True)
-    assert state.count == state.retained == 2 + (b"[7]" in other)
+    assert (state.error, state.resumable) == (None, True)
+    assert state.count == state.flushed_tokens == 2 + (b"[7]" in other)
 
 
 @pytest.mark.parametrize("ids_shown", [True, False])
 def test_a_token_ahead_of_its_text_stays_so_however_its_event_ends(ids_shown):
-    state = begun(Tracked(replace(WANTS, ids=ids_shown)))
+    state = begun(TrackedStream(replace(WANTS, ids=ids_shown)))
     state.feed(event("", [7]).replace(b"\n\n", b"\nid: 3\n\n"))
-    assert (state.trouble, state.resumable, state.count, state.retained) == (None, True, 3, 2)
+    assert (state.error, state.resumable, state.count, state.flushed_tokens) == (None, True, 3, 2)
 
 
 SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
@@ -111,34 +111,34 @@ SPACED = event("c", [7]).replace(b'":', b'" :').replace(b"data :", b"data:")
     ],
 )
 def test_what_adds_to_the_output_and_tells_no_token_ends_what_can_go_on(hiding):
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     assert state.feed(hiding) == hiding
-    assert (state.trouble, state.resumable) == (None, False)
+    assert (state.error, state.resumable) == (None, False)
 
 
 def test_what_an_engine_says_as_it_gives_up_is_neither_told_nor_counted():
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     assert state.feed(event("c", [7], finish="abort")) == b""
-    assert (state.trouble.reason, state.retained, state.next_leg(2)) == ("aborted", 2, b"5,6")
+    assert (state.error.reason, state.flushed_tokens, state.start_attempt(2)) == ("aborted", 2, b"5,6")
     assert state.feed(event("c", [7], finish="abort")) == b""
-    assert (state.trouble.reason, state.retained) == ("aborted", 2)
+    assert (state.error.reason, state.flushed_tokens) == ("aborted", 2)
 
 
 def test_half_an_event_at_the_end_is_a_stream_that_broke_off():
     for later in (False, True):
-        state = begun(Tracked(WANTS))
+        state = begun(TrackedStream(WANTS))
         if later:
-            state.next_leg(2)
+            state.start_attempt(2)
         assert state.feed(b'data: {"choices":[{"te') == b""
         assert state.end() == b""
-        assert (state.trouble.reason, state.resumable, state.retained) == ("closed early", True, 2)
+        assert (state.error.reason, state.resumable, state.flushed_tokens) == ("closed early", True, 2)
 
 
 @pytest.mark.parametrize("broken", [b'data: {"choi', b'data: {"error":{"code":500}}'])
 def test_behind_the_end_of_the_output_nothing_is_missing(broken):
-    state = begun(Tracked(WANTS))
+    state = begun(TrackedStream(WANTS))
     out = state.feed(event("c", [7], finish="stop") + broken) + state.end()
-    assert state.trouble is None
+    assert state.error is None
     assert state.finished
     assert out.startswith(event("c", [7], finish="stop"))
     assert out.endswith(DONE)
@@ -151,23 +151,25 @@ def test_behind_the_end_of_the_output_nothing_is_missing(broken):
     [*BROKEN[:5], b'data: {"choices":7}\n\n', b'data: {"choices":[7]}\n\n', b'data: {"choices":[{"token_ids":7}]}\n\n'],
 )
 def test_in_a_further_leg_it_is_trouble_too(broken):
-    state = begun(Tracked(WANTS))
-    state.next_leg(2)
+    state = begun(TrackedStream(WANTS))
+    state.start_attempt(2)
     out = state.feed(event("c", [7], first=True) + broken + event("d", [8]))
     assert [json.loads(one[6:])["choices"][0]["text"] for one in out.split(b"\n\n") if one] == ["c"]
-    assert (state.trouble.reason, state.resumable) == ("malformed", True)
-    assert state.next_leg(state.retained) == b"5,6,7"
-    assert state.trouble is None
+    assert (state.error.reason, state.resumable) == ("malformed", True)
+    assert state.start_attempt(state.flushed_tokens) == b"5,6,7"
+    assert state.error is None
     assert b'"d"' in state.feed(event("d", [8], finish="stop"))
     assert state.feed(DONE).endswith(DONE)
-    assert state.tail(9) == [5, 6, 7, 8]
+    assert state.last_ids(9) == [5, 6, 7, 8]
 
 
 def test_a_whole_answer_goes_on_behind_what_was_read_before_a_broken_event():
-    state = begun(Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000))
+    state = begun(
+        AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
+    )
     assert state.feed(BROKEN[0] + event("d", [8])) == b""
-    assert (state.trouble.reason, state.resumable) == ("malformed", True)
-    assert state.next_leg(state.retained) == b"5,6"
+    assert (state.error.reason, state.resumable) == ("malformed", True)
+    assert state.start_attempt(state.flushed_tokens) == b"5,6"
     told = json.loads(state.feed(event("c", [7], finish="stop") + DONE))
     assert told["choices"][0]["text"] == "abc"
     assert told["choices"][0]["token_ids"] == [5, 6, 7]
@@ -176,11 +178,13 @@ def test_a_whole_answer_goes_on_behind_what_was_read_before_a_broken_event():
 
 @pytest.mark.parametrize("broken", [BROKEN[0], b"data: 7\n\n", b'data: {"choices":[{"text":"c","delta":7}]}\n\n'])
 def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
-    state = begun(Assembled(Wants("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000))
+    state = begun(
+        AssembledResponse(ResponseOptions("completions", stream=False, usage=False, usage_each=False, ids=True), 10_000)
+    )
     assert state.feed(event("c")) == b""
-    assert (state.trouble, state.resumable) == (None, False)
+    assert (state.error, state.resumable) == (None, False)
     assert state.feed(broken) == b""
-    assert (state.trouble.reason, state.sent) == ("malformed", False)
+    assert (state.error.reason, state.sent) == ("malformed", False)
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 59, 60])
@@ -188,7 +192,7 @@ def test_a_whole_answer_that_nobody_can_go_on_with_takes_nothing_broken(broken):
 def test_the_stream_goes_on_from_another_engine_and_the_first_is_to_blame(after, at_once):
     async def work() -> None:
         engines = [Scripted(plan=[Fault("garbage", after)]), Scripted()]
-        async with world(engines, resilience=Care(), takes=(lambda: True) if at_once else None) as w:
+        async with world(engines, resilience=ResilienceConfig(), takes=(lambda: True) if at_once else None) as w:
             reply = await w.submit(BODY)
             assert b"not json" not in reply.body
             assert reply.text == answer(encode("p 60"), 60)[1]

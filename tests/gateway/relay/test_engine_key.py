@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import ClientSession, ClientTimeout
 
-from lengthwise.gateway.config import Care, Engine, Forecasting, GatewayConfig, Listen, Order
+from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order, ResilienceConfig
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
 
@@ -24,7 +24,7 @@ async def statuses(changes: Callable[[EngineServer], None]) -> tuple[list[int], 
         config = GatewayConfig(
             engines=engines,
             order=Order("fcfs"),
-            resilience=Care(health_every_s=0.1, failures=3, open_s=60.0),
+            resilience=ResilienceConfig(health_every_s=0.1, failures=3, open_s=60.0),
             prediction=Forecasting(predictor="none"),
             listen=Listen(port=0, admin_port=None),
         )

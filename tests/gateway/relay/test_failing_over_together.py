@@ -10,8 +10,8 @@ import pytest
 from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
-from lengthwise.gateway.config import Care
-from lengthwise.gateway.relay.failures import CALLERS, OF_ONE, STALLED, Budget, Trouble
+from lengthwise.gateway.config import ResilienceConfig
+from lengthwise.gateway.relay.failures import MAX_CALLER_RETRIES, MAX_CALLERS, STALLED, RetryBudget, UpstreamError
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -32,10 +32,10 @@ def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
     async def work() -> None:
         dying, other = engines = [Scripted(step_s=0.02), Scripted()]
         async with world(engines, cap=STREAMS) as w:
-            w.hub.fleet_changed(states("w0"))
+            w.driver.fleet_changed(states("w0"))
             tasks = [asyncio.ensure_future(w.submit({**BODY, "stream": stream})) for _ in range(STREAMS)]
             await until(lambda: len([one for one in dying.seen if one.sent > 3]) == STREAMS)
-            w.hub.fleet_changed(states("w0", "w1"))
+            w.driver.fleet_changed(states("w0", "w1"))
             await dying.kill()
             replies = await asyncio.gather(*tasks)
             assert {text_of(reply) for reply in replies} == {answer(encode("p 40"), 40)[1]}
@@ -48,7 +48,7 @@ def test_all_that_a_dead_engine_had_ends_whole_elsewhere(stream):
     run(work)
 
 
-def spend(budget: Budget) -> None:
+def spend(budget: RetryBudget) -> None:
     """Leaves nothing to anybody."""
     for caller in ("a", "b"):
         while budget.take(caller):
@@ -70,65 +70,65 @@ def test_what_broke_one_engine_has_to_be_paid_for_and_breaks_three_at_most(used,
 
 
 def test_only_the_first_engine_that_breaks_off_is_left_for_free():
-    budget = Budget(0.2)
+    budget = RetryBudget(0.2)
     spend(budget)
 
-    def free(trouble: Trouble, *, failures: int = 1, spoke: bool = True) -> bool:
-        return budget.retry(trouble, "c", failures=failures, spoke=spoke)
+    def free(error: UpstreamError, *, failures: int = 1, output_started: bool = True) -> bool:
+        return budget.take_for(error, "c", failures=failures, output_started=output_started)
 
-    for why in ("no connection", "closed early", STALLED):
-        assert free(Trouble(why))
-        assert not free(Trouble(why), failures=2)
-        assert not free(Trouble(why, engine=False)), "it is the gateway's own"
-    assert not free(Trouble(STALLED), spoke=False), "it may be overloaded"
-    assert not free(Trouble("http 500", status=500))
+    for reason in ("no connection", "closed early", STALLED):
+        assert free(UpstreamError(reason))
+        assert not free(UpstreamError(reason), failures=2)
+        assert not free(UpstreamError(reason, engine_fault=False)), "it is the gateway's own"
+    assert not free(UpstreamError(STALLED), output_started=False), "it may be overloaded"
+    assert not free(UpstreamError("http 500", status=500))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 1.0])
 def test_one_caller_leaves_half_of_it_to_the_others(share):
     draws = random.Random(7)
     for steps in (0, 3, 30, 300, 3000):
-        budget = Budget(share)
+        budget = RetryBudget(share)
         for _ in range(steps):
             if draws.random() < 0.3:
-                budget.request("a")
+                budget.deposit("a")
             else:
                 budget.take("a")
-        assert budget.used <= OF_ONE + share * steps
+        assert budget.used <= MAX_CALLER_RETRIES + share * steps
         assert [budget.take("b") for _ in range(5)] == [True] * 5
 
 
 def test_who_spent_gets_its_share_back_with_its_own_requests():
-    budget = Budget(0.5)
+    budget = RetryBudget(0.5)
     while budget.take("a"):
         pass
     for _ in range(2):
-        budget.request("b")
+        budget.deposit("b")
     assert not budget.take("a")
     for _ in range(2):
-        budget.request("a")
+        budget.deposit("a")
     assert budget.take("a")
     assert not budget.take("a")
 
 
 def test_of_callers_without_number_few_are_remembered():
-    budget = Budget(1.0)
-    for caller in range(3 * CALLERS):
-        budget.request(caller)
+    budget = RetryBudget(1.0)
+    for caller in range(3 * MAX_CALLERS):
+        budget.deposit(caller)
         assert budget.take(caller)
-    assert len(budget._spenders) == CALLERS
-    for caller in range(3 * CALLERS):
-        budget.request(caller)
-    assert not budget._spenders, "who has all of it back is forgotten"
+    assert budget.callers == MAX_CALLERS
+    for caller in range(3 * MAX_CALLERS):
+        budget.deposit(caller)
+    assert not budget.callers, "who has all of it back is forgotten"
 
 
 def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():
     async def work() -> None:
         engines = [Scripted([Fault("500")] * 500) for _ in range(2)]
-        async with world(engines, resilience=Care(retry_share=0.1)) as w:
+        async with world(engines, resilience=ResilienceConfig(retry_share=0.1)) as w:
             failed = [await w.submit(BODY, tenant=7) for _ in range(40)]
             assert {reply.status for reply in failed} == {502}
-            assert w.relay.budget.used <= OF_ONE + 0.1 * 40
+            assert w.relay.budget.used <= MAX_CALLER_RETRIES + 0.1 * 40
             engines[0].plan, engines[1].plan = [Fault("500")], []
             replies = [await w.submit(BODY, tenant=8) for _ in range(2)]
             assert [reply.status for reply in replies] == [200, 200]

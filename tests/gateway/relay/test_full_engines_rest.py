@@ -24,8 +24,8 @@ def test_while_one_waits_for_the_full_engine_no_other_is_sent_there():
     async def work() -> None:
         engines = [SaysWhen([Fault("503")] * 99), SaysWhen()]
         async with world(engines) as w:
-            started_s, tasks = w.hub.clock(), []
-            while w.hub.clock() < started_s + 0.5:
+            started_s, tasks = w.driver.clock(), []
+            while w.driver.clock() < started_s + 0.5:
                 tasks.append(asyncio.ensure_future(w.submit(BODY)))
                 await asyncio.sleep(0.02)
             replies = await asyncio.gather(*tasks)

@@ -10,8 +10,8 @@ from scripted_engine import Fault, Scripted, Words, answer, decode, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
 from lengthwise.backend.openai_protocol import COMPLETIONS
-from lengthwise.gateway.relay.responses import Tracked
-from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.relay.responses import TrackedStream
+from lengthwise.gateway.relay.sse import ResponseOptions
 
 
 def event(text: str, ids: list[int] | None, finish: str | None = None, prompt: list[int] | None = None) -> bytes:
@@ -37,8 +37,8 @@ def told(data: bytes) -> tuple[str, list[int]]:
     return text, ids
 
 
-def stream() -> Tracked:
-    return Tracked(Wants(COMPLETIONS, stream=True, usage=False, usage_each=False, ids=True))
+def stream() -> TrackedStream:
+    return TrackedStream(ResponseOptions(COMPLETIONS, stream=True, usage=False, usage_each=False, ids=True))
 
 
 @pytest.mark.parametrize("usual", [0, 4])
@@ -51,9 +51,9 @@ def test_ids_that_are_ahead_of_the_text_come_with_the_text_that_they_complete(us
     before = told(out)[1]
     held = one.feed(event("", [2])) + one.feed(event("", [3]))
     assert told(held) == ("", [])
-    assert one.retained == len(before)
+    assert one.flushed_tokens == len(before)
     assert told(one.feed(event("\u00e9", [4]))) == ("\u00e9", [2, 3, 4])
-    assert one.retained == len(before) + 3
+    assert one.flushed_tokens == len(before) + 3
 
 
 @pytest.mark.parametrize("last", [[5], [], None])
@@ -67,7 +67,7 @@ def test_ids_whose_text_never_comes_are_told_at_the_end(last):
 def test_who_is_cut_at_half_a_character_is_told_no_id_twice():
     one = stream()
     out = one.feed(event("a", [1], prompt=[7])) + one.feed(event("", [2]))
-    one.next_leg(one.retained)
+    one.start_attempt(one.flushed_tokens)
     out += one.feed(event("", [2])) + one.feed(event("\u00e9", [3])) + one.feed(event("c", [4], finish="length"))
     assert told(out) == ("a\u00e9c", [1, 2, 3, 4])
 
@@ -75,7 +75,7 @@ def test_who_is_cut_at_half_a_character_is_told_no_id_twice():
 def test_an_output_at_its_limit_tells_all_its_ids():
     one = stream()
     out = one.feed(event("a", [1], prompt=[7])) + one.feed(event("", [2]))
-    assert told(out + one.at_limit()) == ("a", [1, 2])
+    assert told(out + one.end_at_limit()) == ("a", [1, 2])
 
 
 def ids_of(reply) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from relay_world import run
 
-from lengthwise.gateway.relay.upstream import BrokenError, Line
+from lengthwise.gateway.relay.upstream import BrokenConnectionError, UpstreamConnection
 
 HEAD = b"POST / HTTP/1.1\r\nHost: e\r\nContent-Length: 0\r\n\r\n"
 TRAILED = (
@@ -19,7 +19,7 @@ TRAILED = (
 )
 
 
-async def said_by(engine: bytes, asks: int = 1) -> tuple[Line, list[bytes], list[dict[str, Any]]]:
+async def said_by(engine: bytes, asks: int = 1) -> tuple[UpstreamConnection, list[bytes], list[dict[str, Any]]]:
     """A line after requests to who answers each with these bytes; the bodies, and what the loop complained of."""
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -34,11 +34,11 @@ async def said_by(engine: bytes, asks: int = 1) -> tuple[Line, list[bytes], list
 
     bodies = []
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        _, line = await loop.create_connection(Line, "127.0.0.1", server.sockets[0].getsockname()[1])
+        _, line = await loop.create_connection(UpstreamConnection, "127.0.0.1", server.sockets[0].getsockname()[1])
         try:
             for _ in range(asks):
                 line.send(HEAD, b"")
-                await line.succeeded()
+                await line.wait_for_head()
                 parts = []
                 while part := await line.read():
                     parts.append(part)
@@ -56,9 +56,9 @@ def test_an_engine_that_changes_the_protocol_has_failed(before):
 
     async def work() -> None:
         complaints: list[Any] = []
-        with pytest.raises(BrokenError) as broken:
+        with pytest.raises(BrokenConnectionError) as broken:
             complaints = (await said_by(before + change))[2]
-        assert broken.value.garbage
+        assert broken.value.malformed
         assert "protocol" in str(broken.value)
         assert not complaints
 
@@ -84,7 +84,7 @@ def test_trailers_change_nothing_and_the_connection_serves_again():
 
 
 @asynccontextmanager
-async def streaming() -> AsyncIterator[tuple[Line, asyncio.Queue[bytes]]]:
+async def streaming() -> AsyncIterator[tuple[UpstreamConnection, asyncio.Queue[bytes]]]:
     """A line on which a chunked answer comes, and what is put there is its next bytes; b"" closes it."""
     said: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -97,10 +97,10 @@ async def streaming() -> AsyncIterator[tuple[Line, asyncio.Queue[bytes]]]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        _, line = await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", port)
+        _, line = await asyncio.get_running_loop().create_connection(UpstreamConnection, "127.0.0.1", port)
         try:
             line.send(HEAD, b"")
-            await line.succeeded()
+            await line.wait_for_head()
             yield line, said
         finally:
             line.abort()
@@ -116,7 +116,7 @@ def test_a_tap_takes_what_comes_while_the_reader_sleeps_and_the_end_is_the_reade
     async def work() -> None:
         async with streaming() as (line, said):
             taken: asyncio.Queue[bytes] = asyncio.Queue()
-            line.tap = lambda data: taken.put_nowait(data) is None
+            line.on_chunk = lambda data: taken.put_nowait(data) is None
             reader = asyncio.ensure_future(line.read())
             for word in (b"one", b"two" * 100_000, b"three"):  # the second is more than is held back
                 said.put_nowait(chunk(word))
@@ -137,7 +137,7 @@ def test_what_a_tap_does_not_take_is_read_and_comes_once():
     async def work() -> None:
         async with streaming() as (line, said):
             offered: list[bytes] = []
-            line.tap = lambda data: offered.append(data) is not None
+            line.on_chunk = lambda data: offered.append(data) is not None
             for word in (b"one", b"two"):
                 said.put_nowait(chunk(word))
                 assert await line.read() == word
@@ -153,11 +153,11 @@ def test_a_tap_that_breaks_is_met_by_who_reads():
             def broken(data: bytes) -> bool:
                 raise KeyError(data)
 
-            line.tap = broken
+            line.on_chunk = broken
             said.put_nowait(chunk(b"one"))
             with pytest.raises(KeyError, match="one"):
                 await line.read()
-            line.tap = None
+            line.on_chunk = None
             said.put_nowait(chunk(b"two"))
             assert await line.read() == b"two"
 
@@ -170,12 +170,12 @@ def test_who_is_stirred_leaves_what_comes_to_who_reads_next():
             later: list[asyncio.Task[bytes | None]] = []
 
             def tap(data: bytes) -> bool:
-                line.tap = None
+                line.on_chunk = None
                 later.append(asyncio.get_running_loop().create_task(line.read()))
-                line.wakeup()
+                line.wake()
                 return True
 
-            line.tap = tap
+            line.on_chunk = tap
             said.put_nowait(chunk(b"one"))
             assert await line.read() is None
             said.put_nowait(chunk(b"two"))

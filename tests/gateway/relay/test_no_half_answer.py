@@ -9,7 +9,7 @@ from relay_world import BARE, asked, idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, short
 
-from lengthwise.gateway.config import Admission, Care
+from lengthwise.gateway.config import Admission, ResilienceConfig
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -33,7 +33,7 @@ def test_the_last_engine_dies_and_none_comes(takes):
         async with world([engine], admission=Admission(no_engine_s=0.1), takes=takes) as w:
             task = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: w.ledger.tokens_of[1] > 5)
-            w.hub.fleet_changed([WorkerState("w0", ("m",), up=False)])
+            w.driver.fleet_changed([WorkerState("w0", ("m",), up=False)])
             is_half_and_says_so(await task, "no_engine")
             assert w.ledger.outcomes == {Outcome.EXPIRED: 1}
             await until(lambda: idle(w))
@@ -49,7 +49,7 @@ def test_the_gateway_ends_while_a_cut_stream_waits(takes):
             await until(lambda: w.ledger.tokens_of[1] > 12)
             other = asyncio.ensure_future(w.submit({**short(1), "max_tokens": 40}))
             await until(lambda: w.ledger.cause == ["cut"])
-            w.hub.close()
+            w.driver.close()
             reply = await long
             assert reply.events[-1]["error"]["code"] == "draining"
             assert answer(encode(LONG["prompt"]), 300)[1].startswith(reply.text)
@@ -67,7 +67,7 @@ def test_its_engine_dies_once_the_gateway_has_ended(takes):
         async with world(engines, takes=takes) as w:
             task = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: w.ledger.tokens_of[1] > 5)
-            w.hub.close()
+            w.driver.close()
             is_half_and_says_so(await task, "stopped")
 
     run(work)
@@ -77,7 +77,7 @@ def test_its_engine_dies_once_the_gateway_has_ended(takes):
 def test_who_read_too_slowly_and_reads_on_is_told(capabilities):
     async def work() -> None:
         more = {} if capabilities is None else {"capabilities": capabilities}
-        async with world([Scripted(step_s=0.002)], resilience=Care(stall_s=0.2), **more) as w:
+        async with world([Scripted(step_s=0.002)], resilience=ResilienceConfig(stall_s=0.2), **more) as w:
             told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
             parts = [await anext(told)]
             await until(lambda: w.engines[0].seen[0].how == "aborted")

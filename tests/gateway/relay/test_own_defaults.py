@@ -14,7 +14,7 @@ from test_relay_cut import EAGER, LONG, cut_often
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.engine_probe import EngineMetadata
 from lengthwise.gateway.notices import engine_notices
-from lengthwise.gateway.relay.engine_request import left_open, plan
+from lengthwise.gateway.relay.engine_request import plan, unset_defaults
 
 UNKNOWN = replace(IDS, own_defaults=None)
 STATED = {"presence_penalty": 0, "frequency_penalty": 0}
@@ -22,7 +22,7 @@ STATED = {"presence_penalty": 0, "frequency_penalty": 0}
 
 def planned(fields, *, api="completions"):
     body = {"model": "m", "prompt": "p", "stream": True, **fields}
-    return plan(asked(body, api=api), resumes=True, window_tokens=10, cuts=True)
+    return plan(asked(body, api=api), resumes=True, window_tokens=10, preempts=True)
 
 
 def at(capabilities, kind="vllm"):
@@ -39,7 +39,7 @@ def at(capabilities, kind="vllm"):
     ],
 )
 def test_what_a_request_leaves_open(fields, left):
-    assert left_open(fields) == left
+    assert unset_defaults(fields) == left
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_what_a_request_leaves_open(fields, left):
 )
 def test_where_defaults_are_unknown_only_who_leaves_none_open_is_cut(fields, kind, cut):
     what = planned(fields)
-    assert what.cut_at(at(UNKNOWN, kind)) is cut
-    assert what.goes_on_at(at(UNKNOWN, kind)), "it may still fail over"
-    assert what.cut_at(at(IDS, kind)), "the engine has none"
+    assert what.can_preempt_at(at(UNKNOWN, kind)) is cut
+    assert what.can_resume_at(at(UNKNOWN, kind)), "it may still fail over"
+    assert what.can_preempt_at(at(IDS, kind)), "the engine has none"
 
 
 def test_who_is_not_streamed_is_read_as_a_stream_only_where_it_may_be_cut():
     what = planned({"stream": False, "max_tokens": 500})
-    assert not what.tracked_at(at(UNKNOWN))
-    assert what.tracked_at(at(IDS))
+    assert not what.is_tracked_at(at(UNKNOWN))
+    assert what.is_tracked_at(at(IDS))
 
 
 @pytest.mark.parametrize("stated", [False, True])
@@ -73,7 +73,7 @@ def test_through_the_relay_it_is_cut_or_left_alone(stated):
             reply = await cut_often(w, LONG | STATED if stated else LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
             assert (w.ledger.cause.count("cut") >= 3) is stated
-            assert w.scheduler.statistics(0.0).cuts == w.ledger.cause.count("cut")
+            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("cut")
 
     run(work)
 
@@ -91,13 +91,13 @@ def test_a_stream_fails_over_all_the_same():
 
 
 def test_who_may_cut_little_is_told_why_and_what_to_do():
-    def minded(mode, *, received=True, probe=True, **capabilities):
-        metadata = EngineMetadata(replace(UNKNOWN, **capabilities), received=received)
+    def minded(mode, *, prompted=True, probe=True, **capabilities):
+        metadata = EngineMetadata(replace(UNKNOWN, **capabilities), prompted=prompted)
         engine = Engine("http://e", probe=probe)
         worker = SimpleNamespace(
             name="e",
             kind="openai",
-            client_request=True,
+            identified=True,
             engine=engine,
             metadata=metadata,
             capabilities=metadata.capabilities,
@@ -111,10 +111,10 @@ def test_who_may_cut_little_is_told_why_and_what_to_do():
     for lacks in ("ids_each", "token_ids"):
         for mode in ("isrtf", "windowed"):
             (text,) = minded(mode, **{lacks: False})
-            assert text.startswith("e takes no token ids, or does not tell them with each piece")
-            assert text.endswith(f"nothing is cut there, and of mode {mode} the order of waiting alone holds")
-    (text,) = minded("isrtf", ids_each=False, received=False)
-    assert "has not said yet" in text
+            assert text.startswith("e takes no token ids, or does not return them with each chunk")
+            assert text.endswith(f"no request is preempted there, and mode {mode} only orders waiting requests")
+    (text,) = minded("isrtf", ids_each=False, prompted=False)
+    assert "has not reported yet" in text
     (text,) = minded("isrtf", ids_each=False, probe=False)
     assert "probe = false" in text
     assert not minded("srtf", ids_each=False)

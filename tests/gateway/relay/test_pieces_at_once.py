@@ -7,11 +7,11 @@ import random
 import re
 
 import pytest
-from relay_world import BARE, IDS, Outlet, asked, idle, run, until, world
+from relay_world import BARE, IDS, ChunkWriter, asked, idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, cut_often
 
-from lengthwise.gateway.config import Care
+from lengthwise.gateway.config import ResilienceConfig
 from lengthwise.gateway.request import Outcome
 
 BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}}
@@ -46,7 +46,7 @@ def test_the_bytes_are_those_that_are_read(capabilities, share, least, most):
 def test_a_stream_that_is_passed_on_at_once_goes_on_from_another_engine(kind, share):
     async def work() -> None:
         engines = [Scripted([Fault(kind, 23)], step_s=0.001), Scripted(step_s=0.001)]
-        quick = Care(stall_s=1.0, first_byte_s=1.0, connect_s=2.0)
+        quick = ResilienceConfig(stall_s=1.0, first_byte_s=1.0, connect_s=2.0)
         async with world(engines, resilience=quick, takes=sometimes(share)) as w:
             reply = await w.submit(BODY)
             assert reply.text == answer(encode("p 60"), 60)[1]
@@ -101,14 +101,16 @@ def test_an_engines_error_is_passed_on_once_and_ends_the_answer():
 @pytest.mark.parametrize("capabilities", [IDS, BARE])
 def test_a_client_that_takes_no_more_is_given_up_and_the_engine_aborts(capabilities):
     async def work() -> None:
-        async with world([Scripted(step_s=0.001)], resilience=Care(stall_s=0.2), capabilities=capabilities) as w:
+        async with world(
+            [Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2), capabilities=capabilities
+        ) as w:
             told = await w.relay.exchange(asked({**BODY, "max_tokens": 4000}))
             parts: list[bytes] = []
-            outlet = Outlet(parts, lambda: outlet.passed < 30)
+            writer = ChunkWriter(parts, lambda: writer.passed < 30)
             parts.append(await anext(told))
-            told.pass_to(outlet)
+            told.attach_writer(writer)
             parts.append(await anext(told))  # what the full connection did not take
-            assert outlet.passed == 30
+            assert writer.passed == 30
             await until(lambda: w.engines[0].seen[0].how == "aborted")
             rest = [part async for part in told]
             await told.aclose()

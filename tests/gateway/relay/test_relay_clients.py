@@ -9,7 +9,7 @@ import pytest
 from relay_world import BARE, IDS, asked, idle, run, until, world
 from scripted_engine import Fault, Scripted
 
-from lengthwise.gateway.config import Care
+from lengthwise.gateway.config import ResilienceConfig
 from lengthwise.gateway.request import Outcome
 
 BODY = {"model": "m", "prompt": "p 400", "max_tokens": 400, "stream": True}
@@ -22,10 +22,10 @@ def test_gone_while_it_waits(capabilities):
             first = asyncio.ensure_future(w.submit(BODY))
             await until(lambda: len(w.engines[0].seen) == 1)
             second = asyncio.ensure_future(w.submit({**BODY, "max_tokens": 900, "prompt": "p 900"}))
-            await until(lambda: w.hub.reserved == 2)
+            await until(lambda: w.driver.num_requests == 2)
             second.cancel()
             await asyncio.gather(second, return_exceptions=True)
-            assert w.hub.reserved == 1
+            assert w.driver.num_requests == 1
             assert w.ledger.outcomes == {Outcome.CLIENT_GONE: 1}
             await first
             assert len(w.engines[0].seen) == 1
@@ -103,7 +103,7 @@ def test_gone_while_it_waits_again_after_a_cut():
 
 def test_who_reads_too_slowly_is_given_up():
     async def work() -> None:
-        async with world([Scripted(step_s=0.001)], resilience=Care(stall_s=0.2)) as w:
+        async with world([Scripted(step_s=0.001)], resilience=ResilienceConfig(stall_s=0.2)) as w:
             answer = await w.relay.exchange(asked(BODY))
             parts = aiter(answer)
             await anext(parts)
@@ -152,10 +152,10 @@ def test_after_two_thousand_requests_of_all_kinds_nothing_is_left():
                 await asyncio.gather(*(one(w, k) for k in range(start, start + 50)))
             await until(lambda: idle(w), 10)
             assert sum(w.ledger.outcomes.values()) == 2000 - _never_arrived(w)
-            assert w.relay._tasks == set()
-            assert w.hub._turns == {}
+            assert w.relay.num_tasks == 0
+            assert w.driver._tickets == {}
             for worker in w.fleet.workers.values():
-                assert not worker.session.connector.lines.busy
+                assert not worker.session.connector.pool.busy
 
     run(work)
 

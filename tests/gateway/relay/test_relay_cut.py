@@ -109,8 +109,8 @@ def test_an_output_that_has_ended_does_not_go_on_when_it_is_cut_before_its_strea
         async with world([engine], cap=1, order=EAGER) as w:
             ended = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 30}))
             await until(lambda: w.ledger.tokens_of[1] == 30)
-            (turn,) = w.hub._turns.values()
-            turn.interrupt(CUT)  # the engine has told the end, and keeps the stream open
+            (ticket,) = w.driver._tickets.values()
+            ticket.interrupt(CUT)  # the engine has told the end, and keeps the stream open
             reply = await ended
             assert reply.finishes == ["length"]
             assert reply.text == answer(encode("long 300"), 30)[1]
@@ -172,7 +172,7 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
             assert [one.text for one in replies] == [answer(encode(f"long {k}00"), 300)[1] for k in (9, 4)]
             assert w.ledger.cause.count("cut") >= 1
             assert all(one.how == "finished" for one in mute.seen)
-            assert w.scheduler.statistics(0.0).cuts == w.ledger.cause.count("cut")
+            assert w.scheduler.statistics(0.0).preemptions == w.ledger.cause.count("cut")
 
     run(work)
 

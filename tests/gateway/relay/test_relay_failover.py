@@ -9,7 +9,7 @@ import pytest
 from relay_world import BARE, idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
-from lengthwise.gateway.config import Admission, Care
+from lengthwise.gateway.config import Admission, ResilienceConfig
 from lengthwise.gateway.request import Outcome
 
 BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "temperature": 0,
@@ -17,7 +17,7 @@ BODY = {"model": "m", "prompt": "p 60", "max_tokens": 60, "stream": True, "tempe
 CHAT = {key: value for key, value in BODY.items() if key != "prompt"} | {
     "messages": [{"role": "user", "content": "p 60"}]
 }
-QUICK = Care(stall_s=0.3, first_byte_s=0.3, connect_s=1.0)
+QUICK = ResilienceConfig(stall_s=0.3, first_byte_s=0.3, connect_s=1.0)
 
 
 @pytest.mark.parametrize("after", [1, 7, 23, 59])
@@ -190,7 +190,7 @@ def test_a_request_that_kills_engines_is_not_handed_to_all_of_them():
 def test_retries_are_bounded_by_their_budget():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("500")] * 500) for _ in range(2)]
-        async with world(engines, resilience=Care(retry_share=0.1), cap=100) as w:
+        async with world(engines, resilience=ResilienceConfig(retry_share=0.1), cap=100) as w:
             replies = await asyncio.gather(*(w.submit(BODY) for _ in range(100)))
             assert all(reply.status == 502 for reply in replies)
             tried = sum(len(engine.seen) for engine in engines)

@@ -29,7 +29,7 @@ def test_a_predictor_that_reads_is_given_the_text_so_far(api):
     async def work() -> None:
         async with world([Scripted()], order=ORDER) as w:
             reader = Reader(reads_text=True)
-            w.relay = Relay(w.hub, w.fleet, reader, w.relay.config)
+            w.relay = Relay(w.driver, w.fleet, reader, w.relay.config)
             prompt = {"messages": [{"role": "user", "content": "p"}]} if api == "chat" else {"prompt": "p"}
             reply = await w.submit({"model": "m", "max_tokens": 45, "stream": True, **prompt}, api=api)
             assert len(reader.given) == 4
@@ -44,7 +44,7 @@ def test_who_does_not_read_is_given_none():
     async def work() -> None:
         async with world([Scripted()], order=ORDER) as w:
             reader = Reader(reads_text=False)
-            w.relay = Relay(w.hub, w.fleet, reader, w.relay.config)
+            w.relay = Relay(w.driver, w.fleet, reader, w.relay.config)
             reply = await w.submit({"model": "m", "max_tokens": 25, "stream": True, "prompt": "p"})
             assert reader.given == [None, None]
             assert reply.text == answer(encode("p"), 25)[1]

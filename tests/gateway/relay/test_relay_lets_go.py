@@ -6,7 +6,7 @@ import pytest
 from relay_world import BARE, IDS, asked, run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
-from lengthwise.gateway.config import Care
+from lengthwise.gateway.config import ResilienceConfig
 
 LONG = "x" * 20_000
 BODY = {"model": "m", "prompt": f"{LONG} 60", "max_tokens": 60, "stream": True, "temperature": 0,
@@ -16,7 +16,7 @@ BODY = {"model": "m", "prompt": f"{LONG} 60", "max_tokens": 60, "stream": True, 
 async def first_piece(w, body):
     """What was asked, its answer, and the first piece of that."""
     request = asked(body)
-    request.held_bytes = 3 * len(request.body)
+    request.memory_bytes = 3 * len(request.body)
     told = await w.relay.exchange(request)
     return request, told, await anext(told)
 
@@ -28,7 +28,7 @@ def test_a_stream_that_has_begun_holds_no_body_fields_or_text(capabilities):
             request, told, first = await first_piece(w, BODY)
             assert (request.body, request.text, request.parsed) == (b"", "", None)
             prompt_ids = 5 * len(LONG) if capabilities is IDS else 0
-            assert request.held_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
+            assert request.memory_bytes < prompt_ids + 2000, "token ids are what another engine goes on from"
             rest = b"".join([part async for part in told])
             assert (first + rest).endswith(b"data: [DONE]\n\n")
             assert w.engines[0].seen[0].body["prompt"] == BODY["prompt"]
@@ -51,7 +51,7 @@ def test_what_is_left_is_enough_to_go_on_elsewhere():
 def test_what_has_not_begun_is_sent_anew_as_it_came():
     async def work() -> None:
         engines = [Scripted(plan=[Fault("hang")]), Scripted(plan=[Fault("hang")])]
-        async with world(engines, resilience=Care(first_byte_s=0.2)) as w:
+        async with world(engines, resilience=ResilienceConfig(first_byte_s=0.2)) as w:
             reply = await w.submit(BODY)
             assert reply.text == answer(encode(BODY["prompt"]), 60)[1]
 

@@ -7,8 +7,8 @@ import json
 from relay_world import BARE, idle, run, until, world
 from scripted_engine import Scripted, answer, encode
 
-from lengthwise.gateway.relay.responses import Assembled
-from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.relay.responses import AssembledResponse
+from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello 20"}], "max_tokens": 20, "stream": True}
@@ -83,7 +83,7 @@ def test_a_whole_answer_that_may_be_cut_is_made_of_a_stream_and_says_the_same():
 
 
 def test_what_only_the_last_chunk_tells_is_in_the_whole_answer():
-    state = Assembled(Wants("chat", stream=False, usage=False, usage_each=False, ids=True), 50_000)
+    state = AssembledResponse(ResponseOptions("chat", stream=False, usage=False, usage_each=False, ids=True), 50_000)
     frame = {"id": "c-1", "created": 1, "model": "m"}
     parts = [
         ({"role": "assistant", "content": ""}, None, {"prompt_token_ids": [7]}),
@@ -99,7 +99,7 @@ def test_what_only_the_last_chunk_tells_is_in_the_whole_answer():
     assert made["system_fingerprint"] == "vllm-0.32-tp1"
     (choice,) = made["choices"]
     assert choice["message"]["content"] == "yes"
-    assert choice["message"]["rejection"] is None
+    assert choice["message"]["refusal"] is None
     assert choice["token_ids"] == [4, 5, 2]
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.relay import obstacle
-from lengthwise.gateway.relay.engine_request import RULES, continuation, spliced
+from lengthwise.gateway.relay import resume_conflict
+from lengthwise.gateway.relay.engine_request import RULES, continuation, insert_fields
 
 PLAIN = {"model": "m", "prompt": "p", "max_tokens": 5}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "p"}]}
@@ -28,49 +28,49 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "p"}]}
     ],
 )
 def test_what_counts_on_the_next_token_alone_can_be_cut(fields):
-    assert obstacle({**PLAIN, **fields}) is None
+    assert resume_conflict({**PLAIN, **fields}) is None
 
 
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
-        ({"presence_penalty": 0.1}, "output, not prompt"),
-        ({"frequency_penalty": -0.1}, "output, not prompt"),
+        ({"presence_penalty": 0.1}, "not prompt tokens"),
+        ({"frequency_penalty": -0.1}, "not prompt tokens"),
         ({"repetition_penalty": 1.1}, "engines differ"),
-        ({"n": 2}, "share a run"),
-        ({"best_of": 3}, "share a run"),
-        ({"stop": ["\n"]}, "begin before the cut"),
-        ({"stop": "x"}, "begin before the cut"),
+        ({"n": 2}, "share a request"),
+        ({"best_of": 3}, "share a request"),
+        ({"stop": ["\n"]}, "before a preemption"),
+        ({"stop": "x"}, "before a preemption"),
         ({"logprobs": 0}, "offsets"),
         ({"logprobs": True}, "offsets"),
         ({"echo": True}, "prompt"),
-        ({"suffix": "x"}, "behind"),
+        ({"suffix": "x"}, "after the output"),
         ({"seed": 5}, "random"),
         ({"seed": 5, "temperature": 0.5}, "random"),
         ({"response_format": {"type": "json_object"}}, "grammar"),
         ({"guided_regex": "a+"}, "grammar"),
         ({"structured_outputs": {"json": {}}}, "grammar"),
         ({"tools": [{"type": "function"}]}, "tool calls"),
-        ({"bad_words": ["x"]}, "cut"),
+        ({"bad_words": ["x"]}, "before a preemption"),
         ({"truncate_prompt_tokens": 5}, "tokens so far"),
         ({"prompt": ["a", "b"]}, "several prompts"),
         ({"prompt": [[1], [2]]}, "several prompts"),
-        ({"something_new": 1}, "nobody knows"),
+        ({"something_new": 1}, "is unknown"),
     ],
 )
 def test_what_does_not_is_left_alone_with_its_reason(fields, cause):
-    assert cause in obstacle({**PLAIN, **fields})
+    assert cause in resume_conflict({**PLAIN, **fields})
 
 
 def test_pictures_are_left_alone_and_text_in_parts_is_not():
     part = {"type": "text", "text": "p"}
-    assert obstacle({**CHAT, "messages": [{"role": "user", "content": [part]}]}) is None
+    assert resume_conflict({**CHAT, "messages": [{"role": "user", "content": [part]}]}) is None
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
-    assert "only text" in obstacle({**CHAT, "messages": [{"role": "user", "content": [part, picture]}]})
+    assert "only text" in resume_conflict({**CHAT, "messages": [{"role": "user", "content": [part, picture]}]})
 
 
 def test_every_rule_lets_its_absence_pass():
-    assert obstacle({**PLAIN, **dict.fromkeys(RULES)}) is None
+    assert resume_conflict({**PLAIN, **dict.fromkeys(RULES)}) is None
 
 
 @given(
@@ -82,7 +82,7 @@ def test_what_is_spliced_in_is_there_and_all_else_is_as_it_was(fields, space: by
 
     fields.pop("added", None)
     body = space + json.dumps(fields).encode().replace(b"{", b"{" + space, 1)
-    assert json.loads(spliced(body, {"added": [1]})) == {**fields, "added": [1]}
+    assert json.loads(insert_fields(body, {"added": [1]})) == {**fields, "added": [1]}
 
 
 def test_a_continuation_is_what_is_left():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.backend.openai_protocol import Event, SseReader
-from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, split
+from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, split_events
 
 EOL = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINE = st.one_of(
@@ -34,13 +34,13 @@ def judged(stream: bytes) -> list[Event]:
 
 @given(STREAM, CUTS)
 def test_all_bytes_come_out_unchanged_and_events_whole(stream: bytes, cuts: list[int]):
-    splitter = Splitter()
+    splitter = EventSplitter()
     out = [splitter.feed(piece) for piece in pieces(stream, cuts)]
-    rest = splitter.rest()
+    rest = splitter.flush()
     assert b"".join(out) + rest == stream
     told: list[str] = []
     for whole in out:
-        for event in split(whole):
+        for event in split_events(whole):
             told += [found.data for found in SseReader().feed(event.removeprefix(b"\xef\xbb\xbf"))]
     assert told == [event.data for event in judged(stream.removeprefix(b"\xef\xbb\xbf"))][: len(told)]
     later = [found.data for found in SseReader().feed(rest + b"\n")]
@@ -49,24 +49,24 @@ def test_all_bytes_come_out_unchanged_and_events_whole(stream: bytes, cuts: list
 
 @given(STREAM)
 def test_events_joined_are_the_stream_and_each_has_its_data(stream: bytes):
-    splitter = Splitter()
+    splitter = EventSplitter()
     whole = splitter.feed(stream)
-    events = split(whole)
+    events = split_events(whole)
     assert b"".join(events) == whole
-    assert [data for event in events if (data := data_of(event))] == [
+    assert [data for event in events if (data := event_data(event))] == [
         event.data for event in judged(whole) if event.data
     ]
 
 
 def test_an_event_without_end_is_bounded():
-    splitter = Splitter(max_bytes=1000)
+    splitter = EventSplitter(max_bytes=1000)
     for _ in range(83):
         splitter.feed(b"data: 123456")
-    with pytest.raises(TooLong):
+    with pytest.raises(EventTooLongError):
         splitter.feed(b"data: 123456")
-    assert len(splitter.rest()) < 1100
+    assert len(splitter.flush()) < 1100
 
 
 def test_the_common_case_copies_nothing():
     chunk = b'data: {"a":1}\n\n'
-    assert Splitter().feed(chunk) is chunk
+    assert EventSplitter().feed(chunk) is chunk

@@ -18,9 +18,9 @@ TIMEOUT_S = 0.1
 def test_a_stream_that_is_cut_late_goes_on(takes):
     async def work() -> None:
         async with world([Scripted(step_s=0.005)], cap=1, order=EAGER, takes=takes) as w:
-            started_s = w.hub.clock()
+            started_s = w.driver.clock()
             long = asyncio.ensure_future(w.submit({**LONG, "max_tokens": 80}, timeout_s=TIMEOUT_S))
-            await until(lambda: w.ledger.tokens_of[1] > 30 and w.hub.clock() > started_s + 2 * TIMEOUT_S)
+            await until(lambda: w.ledger.tokens_of[1] > 30 and w.driver.clock() > started_s + 2 * TIMEOUT_S)
             await w.submit(short(1))
             reply = await long
             assert w.ledger.cause == ["cut"]

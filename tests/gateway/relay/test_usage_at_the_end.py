@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lengthwise.gateway.relay.responses import Tracked
-from lengthwise.gateway.relay.sse import Wants
+from lengthwise.gateway.relay.responses import TrackedStream
+from lengthwise.gateway.relay.sse import ResponseOptions
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,14 +42,14 @@ def sums(out: bytes) -> list[dict[str, int]]:
     return [one["usage"] for one in events if not one["choices"]]
 
 
-def wants(*, each: bool) -> Wants:
-    return Wants("chat", stream=True, usage=True, usage_each=each, ids=False)
+def wants(*, each: bool) -> ResponseOptions:
+    return ResponseOptions("chat", stream=True, usage=True, usage_each=each, ids=False)
 
 
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("behind", [b"", event(usage=usage(2)), event(usage=usage(2)) + DONE])
 def test_it_is_told_once_wherever_behind_the_last_token_the_engine_died(each, behind):
-    state = Tracked(wants(each=each))
+    state = TrackedStream(wants(each=each))
     out = state.feed(answer(each=each) + behind) + state.end()
     assert sums(out) == [usage(2)]
     assert out.endswith(DONE)
@@ -57,14 +57,14 @@ def test_it_is_told_once_wherever_behind_the_last_token_the_engine_died(each, be
 
 
 def test_one_that_came_with_the_last_token_is_not_told_again():
-    state = Tracked(wants(each=False))
+    state = TrackedStream(wants(each=False))
     last = event(choice("b", None, "stop"), usage=usage(2))
     out = state.feed(event(choice("a", [5]), prompt_token_ids=[1, 2]) + last) + state.end()
     assert (sums(out), out.count(b"completion_tokens")) == ([], 1)
 
 
 def test_none_is_made_up_where_the_prompt_is_not_known():
-    state = Tracked(wants(each=False))
+    state = TrackedStream(wants(each=False))
     out = state.feed(answer(each=False, prompt_ids=False)) + state.end()
     assert sums(out) == []
     assert out.endswith(DONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from relay_world import BARE, FixedFleet, FixedWorker, asked, run, world
 from scripted_engine import Fault, Scripted
 
-from lengthwise.gateway.relay.failures import Blame, Trouble
+from lengthwise.gateway.relay.failures import FailureAttribution, UpstreamError
 
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
@@ -14,8 +14,8 @@ def told(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
     fleet.erred = lambda name, caller: message.append((name, caller))
 
 
-def no() -> Trouble:
-    return Trouble("http 500", "no", status=500)
+def no() -> UpstreamError:
+    return UpstreamError("http 500", "no", status=500)
 
 
 def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
@@ -28,29 +28,29 @@ def renamed(fleet: FixedFleet) -> tuple[FixedWorker, FixedWorker]:
 
 def test_what_an_engine_said_stays_its_own_when_its_name_passes_on():
     fleet = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None)
-    blame = Blame(fleet, asked(BODY))
-    blame.sent(fleet.worker("e"))
-    blame.failed(no())
+    blame = FailureAttribution(fleet, asked(BODY))
+    blame.on_attempt(fleet.worker("e"))
+    blame.on_error(no())
     _, new = renamed(fleet)
-    blame.sent(new)
-    blame.failed(no())
-    assert blame.is_the_requests(), "two engines said no, and nobody else is there"
+    blame.on_attempt(new)
+    blame.on_error(no())
+    assert blame.is_request_fault(), "two engines said no, and nobody else is there"
 
 
 def test_the_successor_that_serves_it_shows_that_the_old_one_was_at_fault():
     fleet, said = FixedFleet([FixedWorker("e", "http://old", BARE, None)], None), []
     told(said, fleet)
-    blame = Blame(fleet, asked(BODY))
-    blame.sent(fleet.worker("e"))
-    blame.failed(no())
+    blame = FailureAttribution(fleet, asked(BODY))
+    blame.on_attempt(fleet.worker("e"))
+    blame.on_error(no())
     old, new = renamed(fleet)
-    blame.sent(new)
-    blame.failed(no())
+    blame.on_attempt(new)
+    blame.on_error(no())
     third = FixedWorker("third", "http://third", BARE, None)
     fleet.workers["third"] = third
-    blame.sent(third)
-    blame.started()
-    blame.completed()
+    blame.on_attempt(third)
+    blame.on_first_output()
+    blame.on_finished()
     assert said == [(old.name, None), ("e", None)]
 
 
@@ -60,7 +60,7 @@ def test_who_makes_each_body_different_is_one_caller_all_the_same():
             said: list[tuple[str, object]] = []
             told(said, w.fleet)
             for number, address in enumerate(["10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2"]):
-                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.hub.clock())
+                one = asked(BODY | {"prompt": f"hi {number}"}, now_s=w.driver.clock())
                 one.address, one.session = address, f"s{number}"
                 answer = await w.relay.exchange(one)
                 assert b"engine dead" in b"".join([part async for part in answer])

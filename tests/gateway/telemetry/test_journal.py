@@ -17,16 +17,16 @@ import pytest
 from told_requests import request, serve
 
 from lengthwise.gateway.request import Outcome
-from lengthwise.gateway.telemetry import Journal, Row, Trips, read
+from lengthwise.gateway.telemetry import Journal, RequestTraces, Row, read
 from lengthwise.schema.errors import InputError, OutputError
 
 
 def rows(n: int) -> list[Row]:
     told: list[Row] = []
-    trips = Trips()
-    trips.subscribe(told.append)
+    traces = RequestTraces()
+    traces.subscribe(told.append)
     for number in range(n):
-        serve(trips, request(number, float(number)), number + 0.25, 4, 0.1)
+        serve(traces, request(number, float(number)), number + 0.25, 4, 0.1)
     return told
 
 
@@ -34,7 +34,7 @@ def write(path, some: list[Row], **options) -> Journal:
     async def go() -> Journal:
         async with Journal(path, lambda: 100.0, epoch=lambda: 1_000_100.0, **options) as journal:
             for row in some:
-                journal.over(row)
+                journal.append(row)
                 await journal.flush() if options else None
             return journal
 
@@ -61,12 +61,12 @@ def test_an_answer_that_comes_whole_has_no_first_token(tmp_path) -> None:
     q, path = request(1), tmp_path / "j.jsonl"
     q.at_once, q.generated_tokens = True, 9
     told: list[Row] = []
-    trips = Trips()
-    trips.subscribe(told.append)
-    trips.on_arrival(q)
-    trips.dispatched(q, "w0", 1.0)
-    trips.tokens(q, 9, 4.0)
-    trips.finished(q, Outcome.FINISHED, 4.0)
+    traces = RequestTraces()
+    traces.subscribe(told.append)
+    traces.on_arrival(q)
+    traces.dispatched(q, "w0", 1.0)
+    traces.tokens(q, 9, 4.0)
+    traces.finished(q, Outcome.FINISHED, 4.0)
     write(path, told)
     ((_, back),) = read(path)
     assert math.isnan(back.first_token_s)
@@ -85,7 +85,7 @@ def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
     ("name", "value"),
     [
         ("output_tokens", 1e308), ("output_tokens", "4"), ("arrival_s", None), ("worker", []), ("model", {}),
-        ("retry", 7), ("retry", [[1]]), ("queued_for_s", "long"), ("failovers", None),
+        ("repredictions", 7), ("repredictions", [[1]]), ("queued_for_s", "long"), ("failovers", None),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_left_out(tmp_path, name, value) -> None:
@@ -108,7 +108,7 @@ def test_a_run_whose_first_line_tells_no_time_is_left_out(tmp_path, broken) -> N
 
 def test_files_go_round_by_size(tmp_path) -> None:
     path = tmp_path / "j.jsonl"
-    write(path, rows(40), max_bytes=2000, keep=2)
+    write(path, rows(40), max_bytes=2000, num_old=2)
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["j.jsonl", "j.jsonl.1", "j.jsonl.2"]
     assert max(file.stat().st_size for file in tmp_path.iterdir()) < 3500
@@ -127,7 +127,7 @@ async def go():
     async with Journal({str(path)!r}, flush_s=0.05) as journal:
         some = rows(500)
         for n in range(10**9):
-            journal.over(some[n % 500])
+            journal.append(some[n % 500])
             await asyncio.sleep(0.0005)
 asyncio.run(go())
 """
@@ -162,7 +162,7 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
         journal._head = b""
         async with journal:
             for row in rows(5):
-                journal.over(row)
+                journal.append(row)
             await journal.flush()
             return journal
 
@@ -187,7 +187,7 @@ def test_rows_that_a_full_disk_took_by_half_are_there_once_when_it_takes_them_ag
         async with Journal(path, flush_s=60) as journal:
             monkeypatch.setattr(os, "write", half)
             for row in rows(6):
-                journal.over(row)
+                journal.append(row)
             await journal.flush()
             assert (journal.written, len(broken)) == (0, 2)
         return journal
@@ -206,7 +206,7 @@ def test_rows_go_nowhere_else_while_old_files_cannot_be_moved(tmp_path, monkeypa
     async def go() -> Journal:
         async with Journal(path, flush_s=60, max_bytes=10) as journal:
             for row in rows(2):
-                journal.over(row)
+                journal.append(row)
             monkeypatch.setattr(Path, "replace", refused)
             await journal.flush()
             assert journal.written == 0

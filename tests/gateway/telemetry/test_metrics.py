@@ -54,7 +54,7 @@ def scraped(t: Telemetry) -> dict[str, dict[tuple, float]]:
 def test_an_engine_that_is_given_all_has_no_cap_and_a_shadow_with_seats_for_all() -> None:
     t = telemetry(statistics=lambda: NO_CAP)
     assert scraped(t)["lengthwise_cap"] == {(("worker", 'b"\n'),): 8}
-    t.count_seats()
+    t.update_slots()
     assert t.regret.max_num_seqs > 10_000
 
 
@@ -120,7 +120,7 @@ def test_everybody_ends_in_one_bucket() -> None:
             t.on_arrival(q)
             t.finished(q, outcome, 1.0)
     assert sum(t.metrics.requests.values()) == len(Outcome)
-    assert len(t.trips) == 0
+    assert len(t.traces) == 0
 
 
 def test_tenants_and_models_make_few_series() -> None:
@@ -149,7 +149,7 @@ def test_a_cut_and_a_failover_are_counted_apart() -> None:
     t.dispatched(q, "b", 2.5)
     q.preemptions = 1
     rows = []
-    t.trips.subscribe(rows.append)
+    t.traces.subscribe(rows.append)
     t.finished(q, Outcome.FINISHED, 4.0)
     found = scraped(t)
     assert found["lengthwise_preemptions_total"] == {(): 1}

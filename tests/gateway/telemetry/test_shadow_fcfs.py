@@ -13,7 +13,7 @@ def row(number: int, arrival_s: float, start_s: float, service_s: float, outcome
     end_s = start_s + service_s
     return Row(
         id=number, model="m", tenant="t", priority=0, arrival_s=arrival_s, prompt_tokens=1,
-        max_tokens=9, predicted_tokens=1.0, source="prior", predicted_level=0.5, retry=(), output_tokens=1,
+        max_tokens=9, predicted_tokens=1.0, source="prior", predicted_level=0.5, repredictions=(), output_tokens=1,
         queued_for_s=start_s - arrival_s, dispatched_s=start_s, first_token_s=end_s, finished_s=end_s,
         served_s=service_s, worker="w", preemptions=0, resumed_tokens=0, failovers=0, outcome=outcome.value,
     )  # fmt: skip
@@ -56,8 +56,8 @@ def test_it_is_what_brute_force_says(max_num_seqs: int) -> None:
     regret = shadow(shortest, max_num_seqs)
     truth = np.mean([r.jct_s for r in shortest]) - np.mean([r.jct_s for r in fcfs])
     assert truth < -0.1
-    assert regret.report == 1500
-    assert (regret.jct_s - regret.shadow_jct_s) / regret.report == pytest.approx(truth)
+    assert regret.count == 1500
+    assert (regret.jct_s - regret.shadow_jct_s) / regret.count == pytest.approx(truth)
     assert regret.mean_s() == pytest.approx(truth)
     truth_s = {r.id: (r.jct_s, r.queued_for_s) for r in fcfs}
     pairs = regret.pairs()
@@ -73,9 +73,9 @@ def test_nothing_is_told_while_somebody_who_came_before_is_in() -> None:
     for number in range(3):
         regret.on_arrival(number, float(number))
     regret.finished(row(1, 1.0, 1.0, 2.0))
-    assert regret.report == 0
+    assert regret.count == 0
     regret.finished(row(0, 0.0, 3.0, 2.0, Outcome.FAILED))
-    assert (regret.report, regret.shadow_jct_s) == (1, pytest.approx(3.0))
+    assert (regret.count, regret.shadow_jct_s) == (1, pytest.approx(3.0))
 
 
 def test_more_seats_wait_less() -> None:
@@ -86,11 +86,11 @@ def test_more_seats_wait_less() -> None:
 
 def test_seats_are_those_of_the_time_a_request_was_sent() -> None:
     regret = Regret(8)
-    regret.noted(-1.0, 1)
+    regret.set_max_num_seqs(-1.0, 1)
     rows = [row(number, 0.0, float(number), 1.0) for number in range(4)]
     for r in rows:
         regret.on_arrival(r.id, r.arrival_s)
-    regret.noted(50.0, 8)
+    regret.set_max_num_seqs(50.0, 8)
     for r in rows:
         regret.finished(r)
     assert regret.mean_s() == pytest.approx(0.0)

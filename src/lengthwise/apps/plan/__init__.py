@@ -1,4 +1,4 @@
-"""Which models run when, on how many GPUs each, so that all is done soonest."""
+"""Planning: which models run when, on how many GPUs each, to minimize the makespan of an application."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The room's door: an application's tasks and draws, models and GPUs become a plan."""
+"""Planning of an application: search, comparison of methods, hypothetical clusters, and plan files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from lengthwise.apps.plan.evaluate import (
     idle_seconds,
     judged,
     makespans_s,
-    mean_of,
     play,
     quantiles_of,
     spans_of,
@@ -27,7 +26,7 @@ from lengthwise.apps.plan.evaluate import (
 from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
-from lengthwise.engine import simulate
+from lengthwise.engine import simulate, warm_up
 from lengthwise.schema.app import (
     AppMethod,
     AppPlan,
@@ -45,88 +44,85 @@ from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameErr
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
 
-POLL_INTERVAL_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
-"""Seconds of a stage that is looked at, of a run that is simulated and of a request in it, about: fitted (least squares
-of relative errors) to what the methods, lists and beam took on eight applications, on one core of a server. Most are
-within a half; chains, whose requests wait for one another, take up to four times as long."""
-AGAIN, LOOKS = 3.0, 6
-"""So many times what Algorithm 1 simulates from the start it simulates in all, models that were cut, too; and so many
-stages it looks at for each of these runs."""
+STAGE_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
+"""Approximate seconds per evaluated stage, per simulated run, and per request in it.
+
+Fitted (least squares of relative errors) to the durations of methods, lists and beam on eight applications, on one
+core of a server. Most errors are below a half; chains, whose requests wait for one another, take up to four times as
+long.
+"""
+_RESIMULATION, _STAGES_PER_RUN = 3.0, 6
+"""Algorithm 1 simulates this many times its runs from the start, including those of preempted models, and evaluates
+this many stages for each of these runs."""
 
 
-class Purse:
-    """What was spent on looking, in counted seconds.
-
-    Args:
-        counted: Whose work is counted, from now on.
-        elapsed_s: Before that.
-    """
+class SearchBudget:
+    """Counted seconds of a search: ``elapsed_s`` at the start, plus the work on these samples from then on."""
 
     def __init__(self, counted: Sequence[Stages], elapsed_s: float = 0.0) -> None:
         self._counted = counted
-        self._before_s = self._all_s() - elapsed_s
+        self._offset_s = elapsed_s - self._total_s()
 
     @property
     def elapsed_s(self) -> float:
-        """By now."""
-        return self._all_s() - self._before_s
+        """Return the counted seconds so far."""
+        return self._total_s() + self._offset_s
 
-    def is_satisfied(self, cost_s: float, limit_s: float) -> bool:
-        """Whether something is left of so much, and this too could be spent."""
+    def allows(self, cost_s: float, limit_s: float) -> bool:
+        """Return whether the limit is not reached, and would not be exceeded by a further cost."""
         elapsed_s = self.elapsed_s
         return elapsed_s < limit_s and elapsed_s + cost_s <= limit_s
 
-    def _all_s(self) -> float:
+    def _total_s(self) -> float:
         return sum(
-            POLL_INTERVAL_S * stages.scans
-            + RUN_S * stages.runs.simulated_runs
-            + REQUEST_S * stages.runs.simulated_requests
+            STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
             for stages in self._counted
         )
 
 
 def expected_cost_s(stages: Stages, name: str) -> float:
-    """What a method will cost, about.
+    """Return the approximate cost of a method.
 
-    Algorithm 1 simulates each model under each of its plans, and most of them again; "max" looks at those plans alone
-    that have the most GPUs, each once.
+    Algorithm 1 simulates each model under each of its plans, and most of them several times; "max" simulates only the
+    plans with the most GPUs, each once.
     """
-    seconds, alone = 0.0, name.startswith("max")
+    seconds, is_max = 0.0, name.startswith("max")
     for model, load in enumerate(stages.load.models):
         plans = stages.space.plans(model)
-        most = max(plan.gpus for plan in plans) if alone else 0
+        fewest = max(plan.gpus for plan in plans) if is_max else 0
         for plan in plans:
-            if plan.gpus >= most:
-                stands_for_all = len(load) >= REPRESENTED_TASKS * plan.dp
-                requests = -(-len(load) // plan.dp) if stands_for_all else len(load)
-                seconds += RUN_S + REQUEST_S * requests + (0.0 if alone else POLL_INTERVAL_S * LOOKS)
-    return seconds * (1.0 if alone else AGAIN)
+            if plan.gpus >= fewest:
+                is_represented = len(load) >= REPRESENTED_TASKS * plan.dp
+                requests = -(-len(load) // plan.dp) if is_represented else len(load)
+                seconds += RUN_S + REQUEST_S * requests + (0.0 if is_max else STAGE_S * _STAGES_PER_RUN)
+    return seconds * (1.0 if is_max else _RESIMULATION)
 
 
 DEFAULT = "lengthwise"
-BEST_TRIED = 3
-"""Plans of the lists, and of the beam, that are simulated whole, on all draws planned with."""
+_MAX_CANDIDATES = 3
+"""Plans of the lists, and of the beam, that are simulated on all samples used for planning."""
 _CHEAP = ("min", "min_no_preemption")
-"""Ways that are quick beside what they save; they come first, and pay for what they have simulated."""
+"""Methods whose cost is small compared to their gain; they run first, and pay for the runs that they simulate."""
 CHANGE_SHARE = 0.01
-"""Engines that start already are given up only for a plan that is sooner by more than this: its gain is told by a few
-draws, and is by chance a part of it."""
+"""Engines that already start are given up only for a plan with a gain above this share: the gain is estimated from a
+few samples, and partly due to chance."""
 MIN_SHARE = 0.003
-"""What is not sooner by so much than a quick way on the draws planned with is not sooner on others."""
+"""A plan whose gain over a cheap method is below this share on the planning samples has none on other samples."""
 
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """How to plan.
+    """Options of planning.
 
     Attributes:
-        method: "lengthwise", or a name of ``METHODS``.
+        method: "lengthwise", or a name in ``METHODS``.
         additional: Methods to compare with.
-        quantile: Plan against this quantile over the draws; None: their mean.
-        effort: How long to look.
-        clock: Seconds, for ``search_s`` alone.
-        known: Plans that "lengthwise" looks at too, where they fit.
+        quantile: Minimize this quantile over the samples; None: their mean.
+        effort: Search effort.
+        clock: Seconds, for ``search_s`` only.
+        known: Plans that "lengthwise" considers too, if they fit.
     """
 
     method: str = DEFAULT
@@ -139,16 +135,15 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Found:
-    """A plan that was found.
+    """A plan that a method found.
 
     Attributes:
-        name: Of the way.
-        planned: The plan.
-        planned_s: Its makespan on the draws planned with.
-        search_s: Seconds of finding it, had nothing been looked at before it.
-        cost_s: Seconds of finding it after what was looked at before it, counted.
-        elapsed_s: The same, by the clock.
-        lead_s: Of ``search_s``, those before engines of its first stage can start.
+        name: Name of the method.
+        planned_s: Its makespan on the samples used for planning.
+        search_s: Seconds of search if nothing had been simulated before.
+        cost_s: Counted seconds of search after everything that was simulated before.
+        elapsed_s: The same in seconds of the clock.
+        lead_s: Part of ``search_s`` before engines of the first stage can start.
     """
 
     name: str
@@ -163,183 +158,164 @@ class Found:
 def search_results(
     worlds: Sequence[Stages], space: Space, requested: RequestSpec, begin: Callable[[Found], None] | None = None
 ) -> list[Found]:
-    """What each method finds, "lengthwise" first.
+    """Return the plan of each method, "lengthwise" first.
 
-    "lengthwise" pays for all that it takes the best of. Even splits and lists, which cost little, are looked at in any
-    case; one model after another, Algorithm 1 and the beam as far as ``Effort.share`` of the best makespan goes: it
-    shall not spend what it saves. What was run beside it for comparison alone it takes where that ends sooner by more
-    than it cost, and pays for then.
+    "lengthwise" takes the best plan of several searches and pays for all of them. Even splits and lists, which cost
+    little, always run; one model after another, Algorithm 1 and the beam run within ``Effort.share`` of the best
+    makespan, so that the search does not cost more than it saves. A plan of a method that runs only for comparison is
+    taken, and paid for, if it ends earlier by more than the method's cost.
 
     Args:
-        worlds: The draws planned with.
-        space: Of plans.
-        requested: How to plan.
-        begin: Told what "lengthwise" has at first sight: engines of its first stage can start while it looks on, which
-            then costs no time where they stay.
+        worlds: Samples used for planning.
+        space: Space of plans.
+        requested: Options.
+        begin: Receives a first plan of "lengthwise". Engines of its first stage can start during the search, which
+            then takes no extra time if they remain.
     """
-    search = _Search(worlds, space, requested)
+    search = Search(worlds, space, requested)
     names = [name for name in dict.fromkeys((*requested.additional, requested.method)) if name != DEFAULT]
+    has_default = DEFAULT in (requested.method, *requested.additional)
     first, found = None, dict[str, Found]()
-    if begin is not None and DEFAULT in (requested.method, *requested.additional):
-        first = search.by(search.at_first_sight)
+    if begin is not None and has_default:
+        # Even splits are rarely far from the best plan, unless models wait for one another.
+        first = search.by("max" if search.waits else "min")
         found[first.name] = first
         begin(replace(first, name=DEFAULT))
     found |= {name: search.by(name) for name in _CHEAP if name in names and name not in found}
-    if DEFAULT in (requested.method, *requested.additional):
-        best = search.looked_ahead(found)
-        found |= {name: search.by(name) for name in names if name not in found}
-        best = _best_end_to_end(best, [found[name] for name in names if name not in _CHEAP])
+    best = search.default(found) if has_default else None
+    found |= {name: search.by(name) for name in names if name not in found}
+    if best is not None:
+        for other in (found[name] for name in names if name not in _CHEAP):
+            if _is_worth(other.planned_s + other.cost_s, best.planned_s):
+                best = replace(
+                    best,
+                    planned=other.planned,
+                    planned_s=other.planned_s,
+                    search_s=best.search_s + other.elapsed_s,
+                    lead_s=best.lead_s + other.elapsed_s,
+                    cost_s=best.cost_s + other.cost_s,
+                    elapsed_s=best.elapsed_s + other.elapsed_s,
+                )
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
-    else:
-        found |= {name: search.by(name) for name in names if name not in found}
     return [found[name] for name in (DEFAULT, *METHODS) if name in (requested.method, *requested.additional)]
 
 
-def _best_end_to_end(best: Found, others: Iterable[Found]) -> Found:
-    for other in others:
-        if _is_worth(other.planned_s + other.cost_s, best.planned_s):
-            best = replace(
-                best,
-                planned=other.planned,
-                planned_s=other.planned_s,
-                search_s=best.search_s + other.elapsed_s,
-                lead_s=best.lead_s + other.elapsed_s,
-                cost_s=best.cost_s + other.cost_s,
-                elapsed_s=best.elapsed_s + other.elapsed_s,
-            )
-    return best
-
-
 def loaded_gpus(plan: Planned) -> int:
-    """GPUs that a plan has something loaded on, as often as it does: of two that end alike, fewer is better."""
-    found = 0
+    """Return the number of GPUs loaded over all stages; of two plans with equal makespans, fewer is better."""
+    loaded = 0
     for before, plans in pairwise(((), *plan)):
-        there = {(p.model, p.shape): p.gpus for p in before}
-        found += sum(max(0, p.gpus - there.get((p.model, p.shape), 0)) for p in plans)
-    return found
+        resident = {(p.model, p.shape): p.gpus for p in before}
+        loaded += sum(max(0, p.gpus - resident.get((p.model, p.shape), 0)) for p in plans)
+    return loaded
 
 
 def _is_worth(seconds: float, than_s: float) -> bool:
     return seconds < than_s * (1.0 - MIN_SHARE)
 
 
-class _Search:
-    """Of one application: worlds are the draws planned with, the first one is searched on."""
+class Search:
+    """Search for one application's plan; methods run on the first sample, and plans are compared on all.
+
+    Attributes:
+        scores: Makespans of plans on the samples.
+    """
 
     def __init__(self, worlds: Sequence[Stages], space: Space, requested: RequestSpec) -> None:
         self._worlds, self._space, self._requested = worlds, space, requested
-        self._now = requested.clock
         for world in worlds:
             world.runs.clock = requested.clock
-        self._scores: dict[Planned, float] = {}
+        self.scores: dict[Planned, float] = {}
 
     def by(self, name: str) -> Found:
-        """By SamuLLM's way or a heuristic."""
-        saved = _Saved([world.runs for world in self._worlds])
-        started_s, purse = self._now(), Purse(self._worlds)
-        made = rolled_out(self._worlds[0], METHODS[name])
-        score = self.score(made)
-        elapsed_s = self._now() - started_s
-        search_s = elapsed_s + saved.seconds()
-        return Found(name, made, score, search_s, purse.elapsed_s, elapsed_s, search_s)
-
-    def score(self, made: Planned) -> float:
-        """Its makespan on the draws planned with."""
-        spare = spare_plans(self._space, len(self._space.models), made)
-        return judged(makespans_s(self._worlds, made, spare), self._requested.quantile)
-
-    @property
-    def at_first_sight(self) -> str:
-        """The quickest way that is seldom far off: GPUs shared out evenly, or one after another where models wait."""
-        return "max" if self._waits else "min"
+        """Return the plan of a method in ``METHODS``."""
+        cached_s = [dict(world.runs.duration_s) for world in self._worlds]
+        for world in self._worlds:
+            world.runs.requested.clear()
+        started_s, budget = self._requested.clock(), SearchBudget(self._worlds)
+        planned = rolled_out(self._worlds[0], METHODS[name])
+        planned_s = self._score(planned)
+        elapsed_s = self._requested.clock() - started_s
+        # On its own, the method would have to simulate the runs that earlier methods left in the cache.
+        search_s = elapsed_s + sum(
+            seconds.get(key, 0.0)
+            for world, seconds in zip(self._worlds, cached_s, strict=True)
+            for key in world.runs.requested
+        )
+        return Found(name, planned, planned_s, search_s, budget.elapsed_s, elapsed_s, search_s)
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
+        """Return whether some model takes outputs of another."""
         return any(self._worlds[0].load.parents)
 
     def overlapped(self, first: Found, best: Found) -> Found:
-        """What to run, where engines start as the plan at first sight has them while all else is looked for.
+        """Return the plan to run if engines of the first plan start during the search.
 
-        Plans that begin alike lose nothing by that. Another one has to start its engines when it is found, in place of
-        those, and must be worth it.
+        A plan with the same first stage loses no time. Another plan has to replace the started engines when it is
+        found, and must be worth it.
         """
         if not _is_worth(best.planned_s, first.planned_s):
             best = replace(best, planned=first.planned, planned_s=first.planned_s)
         if best.planned[:1] != first.planned[:1]:
-            alike = {one: s for one, s in self._scores.items() if one[:1] == first.planned[:1]}
+            alike = {one: s for one, s in self.scores.items() if one[:1] == first.planned[:1]}
             stay = min(alike, key=lambda one: (alike[one], one != first.planned, one))
             if alike[stay] + first.cost_s > (best.planned_s + best.cost_s) * (1.0 + CHANGE_SHARE):
                 return best
             best = replace(best, planned=stay, planned_s=alike[stay])
         return replace(best, lead_s=first.lead_s)
 
-    def looked_ahead(self, found: dict[str, Found]) -> Found:
-        """The best of the heuristics, lists, a beam's plans, and the best of these bettered.
+    def default(self, found: dict[str, Found]) -> Found:
+        """Return the best of the plans found so far, of lists, beam and affordable methods, after improvement.
 
-        Args:
-            found: What was found so far; methods that can be afforded are added, asked for or not.
+        Affordable methods are added to ``found``, whether requested or not.
         """
         effort, first, paid = self._requested.effort, self._worlds[0], list(found.values())
         quick = Stages(Runs(first.load, self._space, fast=True, known=first.runs))
-        scores = self._scores
-        started_s, purse = self._now(), Purse((*self._worlds, quick), sum(one.cost_s for one in paid))
+        scores, fits = self.scores, self._space.fits
+        started_s = self._requested.clock()
+        budget = SearchBudget((*self._worlds, quick), sum(one.cost_s for one in paid))
         scores |= {one.planned: one.planned_s for one in paid}
-        fits = self._space.fits
-        self._try(scores, (one for one in self._requested.known if all(fits(plans) for plans in one)))
-        self._try(scores, self._soonest(quick, [rolled_out(quick, choose) for choose in STEPS]))
+        self._add(one for one in self._requested.known if all(fits(plans) for plans in one))
+        listed = [rolled_out(quick, choose) for choose in STEPS]
+        quick_s = {one: play(quick, one, self._spare(one), places=False).end_s for one in listed}
+        self._add(sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES])
         limit_s = effort.share * min(scores.values())
 
         def has_left() -> bool:
-            return purse.is_satisfied(0.0, limit_s)
+            return budget.allows(0.0, limit_s)
 
-        self._try(scores, beam(quick, effort, has_left)[:BEST_TRIED])
-        self._better(scores, quick, has_left)
+        self._add(beam(quick, effort, has_left)[:_MAX_CANDIDATES])
+        self._improve(quick, has_left)
         for name in METHODS:
-            # Of models that wait for nobody, none of these was ever better than the beam.
-            if self._waits and name not in found and purse.is_satisfied(expected_cost_s(first, name), limit_s):
+            # Without dependencies between models, none of these was ever better than the beam.
+            if self.waits and name not in found and budget.allows(expected_cost_s(first, name), limit_s):
                 found[name] = self.by(name)
                 scores[found[name].planned] = found[name].planned_s
-        best = self._better(scores, quick, has_left)
-        quick_ways = [found[name] for name in _CHEAP if name in found]
-        if quick_ways:
-            usual = min(quick_ways, key=lambda one: one.planned_s)
+        best = self._improve(quick, has_left)
+        cheap = [found[name] for name in _CHEAP if name in found]
+        if cheap:
+            usual = min(cheap, key=lambda one: one.planned_s)
             if not _is_worth(scores[best], usual.planned_s):
                 best = min((usual.planned, best), key=loaded_gpus)
-        elapsed_s = self._now() - started_s + sum(one.elapsed_s for one in paid)
-        return Found(DEFAULT, best, scores[best], elapsed_s, purse.elapsed_s, elapsed_s, elapsed_s)
+        elapsed_s = self._requested.clock() - started_s + sum(one.elapsed_s for one in paid)
+        return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
-    def _soonest(self, fast: Stages, plans: Iterable[Planned]) -> list[Planned]:
-        """Those that may be the best on all draws, told by what is quickly simulated on one."""
-        ends = {one: self._quick_s(fast, one) for one in plans}
-        return sorted(ends, key=lambda one: (ends[one], one))[:BEST_TRIED]
+    def _spare(self, planned: Planned) -> tuple[ModelPlan, ...]:
+        return spare_plans(self._space, len(self._space.models), planned)
 
-    def _quick_s(self, fast: Stages, made: Planned) -> float:
-        spare = spare_plans(self._space, len(self._space.models), made)
-        return play(fast, made, spare, places=False).end_s
+    def _score(self, planned: Planned) -> float:
+        return judged(makespans_s(self._worlds, planned, self._spare(planned)), self._requested.quantile)
 
-    def _better(self, scores: dict[Planned, float], fast: Stages, has_left: Callable[[], bool]) -> Planned:
-        """The best, after the best one so far was bettered; of equals the one that was there."""
-        ranked = sorted(scores, key=lambda one: (scores[one], one))
-        self._try(scores, [bettered(fast, ranked[0], self._requested.effort, has_left)])
-        return min(scores, key=lambda one: (scores[one], one != ranked[0], one))
+    def _improve(self, quick: Stages, has_left: Callable[[], bool]) -> Planned:
+        """Improve the best plan so far; return the new best one, and of equals the previous one."""
+        before = min(self.scores, key=lambda one: (self.scores[one], one))
+        self._add([bettered(quick, before, self._requested.effort, has_left)])
+        return min(self.scores, key=lambda one: (self.scores[one], one != before, one))
 
-    def _try(self, scores: dict[Planned, float], plans: Iterable[Planned]) -> None:
+    def _add(self, plans: Iterable[Planned]) -> None:
         for one in plans:
-            if one not in scores:
-                scores[one] = self.score(one)
-
-
-class _Saved:
-    """What others had simulated before, from now on: whoever asks for it would have had to simulate it himself."""
-
-    def __init__(self, runs: Sequence[Runs]) -> None:
-        self._before = [(one, dict(one.duration_s)) for one in runs]
-        for one in runs:
-            one.requested.clear()
-
-    def seconds(self) -> float:
-        """Of all that was asked for and was there."""
-        return sum(duration_s.get(key, 0.0) for one, duration_s in self._before for key in one.requested)
+            if one not in self.scores:
+                self.scores[one] = self._score(one)
 
 
 def plan(
@@ -353,28 +329,38 @@ def plan(
     requested: RequestSpec | None = None,
     begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
-    """Which models run when, on how many GPUs each, so that all is done soonest.
+    """Return which models run when, on how many GPUs each, to minimize the makespan.
 
     Args:
-        tasks: What the application may ask.
-        draws: To plan with; the first one is searched on, all decide between plans.
+        tasks: Potential tasks of the application.
+        draws: Samples used for planning; methods run on the first one, and plans are compared on all.
         models: One for each of ``tasks.models``, in their order.
         cluster: The GPUs.
-        true_draws: To tell the makespan by, drawn apart from those planned with; none: told by those.
-        times: Of switching; None: assumed.
-        requested: How to plan.
-        begin: Told a plan at first sight, where the method is "lengthwise": engines of its first stage can start while
-            a better plan is looked for. What is found then is most often one that goes on from there.
+        true_draws: Independent samples to evaluate the makespan on; empty: those used for planning.
+        times: Switch times; None: assumed.
+        requested: Options.
+        begin: Receives a first plan if the method is "lengthwise". Engines of its first stage can start during the
+            search; the final plan usually continues from there.
 
     Raises:
-        InputError: There is no draw, or a name is unknown.
+        InputError: There is no sample, or a name is unknown.
         DoesNotFitError: A model fits no GPUs of the cluster.
     """
     requested = requested or RequestSpec()
-    _check(tasks, draws, models, requested)
+    if not draws:
+        raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
+    if len(models) != len(tasks.models):
+        raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
+    if any(len(draw.present) != len(tasks) for draw in draws):
+        raise InputError(f"every draw must be of all {len(tasks)} tasks")
+    if requested.quantile is not None and not 0 < requested.quantile < 1:
+        raise InputError(f"quantile must be above 0 and below 1; it is {requested.quantile}")
+    for name in (requested.method, *requested.additional):
+        if name not in METHODS and name != DEFAULT:
+            raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
     space = Space(models, cluster, times or SwitchTimes())
     worlds = stages_of(tasks, draws, space)
-    _warm(space, worlds[0])
+    _warm_up(space, worlds[0])
     early: list[Found] = []
 
     def first(one: Found) -> None:
@@ -388,39 +374,33 @@ def plan(
     return _report(truth, space, worlds[0], best, found)
 
 
-def _warm(space: Space, stages: Stages) -> None:
-    """Has deployments made and the engine loaded, which is no part of any search."""
+def _warm_up(space: Space, stages: Stages) -> None:
+    """Build deployments and load the engine, so that the first method's time does not include this."""
     plans = [plan for model in range(len(space.models)) for plan in space.plans(model)]
-    for plan_ in plans:
-        space.deployment(plan_)
-    if any(len(one) for one in stages.load.models):
-        one = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-        simulate(one, space.deployment(plans[0]), keep_steps=0)
-
-
-def _check(tasks: Tasks, draws: Sequence[TaskDraw], models: Sequence[Served], requested: RequestSpec) -> None:
-    if not draws:
-        raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
-    if len(models) != len(tasks.models):
-        raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
-    if any(len(draw.present) != len(tasks) for draw in draws):
-        raise InputError(f"every draw must be of all {len(tasks)} tasks")
-    if requested.quantile is not None and not 0 < requested.quantile < 1:
-        raise InputError(f"quantile must be above 0 and below 1; it is {requested.quantile}")
-    for name in (requested.method, *requested.additional):
-        if name not in METHODS and name != DEFAULT:
-            raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
+    for one in plans:
+        space.deployment(one)
+    if any(len(load) for load in stages.load.models):
+        warm_up()
+        requests = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+        simulate(requests, space.deployment(plans[0]), keep_steps=0)
 
 
 def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
-    ends = {one.name: makespans_s(truth, one.planned, _spare(space, one)) for one in found}
-    mine = ends[best.name]
-    played = play(first, best.planned, _spare(space, best))
-    # Where planning outlasts its first stage, the run waits for it.
-    most_s = played.stages[0].end_s if played.stages else 0.0
-    found = [replace(one, lead_s=max(one.lead_s, one.search_s - most_s)) for one in found]
-    best = next(one for one in found if one.name == best.name)
-    whole_s = mean_of(mine).value + best.lead_s
+    reserve = {one.name: spare_plans(space, len(space.models), one.planned) for one in found}
+    ends = {one.name: makespans_s(truth, one.planned, reserve[one.name]) for one in found}
+    played = play(first, best.planned, reserve[best.name])
+    # The run waits for a search that takes longer than the first stage.
+    first_end_s = played.stages[0].end_s if played.stages else 0.0
+    lead_s = {one.name: max(one.lead_s, one.search_s - first_end_s) for one in found}
+    total_s = mean_estimate(ends[best.name]).value + lead_s[best.name]
+    methods = []
+    for one in found:
+        mean = mean_estimate(ends[one.name])
+        gain = (mean.value + lead_s[one.name]) / max(total_s, 1e-12)
+        stages = len(one.planned)
+        methods.append(
+            AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, ends[one.name], lead_s[one.name])
+        )
     spans = spans_of(played, space, first)
     loads = first.load.models
     return AppPlan(
@@ -428,33 +408,21 @@ def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, f
         method=best.name,
         stages=played.stages,
         planned=best.planned,
-        reserve=_spare(space, best),
-        makespan=mean_of(mine),
-        makespans_s=mine,
-        quantiles_s=quantiles_of(mine),
+        reserve=reserve[best.name],
+        makespan=mean_estimate(ends[best.name]),
+        makespans_s=ends[best.name],
+        quantiles_s=quantiles_of(ends[best.name]),
         spans=spans,
         idle_s=idle_seconds(spans),
         flops=tuple(float(one.work(one.output).sum()) for one in loads),
         tokens=tuple(int(one.output.sum()) for one in loads),
-        methods=tuple(_method(one, ends[one.name], whole_s) for one in found),
+        methods=tuple(methods),
         search_s=best.search_s,
-        notes=_notes(space, first),
+        notes=_assumptions(space, first),
     )
 
 
-def _spare(space: Space, one: Found) -> tuple[ModelPlan, ...]:
-    return spare_plans(space, len(space.models), one.planned)
-
-
-def _method(one: Found, ends_s: Sequence[float], whole_s: float) -> AppMethod:
-    mean = mean_of(ends_s)
-    gain = (mean.value + one.lead_s) / max(whole_s, 1e-12)
-    stages = len(one.planned)
-    return AppMethod(one.name, mean, one.planned_s, one.search_s, stages, gain, tuple(ends_s), one.lead_s)
-
-
-def _notes(space: Space, first: Stages) -> tuple[str, ...]:
-    """What is assumed."""
+def _assumptions(space: Space, first: Stages) -> tuple[str, ...]:
     notes = []
     if not space.times.measured:
         rates = space.times.rates
@@ -465,7 +433,7 @@ def _notes(space: Space, first: Stages) -> tuple[str, ...]:
         )
     if any(len(one) >= 2 * REPRESENTED_TASKS for one in first.load.models):
         notes.append(
-            f"from {REPRESENTED_TASKS} independent tasks a replica on, one of a model's replicas stands for all of "
+            f"from {REPRESENTED_TASKS} independent tasks per replica, one of a model's replicas represents all of "
             "them: the one with the most tokens"
         )
     return tuple(notes)
@@ -482,10 +450,10 @@ def what_if(
     times: SwitchTimes | None = None,
     requested: RequestSpec | None = None,
 ) -> tuple[AppWhatIf, ...]:
-    """The makespan with an island of GPUs more, one fewer, a GPU more, and a disk twice as fast, each planned anew.
+    """Return makespans with an island of GPUs more or less, one more GPU, and a disk twice as fast, each planned anew.
 
-    The plan as it is stays among what is looked at, where it fits: more GPUs do not make it later. A variant under
-    which a model does not fit any more is left out. Arguments are those of ``plan``, and ``report`` is what it said.
+    The search includes the plan of ``report`` where it fits, so more GPUs never delay the end. Variants under which a
+    model does not fit are omitted. The other arguments are those of ``plan``.
     """
     times = times or SwitchTimes()
     requested = replace(requested or RequestSpec(), method=report.method, additional=(), known=(report.planned,))
@@ -497,124 +465,104 @@ def what_if(
             then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, requested=requested)
         except DoesNotFitError:
             continue
-        apart = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
-        found.append(AppWhatIf(name, then.makespan, mean_of(apart)))
+        difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]
+        found.append(AppWhatIf(name, then.makespan, mean_estimate(difference)))
     return tuple(found)
 
 
 def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
-    """The last machine with an island of GPUs more and one fewer; one GPU more, there or in a machine of its own."""
+    """Return clusters whose last machine has an island of GPUs more or less, and one with one more GPU."""
     *others, last = cluster.machines
     step = min(last.node.link_group, last.gpus)
-    found = [(_name("plus", step, last), _with_size((*others, _with(last, last.gpus + step))))]
+    unit = "island" if 1 < step == last.node.link_group else "gpus"
+
+    def with_gpus(gpus: int) -> Cluster:
+        machine = replace(last, gpus=gpus, node=replace(last.node, gpus=max(gpus, last.node.gpus)))
+        return Cluster((*others, machine) if gpus else tuple(others))
+
+    found = [(f"{unit}_plus_{step}", with_gpus(last.gpus + step))]
     if step > 1:
-        found.append(("gpus_plus_1", _one_more(cluster)))
+        has_slot = last.gpus < last.node.gpus
+        one_more = with_gpus(last.gpus + 1) if has_slot else Cluster((*others, last, Machine(last.gpu, last.node, 1)))
+        found.append(("gpus_plus_1", one_more))
     if cluster.gpus > step:
-        found.append((_name("minus", step, last), _with_size((*others, _with(last, last.gpus - step)))))
+        found.append((f"{unit}_minus_{step}", with_gpus(last.gpus - step)))
     return found
 
 
-def _name(way: str, step: int, machine: Machine) -> str:
-    """GPUs that are an island are called so."""
-    is_island = 1 < step == machine.node.link_group
-    return f"{'island' if is_island else 'gpus'}_{way}_{step}"
-
-
-def _one_more(cluster: Cluster) -> Cluster:
-    *others, last = cluster.machines
-    if last.gpus < last.node.gpus:
-        return Cluster((*others, _with(last, last.gpus + 1)))
-    return Cluster((*cluster.machines, Machine(last.gpu, last.node, 1)))
-
-
-def _with_size(machines: Sequence[Machine]) -> Cluster:
-    return Cluster(tuple(machine for machine in machines if machine.gpus))
-
-
-def _with(machine: Machine, gpus: int) -> Machine:
-    return replace(machine, gpus=gpus, node=replace(machine.node, gpus=max(gpus, machine.node.gpus)))
-
-
 def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
-    """Switch times with a disk so many times as fast; measured starts keep what an engine itself is assumed to take."""
-    own_s = times.rates.engine_start_s
+    """Return switch times with a faster disk; measured starts retain the assumed start time of the engine itself."""
+    engine_s = times.rates.engine_start_s
     measured = {
-        key: min(own_s, s) + max(0.0, s - own_s) / factor if key[-1] == "start" else s
+        key: min(engine_s, s) + max(0.0, s - engine_s) / factor if key[-1] == "start" else s
         for key, s in times.measured.items()
     }
     rates = replace(times.rates, disk_bytes_per_s=times.rates.disk_bytes_per_s * factor)
     return replace(times, measured=measured, rates=rates)
 
 
-FORMAT = "lengthwise application plan 1"
+_FORMAT = "lengthwise application plan 1"
 
 
 def write_plan(path: Path | str, plan: AppPlan) -> None:
-    """Writes a plan; NaN is written as null."""
-    told = {"format": FORMAT, **_plain(asdict(plan))}
-    write_whole(path, (json.dumps(told, allow_nan=False) + "\n").encode())
+    """Write a plan as JSON, with NaN as null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    content = {"format": _FORMAT, **plain(asdict(plan))}
+    write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
 
 
 def read_plan(path: Path | str) -> AppPlan:
-    """The plan of a file.
-
-    Raises:
-        InputError: It cannot be read, or is no plan.
-    """
+    """Return the plan of a file; raise InputError if it cannot be read or has another format."""
     try:
-        told = json.loads(Path(path).read_text(encoding="utf-8"))
-        if told.get("format") != FORMAT:
-            raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
-        return _plan(told)
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content.pop("format", None) == _FORMAT:
+            return _parse_plan(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read the plan {path}: {type(error).__name__}: {error}") from error
+    raise InputError(f"{path} must be an application's plan as `lengthwise app plan --json` writes it")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _parse_plan(content: Mapping[str, Any]) -> AppPlan:
+    def plans(rows: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
+        return tuple(ModelPlan(**one) for one in rows)
 
+    def estimate(row: Mapping[str, Any]) -> Estimate:
+        return Estimate(**{name: math.nan if value is None else value for name, value in row.items()})
 
-def _plan(report: Mapping[str, Any]) -> AppPlan:
+    def stage(row: Mapping[str, Any]) -> AppStage:
+        placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in row["placement"].items()}
+        switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in row["switches"])
+        return AppStage(**{**row, "plans": plans(row["plans"]), "placement": placement, "switches": switches})
+
+    def method(row: Mapping[str, Any]) -> AppMethod:
+        ends = tuple(row.get("makespans_s", ()))
+        return AppMethod(**{**row, "makespan": estimate(row["makespan"]), "makespans_s": ends})
+
     return AppPlan(
-        models=tuple(report["models"]),
-        method=report["method"],
-        stages=tuple(map(_stage, report["stages"])),
-        planned=tuple(_plans(plans) for plans in report["planned"]),
-        reserve=_plans(report["reserve"]),
-        makespan=_estimate(report["makespan"]),
-        makespans_s=tuple(report["makespans_s"]),
-        quantiles_s={float(level): value for level, value in report["quantiles_s"].items()},
-        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in report["spans"]),
-        idle_s=report["idle_s"],
-        flops=tuple(report["flops"]),
-        tokens=tuple(report["tokens"]),
-        methods=tuple(map(_method_from_json, report["methods"])),
+        models=tuple(content["models"]),
+        method=content["method"],
+        stages=tuple(map(stage, content["stages"])),
+        planned=tuple(map(plans, content["planned"])),
+        reserve=plans(content["reserve"]),
+        makespan=estimate(content["makespan"]),
+        makespans_s=tuple(content["makespans_s"]),
+        quantiles_s={float(level): value for level, value in content["quantiles_s"].items()},
+        spans=tuple(AppSpan(**{**s, "plan": s["plan"] and ModelPlan(**s["plan"])}) for s in content["spans"]),
+        idle_s=content["idle_s"],
+        flops=tuple(content["flops"]),
+        tokens=tuple(content["tokens"]),
+        methods=tuple(map(method, content["methods"])),
         what_ifs=tuple(
-            AppWhatIf(w["name"], _estimate(w["makespan"]), _estimate(w["difference"])) for w in report["what_ifs"]
+            AppWhatIf(one["name"], estimate(one["makespan"]), estimate(one["difference"]))
+            for one in content["what_ifs"]
         ),
-        search_s=report["search_s"],
-        notes=tuple(report["notes"]),
+        search_s=content["search_s"],
+        notes=tuple(content["notes"]),
     )
-
-
-def _method_from_json(report: Mapping[str, Any]) -> AppMethod:
-    ends = tuple(report.get("makespans_s", ()))
-    return AppMethod(**{**report, "makespan": _estimate(report["makespan"]), "makespans_s": ends})
-
-
-def _stage(report: Mapping[str, Any]) -> AppStage:
-    placement = {int(m): tuple(map(tuple, replicas)) for m, replicas in report["placement"].items()}
-    switches = tuple(Switch(**{**s, "replica": tuple(s["replica"])}) for s in report["switches"])
-    return AppStage(**{**report, "plans": _plans(report["plans"]), "placement": placement, "switches": switches})
-
-
-def _plans(report: list[dict[str, Any]]) -> tuple[ModelPlan, ...]:
-    return tuple(ModelPlan(**one) for one in report)
-
-
-def _estimate(report: Mapping[str, Any]) -> Estimate:
-    return Estimate(**{name: math.nan if value is None else value for name, value in report.items()})

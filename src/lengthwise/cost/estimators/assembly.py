@@ -43,8 +43,6 @@ class Assembly:
     """Builds the tables of one deployment.
 
     Args:
-        target: The deployment.
-        shard: Fits of the model's shard by operator.
         kernels: Fits of model-independent kernels by operator; "gemm" and "gemm wide" are matrix products.
         host: Overhead of the host if the profile has none.
     """

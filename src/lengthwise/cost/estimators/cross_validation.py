@@ -153,17 +153,12 @@ class ValidatedFit:
     """An operator's estimator, fitted to all points, and its error.
 
     Attributes:
-        operator: Its name in a profile.
-        estimator: The chosen one: the best on all held-out points.
         predict: Returns seconds at points.
-        rows: Points that were fitted.
         log_sd: Root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
             tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
-        compared: Errors of every estimator that was tried.
         error: (median, 95th percentile) of the relative error on the same points; None: too few points, or they belong
             to another shard, model or GPU.
         transferred: The points belong to another shard, model or GPU.
-        is_made_up: Some of the points are made up and not measured.
     """
 
     operator: str
@@ -191,7 +186,6 @@ def fit_validated(
     """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points.
 
     Args:
-        points: Measured points.
         estimator: A name of FITTERS or SELECTIONS.
         out_of_range: The tables extrapolate; then errors out of range count as much as those inside.
         transfers: Keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.

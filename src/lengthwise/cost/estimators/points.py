@@ -41,7 +41,6 @@ class Points:
     """n points of one operator.
 
     Attributes:
-        operator: Its name in a profile.
         axes: [n, d] coordinates that grow with the step: tokens, or (chunk, context), or (sequences, mean context);
             batches of prompts have (prompts, chunk, context).
         shape: [n, e] constants of the shard or kernel: TP, or the sizes of a model-independent kernel.

@@ -20,16 +20,7 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a profile in the deployment's dtype, and what they were measured on.
-
-    Attributes:
-        shard: Rows of a model's shard.
-        kernels: Rows of model-independent kernels.
-        target: The measured model and GPU, for the roofline of each row.
-        same: The rows are of the deployment's own model and GPU.
-        same_gpu: The rows are of the deployment's own GPU.
-        notes: Rows left out and differences bridged, in words.
-    """
+    """Rows of a profile in the deployment's dtype, and what they were measured on."""
 
     shard: Profile
     kernels: Profile

@@ -1,11 +1,12 @@
-"""All that the admin page shows, as one plain value."""
+"""State of the admin page as plain values."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,297 +17,261 @@ from lengthwise.gateway.observe import Monitor
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Rejection
 from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
-from lengthwise.gateway.telemetry import Pair, Row, Telemetry, Trip
+from lengthwise.gateway.telemetry import Pair, RequestTrace, Row, Telemetry
+from lengthwise.statistics import circular_blocks
 
 WINDOW_S = 600.0
-MOST_ROWS = 2000
-MOST_TROUBLES = 30
-SAMPLES = 300
-SAMPLE_S = 2.0
-GOOD = (Outcome.FINISHED, Outcome.CLIENT_GONE)
+MAX_ROWS = 2000
+MAX_ERRORS = 30
+MAX_SAMPLES = 300
+SAMPLE_INTERVAL_S = 2.0
 
 
 class Recent:
-    """Rows, refusals and failures of the last minutes, and samples of the queue.
-
-    Args:
-        telemetry: Whose rows and refusals are kept.
-        clock: The gateway's.
-        statistics: The scheduler now.
-    """
+    """Rows, refusals and failures of the last minutes, and samples of the queue."""
 
     def __init__(self, telemetry: Telemetry, clock: Clock, statistics: Callable[[], Statistics]) -> None:
         self._telemetry, self._clock, self._statistics = telemetry, clock, statistics
-        self._rows: deque[Row] = deque(maxlen=MOST_ROWS)
-        self.troubles: deque[dict[str, Any]] = deque(maxlen=MOST_TROUBLES)
-        self.samples: deque[tuple[float, ...]] = deque(maxlen=SAMPLES)
-        self._tokens = (clock(), 0)
-        telemetry.trips.subscribe(self.over)
+        self._rows: deque[Row] = deque(maxlen=MAX_ROWS)
+        self.errors: deque[dict[str, Any]] = deque(maxlen=MAX_ERRORS)
+        self.samples: deque[tuple[float, ...]] = deque(maxlen=MAX_SAMPLES)
+        self._last_tokens = (clock(), 0)
+        telemetry.traces.subscribe(self.add_row)
         telemetry.subscribe_refusals(self.refused)
 
-    def over(self, row: Row) -> None:
-        """A request is over."""
+    def add_row(self, row: Row) -> None:
+        """Add a finished request."""
         self._rows.append(row)
-        if row.outcome not in GOOD:
-            self._trouble(row.finished_s, row.outcome, row.model, row.tenant, row.worker)
+        if row.outcome not in (Outcome.FINISHED, Outcome.CLIENT_GONE):
+            self._add_error(row.finished_s, row.outcome, row.model, row.tenant, row.worker)
 
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
-        """A request was not let in."""
+        """Add a refused request."""
         del tenant
-        self._trouble(self._clock(), f"refused: {reason} ({rejection.status})", model[:80], "", "")
+        self._add_error(self._clock(), f"refused: {reason} ({rejection.status})", model[:80], "", "")
 
     def rows(self) -> list[Row]:
-        """Of requests that ended within the window."""
+        """Return the requests that finished within the window."""
         since_s = self._clock() - WINDOW_S
         return [row for row in self._rows if row.finished_s >= since_s]
 
     def sample(self) -> None:
-        """Notes the queue now."""
+        """Sample the queue and the rate of tokens."""
         now, now_s = self._statistics(), self._clock()
-        tokens = sum(of.gap_s.total for of in self._telemetry.metrics.by_model.values())
-        before_s, before = self._tokens
-        rate = (tokens - before) / (now_s - before_s) if now_s > before_s else 0.0
-        self._tokens = now_s, tokens
+        tokens = sum(counts.inter_token_s.total for counts in self._telemetry.metrics.by_model.values())
+        last_s, last_tokens = self._last_tokens
+        rate = (tokens - last_tokens) / (now_s - last_s) if now_s > last_s else 0.0
+        self._last_tokens = now_s, tokens
         self.samples.append((now_s, now.waiting, now.running, round(rate, 1), round(now.predicted_wait_s, 3)))
 
-    def _trouble(self, at_s: float, what: str, model: str, tenant: str, worker: str) -> None:
-        last = self.troubles[-1] if self.troubles else None
+    def _add_error(self, at_s: float, what: str, model: str, tenant: str, worker: str) -> None:
+        last = self.errors[-1] if self.errors else None
         if last and (last["what"], last["model"], last["worker"]) == (what, model, worker):
             last["count"] += 1
             last["at_s"] = at_s
             return
-        fresh = {"at_s": at_s, "what": what, "model": model, "tenant": tenant, "worker": worker, "count": 1}
-        self.troubles.append(fresh)
+        error = {"at_s": at_s, "what": what, "model": model, "tenant": tenant, "worker": worker, "count": 1}
+        self.errors.append(error)
 
 
 QUANTILES = (0.5, 0.9, 0.99)
 MAX_POINTS = 400
 CALIBRATION_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MIN_SAMPLES = 8
-"""Fewer values have no quartiles worth telling."""
+"""Quartiles of fewer values are not shown."""
 
 
 def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """JCT, time to first token and wait of finished requests: all, by class, by quartile of predicted length."""
-    done = [row for row in rows if row.outcome == Outcome.FINISHED]
-    groups: list[tuple[str, list[Row]]] = [("all", done)]
-    classes = sorted({row.priority for row in done})
+    """Return JCT, TTFT and queueing time of finished requests: all, by class, by quartile of predicted length."""
+    finished = [row for row in rows if row.outcome == Outcome.FINISHED]
+    groups = [("all", finished)]
+    classes = sorted({row.priority for row in finished})
     if len(classes) > 1:
-        groups += [(f"class {one}", [row for row in done if row.priority == one]) for one in classes]
-    return [_group(name, some) for name, some in groups + _quartiles(done) if some]
+        groups += [(f"class {p}", [row for row in finished if row.priority == p]) for p in classes]
+    predicted = np.array([row.predicted_tokens for row in finished])
+    if len(predicted) >= MIN_SAMPLES and np.ptp(predicted) > 0:
+        edges = np.unique(np.quantile(predicted, (0.25, 0.5, 0.75)))
+        quartiles = np.searchsorted(edges, predicted, side="left").tolist()
+        for number in range(len(edges) + 1):
+            group = [row for row, quartile in zip(finished, quartiles, strict=True) if quartile == number]
+            if group:
+                low, high = (round(f(row.predicted_tokens for row in group)) for f in (min, max))
+                groups.append((f"predicted {low if low == high else f'{low} to {high}'} tokens", group))
+    return [
+        {
+            "name": name,
+            "count": len(group),
+            "jct": _summary([row.jct_s for row in group]),
+            "ttft": _summary([row.ttft_s for row in group if not math.isnan(row.ttft_s)]),
+            "queue": _summary([row.queued_for_s for row in group]),
+        }
+        for name, group in groups
+        if group
+    ]
+
+
+def _summary(values: Sequence[float]) -> list[float | None]:
+    """Return the mean and QUANTILES."""
+    if not values:
+        return [None] * (1 + len(QUANTILES))
+    return [round(value, 4) for value in (float(np.mean(values)), *np.quantile(values, QUANTILES).tolist())]
 
 
 def lengths(rows: Sequence[Row]) -> dict[str, Any]:
-    """Predicted against actual output lengths: points, and how far the predictions can be believed."""
-    done = [row for row in rows if row.outcome == Outcome.FINISHED and row.output_tokens >= 1]
-    told: dict[str, Any] = {"count": len(done), "points": [], "calibration": []}
-    if not done:
-        return told
-    predicted = np.array([max(row.predicted_tokens, 1.0) for row in done])
-    actual = np.array([row.output_tokens for row in done], float)
-    told["points"] = [[round(row.predicted_tokens, 1), row.output_tokens] for row in done[-MAX_POINTS:]]
-    told["bias"] = float(np.median(predicted / actual))
-    told["within_2x"] = float(np.mean(np.abs(np.log2(predicted / actual)) <= 1))
-    told["concordance"] = _concordance(predicted[-MAX_POINTS:], actual[-MAX_POINTS:])
-    levels = np.array([row.predicted_level for row in done])
+    """Return predicted and actual output lengths: points, and measures of the predictions' quality."""
+    finished = [row for row in rows if row.outcome == Outcome.FINISHED and row.output_tokens >= 1]
+    values: dict[str, Any] = {"count": len(finished), "points": [], "calibration": []}
+    if not finished:
+        return values
+    predicted = np.array([max(row.predicted_tokens, 1.0) for row in finished])
+    actual = np.array([row.output_tokens for row in finished], float)
+    values["points"] = [[round(row.predicted_tokens, 1), row.output_tokens] for row in finished[-MAX_POINTS:]]
+    values["bias"] = float(np.median(predicted / actual))
+    values["within_2x"] = float(np.mean(np.abs(np.log2(predicted / actual)) <= 1))
+    values["concordance"] = _concordance(predicted[-MAX_POINTS:], actual[-MAX_POINTS:])
+    levels = np.array([row.predicted_level for row in finished])
     levels = levels[np.isfinite(levels)]
     if len(levels) >= MIN_SAMPLES:
-        told["calibration"] = [[level, round(float(np.mean(levels <= level)), 4)] for level in CALIBRATION_LEVELS]
-    return told
+        values["calibration"] = [[level, round(float(np.mean(levels <= level)), 4)] for level in CALIBRATION_LEVELS]
+    return values
 
 
-def _quartiles(done: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Groups of like predicted length, where lengths differ."""
-    predicted = np.array([row.predicted_tokens for row in done])
-    if len(predicted) < MIN_SAMPLES or np.ptp(predicted) == 0:
-        return []
-    cuts = np.unique(np.quantile(predicted, (0.25, 0.5, 0.75)))
-    number = np.searchsorted(cuts, predicted, side="left")
-    groups = []
-    for one in range(len(cuts) + 1):
-        some = [row for row, of in zip(done, number.tolist(), strict=True) if of == one]
-        if some:
-            low, high = (round(pick(row.predicted_tokens for row in some)) for pick in (min, max))
-            groups.append((f"predicted {low if low == high else f'{low} to {high}'} tokens", some))
-    return groups
-
-
-def _group(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    columns = {
-        "jct": [row.jct_s for row in rows],
-        "ttft": [row.ttft_s for row in rows if row.ttft_s == row.ttft_s],
-        "queue": [row.queued_for_s for row in rows],
-    }
-    told = {column: _numbers(values) for column, values in columns.items()}
-    return {"name": name, "count": len(rows), **told}
-
-
-def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Mean, then QUANTILES."""
-    if not values:
-        return [None] * (1 + len(QUANTILES))
-    told = [float(np.mean(values)), *np.quantile(values, QUANTILES).tolist()]
-    return [round(value, 4) for value in told]
-
-
-def _concordance(predicted: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float | None:
-    """Of all pairs of different lengths, the share that predictions put in the right order (a tie is half)."""
-    above = np.sign(predicted[:, None] - predicted[None, :]) * np.sign(actual[:, None] - actual[None, :])
-    differ = actual[:, None] != actual[None, :]
-    if not differ.any():
-        return None
-    return float((above[differ] + 1).mean() / 2)
+def _concordance(predicted: Floats, actual: Floats) -> float | None:
+    """Return the share of pairs of different lengths that predictions order correctly (a tie counts half)."""
+    agreement = np.sign(predicted[:, None] - predicted[None, :]) * np.sign(actual[:, None] - actual[None, :])
+    differs = actual[:, None] != actual[None, :]
+    return float((agreement[differs] + 1).mean() / 2) if differs.any() else None
 
 
 Floats = npt.NDArray[np.float64]
-POLICY_QUANTILES = (0.5, 0.9, 0.99)
 POLICY_INTERVAL_S = 5.0
-DRAWS, BLOCKS = 30, 12
+_DRAWS, _BLOCKS = 30, 12
 MAX_POLICY_REQUESTS = 1000
-"""So many requests at most, the last ones: live requests wait while this is computed, a few ms."""
-MIN_INTERVAL_REQUESTS = 4 * BLOCKS
-"""Of fewer requests no interval is told."""
-LEAST_BEYOND = 5
-"""So many requests beyond a quantile at least, or it gets no interval: the largest of few says nothing."""
-T_975 = 2.201
-"""Student's, of BLOCKS - 1 degrees of freedom."""
-HAD, SHADOW, SIMULATED = "had", "shadow", "simulated"
+"""Requests in the table at most: computing it blocks the event loop for some milliseconds."""
+MIN_INTERVAL_REQUESTS = 4 * _BLOCKS
+"""Fewer requests get no interval."""
+_MIN_BEYOND = 5
+"""Requests beyond a quantile that its interval needs."""
+_T_975 = 2.201
+"""97.5 % quantile of Student's t with _BLOCKS - 1 degrees of freedom."""
 
 
 class Policies:
-    """The table's rows, made anew at most every few seconds, and only when somebody asks.
+    """Rows of the table of policies, recomputed on demand at most every ``interval_s`` seconds.
 
     Args:
-        clock: The gateway's.
-        window_s: Requests that ended longer ago do not count.
-        every_s: Between two makings.
-        seed: Of the draws.
+        window_s: Requests that finished earlier do not count.
+        seed: Of the bootstrap.
     """
 
-    def __init__(self, clock: Clock, window_s: float, *, every_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
-        self._clock, self._window_s, self._every_s, self._seed = clock, window_s, every_s, seed
-        self._made_s = -math.inf
-        self._live: list[dict[str, Any]] = []
+    def __init__(self, clock: Clock, window_s: float, *, interval_s: float = POLICY_INTERVAL_S, seed: int = 0) -> None:
+        self._clock, self._window_s, self._interval_s, self._seed = clock, window_s, interval_s, seed
+        self._computed_s = -math.inf
+        self._measured: list[dict[str, Any]] = []
 
     def rows(self, mode: str, pairs: Sequence[Pair], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """A row a policy: times as [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
+        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS.
 
         Args:
-            mode: Under which all requests of this gateway were ordered.
+            mode: Order of all requests of this gateway.
             pairs: ``Regret.pairs``.
-            found: What a look back found, as JSON.
+            found: Estimated gain as JSON.
         """
         now_s = self._clock()
-        if now_s - self._made_s >= self._every_s:
-            self._made_s = now_s
+        if now_s - self._computed_s >= self._interval_s:
+            self._computed_s = now_s
             recent = [pair for pair in pairs if pair.finished_s >= now_s - self._window_s][-MAX_POLICY_REQUESTS:]
-            self._live = lived(mode, recent, seed=self._seed)
-        return self._live + simulated(found)
+            self._measured = measured(mode, recent, seed=self._seed)
+        return self._measured + simulated(found)
 
 
-def lived(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[str, Any]]:
-    """What requests had, and what the shadow of FCFS gave the same ones; nothing of none."""
+def measured(mode: str, pairs: Sequence[Pair], *, seed: int = 0) -> list[dict[str, Any]]:
+    """Return the rows of the real order and of the shadow FCFS queue over the same requests."""
     if not pairs:
         return []
-    of = np.array([pair[1:] for pair in pairs]).T.copy()
+    columns = np.array([pair[1:] for pair in pairs]).T.copy()
     n = len(pairs)
-    values = _statistics(of)
-    scattered = _statistics(of[:, _draws(n, seed)]) if n >= MIN_INTERVAL_REQUESTS else np.full((4, 2, 4), math.nan)
-    scattered[..., [False, *(n * (1 - q) < LEAST_BEYOND for q in POLICY_QUANTILES)]] = math.nan
-    half = T_975 * scattered.std(axis=1, ddof=1)
-    told = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
-    had = _row(HAD, mode, n, told[0], told[1])
-    had["mean_change"], had["p99_change"] = (_change(values, scattered, which) for which in (0, 3))
-    return [had, _row(SHADOW, "fcfs", n, told[2], told[3])]
+    values = _statistics(columns)
+    samples = np.full((4, 2, 4), math.nan)
+    if n >= MIN_INTERVAL_REQUESTS:  # a block bootstrap whose blocks wrap around
+        starts = np.random.default_rng(seed).integers(0, n, (_DRAWS, _BLOCKS))
+        samples = _statistics(columns[:, circular_blocks(starts, -(-n // _BLOCKS), n)])
+    samples[..., [False, *(n * (1 - q) < _MIN_BEYOND for q in QUANTILES)]] = math.nan
+    half = _T_975 * samples.std(axis=1, ddof=1)
+    intervals = np.stack([values, np.maximum(values - half, 0.0), values + half], axis=-1)
+    real = _row("had", mode, n, intervals[0], intervals[1])
+    for name, column in (("mean_change", 0), ("p99_change", 3)):
+        log_ratio = math.log(values[0, column] / values[2, column])
+        half_log = _T_975 * float(np.log(samples[0, :, column] / samples[2, :, column]).std(ddof=1))
+        real[name] = [math.expm1(log_ratio + sign * half_log) for sign in (0, -1, 1)]
+    return [real, _row("shadow", "fcfs", n, intervals[2], intervals[3])]
+
+
+def _statistics(columns: Floats) -> Floats:
+    """Return [column, ..., (mean, *QUANTILES)] of [column, ..., request]; a quantile is one of the values."""
+    n = columns.shape[-1]
+    ranks = [min(n - 1, int(q * n)) for q in QUANTILES]
+    quantiles = np.partition(columns, ranks, axis=-1)[..., ranks]
+    return np.concatenate([columns.mean(axis=-1, keepdims=True), quantiles], axis=-1)
 
 
 def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The policies that a look back simulated."""
+    """Return the rows of the policies that an estimate of the gain simulated."""
     if not found:
         return []
-    changes = {one["name"]: (one["mean"], one["p99"]) for one in found["orders"]}
+    changes = {order["name"]: (order["mean"], order["p99"]) for order in found["orders"]}
     rows = []
-    for one in found["times"]:
-        jct, queue = ([[value, None, None] for value in one[name]] for name in ("jct_s", "queue_s"))
-        row = _row(SIMULATED, one["name"], found["requests"], jct, queue)
-        if one["name"] in changes:
-            mean, p99 = ([told["value"], told["low"], told["high"]] for told in changes[one["name"]])
+    for order in found["times"]:
+        jct, queue = ([[value, None, None] for value in order[name]] for name in ("jct_s", "queue_s"))
+        row = _row("simulated", order["name"], found["requests"], jct, queue)
+        if order["name"] in changes:
+            mean, p99 = ([change["value"], change["low"], change["high"]] for change in changes[order["name"]])
             row |= {"mean_change": mean, "p99_change": p99}
         rows.append(row)
     return rows
 
 
 def _row(kind: str, name: str, count: int, jct: Any, queue: Any) -> dict[str, Any]:
-    empty = {"mean_change": None, "p99_change": None}
-    return {"kind": kind, "name": name, "count": count, "jct": jct, "queue": queue, **empty}
+    unknown = {"mean_change": None, "p99_change": None}
+    return {"kind": kind, "name": name, "count": count, "jct": jct, "queue": queue, **unknown}
 
 
-def _draws(n: int, seed: int) -> npt.NDArray[np.int64]:
-    """[DRAWS, n] requests: stretches of consecutive ones, the last followed by the first."""
-    rng = np.random.default_rng(seed)
-    length = -(-n // BLOCKS)
-    starts = rng.integers(0, n, (DRAWS, BLOCKS))
-    return ((starts[:, :, None] + np.arange(length)) % n).reshape(DRAWS, -1)[:, :n]
+MAX_SHOWN = 48
+MAX_RANKED = 400
+"""Oldest waiting requests whose position is computed."""
 
 
-def _statistics(of: Floats) -> Floats:
-    """[column, ..., (mean, *QUANTILES)] of [column, ..., request]; a quantile is one of the values."""
-    n = of.shape[-1]
-    ranks = [min(n - 1, int(q * n)) for q in POLICY_QUANTILES]
-    quantiles = np.partition(of, ranks, axis=-1)[..., ranks]
-    return np.concatenate([of.mean(axis=-1, keepdims=True), quantiles], axis=-1)
-
-
-def _change(values: Floats, scattered: Floats, which: int) -> list[float]:
-    """A statistic of the JCT that was over that of the shadow, less 1, with its ends."""
-    ratio = math.log(values[0, which] / values[2, which])
-    half = T_975 * float(np.log(scattered[0, :, which] / scattered[2, :, which]).std(ddof=1))
-    return [math.expm1(ratio), math.expm1(ratio - half), math.expm1(ratio + half)]
-
-
-SHOWN = 48
-MOST_RANKED = 400
-"""So many of those who wait are asked for their places; of longer queues those who came first."""
-
-
-class Hub(Protocol):
-    """What is asked of ``gateway.hub.Hub``."""
+class SchedulerDriver(Protocol):
+    """The methods of ``gateway.driver`` that the admin page uses."""
 
     def statistics(self) -> Statistics: ...  # noqa: D102
     def position(self, request_id: int, /) -> int | None: ...  # noqa: D102
 
 
 class Fleet(Protocol):
-    """What is asked of ``gateway.fleet.Fleet``."""
+    """The methods of ``gateway.fleet`` that the admin page uses."""
 
     def states(self) -> Sequence[WorkerState]: ...  # noqa: D102
     def worker(self, name: str, /) -> Any: ...  # noqa: D102
 
 
 class Forecaster(Protocol):
-    """What is asked of ``gateway.forecast.Forecaster``."""
+    """The methods of the length predictor that the admin page uses."""
 
     def state(self) -> dict[str, Any]: ...  # noqa: D102
 
 
 class State:
-    """Makes the value when it is asked for.
+    """Computes the state on demand.
 
     Args:
-        config: The gateway's.
-        hub: Where requests wait.
-        fleet: The engines.
-        forecaster: Who predicts.
-        telemetry: What is known of requests.
-        recent: The last minutes.
-        monitor: Who looks back at the traffic; None: nobody.
-        clock: The gateway's.
+        monitor: Estimates the gain of ordering; None: no estimate is shown.
     """
 
     def __init__(
         self,
         config: GatewayConfig,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster | None,
         telemetry: Telemetry,
@@ -315,68 +280,71 @@ class State:
         clock: Clock,
     ) -> None:
         self.config = config
-        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
+        self._hub, self._fleet, self._forecaster = driver, fleet, forecaster
         self._telemetry, self._recent, self._monitor, self._clock = telemetry, recent, monitor, clock
         self._policies = Policies(clock, WINDOW_S)
-        self._began_s = clock()
+        self._started_s = clock()
 
     def now(self) -> dict[str, Any]:
-        """The value; numbers that are not known are None."""
+        """Return the state; unknown numbers are None."""
         now_s, statistics = self._clock(), self._hub.statistics()
         rows = self._recent.rows()
+        mode, metrics, regret = self.config.order.mode, self._telemetry.metrics, self._telemetry.regret
         found = self._monitor.found if self._monitor else None
-        told = {
-            "mode": self.config.order.mode,
+        numbers = {worker.name: worker for worker in statistics.workers}
+        jct_s, fcfs_s = regret.recent()
+        pairs = regret.pairs()
+        outcomes: Counter[str] = Counter()
+        for (outcome, _, _), count in metrics.requests.items():
+            outcomes[outcome] += count
+        state = {
+            "mode": mode,
             "max_wait_s": self.config.order.max_wait_s,
-            "up_s": now_s - self._began_s,
+            "up_s": now_s - self._started_s,
             "window_s": WINDOW_S,
-            "queue": self._queue(statistics, now_s),
-            "workers": self._workers(statistics, now_s),
+            "queue": {name: getattr(statistics, name) for name in _QUEUE_FIELDS} | {"order": self._queue(now_s)},
+            "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self._fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),
-            "policies": self._policies.rows(self.config.order.mode, self._telemetry.regret.pairs(), found),
-            "regret": self._regret(now_s),
-            "samples": {"every_s": SAMPLE_S, "rows": [(s[0] - now_s, *s[1:]) for s in self._recent.samples]},
-            "counts": self._counts(),
-            "troubles": [one | {"ago_s": now_s - one["at_s"]} for one in reversed(self._recent.troubles)],
+            "policies": self._policies.rows(mode, pairs, found),
+            "regret": {
+                "mean_s": jct_s - fcfs_s,
+                "jct_s": jct_s,
+                "fcfs_s": fcfs_s,
+                "count": len(pairs),
+                "until_ago_s": now_s - regret.until_s,
+            },
+            "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self._recent.samples]},
+            "counts": {
+                "outcomes": outcomes,
+                "cuts": metrics.counts["cut"] + metrics.counts["window"],
+                "failovers": metrics.counts["failed_over"],
+            },
+            "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self._recent.errors)],
             "length_prediction": self._forecaster.state() if self._forecaster else {},
             "observed": found,
             "schedule": self._schedule(now_s),
         }
-        plain: dict[str, Any] = _plain(told)
+        plain: dict[str, Any] = _plain(state)
         return plain
 
-    def _queue(self, statistics: Statistics, now_s: float) -> dict[str, Any]:
-        told = {name: getattr(statistics, name) for name in _REPORTED}
-        return told | {"order": [_waiting(trip, now_s) for trip in self._order()]}
-
-    def _order(self) -> list[Trip]:
-        """Those who go first, in their order."""
-        waiting = []
-        for trip in self._telemetry.trips:
-            if math.isnan(trip.sent_s):
-                waiting.append(trip)
-                if len(waiting) == MOST_RANKED:
-                    break
-        placed = [(self._hub.position(trip.request.id), trip) for trip in waiting]
-        known = sorted(((place, trip) for place, trip in placed if place is not None), key=lambda pair: pair[0])
-        return [trip for _, trip in known[:SHOWN]]
-
-    def _workers(self, statistics: Statistics, now_s: float) -> list[dict[str, Any]]:
-        numbers = {worker.name: worker for worker in statistics.workers}
-        return [self._worker(state, numbers.get(state.name), now_s) for state in self._fleet.states()]
+    def _queue(self, now_s: float) -> list[dict[str, Any]]:
+        """Return the first waiting requests in the order in which they will be scheduled."""
+        waiting = list(islice((t for t in self._telemetry.traces if math.isnan(t.sent_s)), MAX_RANKED))
+        positions = [(self._hub.position(trace.request.id), trace) for trace in waiting]
+        known = sorted(((at, trace) for at, trace in positions if at is not None), key=lambda pair: pair[0])
+        return [_waiting(trace, now_s) for _, trace in known[:MAX_SHOWN]]
 
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
-        signals = state.signals
-        told = {
+        row = {
             "name": state.name,
             "models": list(state.models),
             "up": state.up,
             "slots": state.slots,
             "tokens_per_s": state.tokens_per_s,
-            "running": signals.running,
-            "waiting": signals.waiting,
-            "kv_used": signals.kv_used,
+            "running": state.signals.running,
+            "waiting": state.signals.waiting,
+            "kv_used": state.signals.kv_used,
             "in_flight": numbers.in_flight if numbers else 0,
             "cap": numbers.cap if numbers else None,
             "backlog_tokens": numbers.backlog_tokens if numbers else 0.0,
@@ -384,66 +352,51 @@ class State:
         try:
             worker = self._fleet.worker(state.name)
         except KeyError:
-            return told | {"kind": "", "breaker": "", "cause": "stopped"}
-        why = worker.trouble(now_s) if hasattr(worker, "trouble") else ""
-        if not why and self.config.order.mode == "engine-priority" and hasattr(worker, "priorities"):
-            why = worker.priorities()
+            return row | {"kind": "", "breaker": "", "cause": "stopped"}
+        cause = worker.unavailable_reason(now_s) if hasattr(worker, "unavailable_reason") else ""
+        if not cause and self.config.order.mode == "engine-priority" and hasattr(worker, "priority_notice"):
+            cause = worker.priority_notice()
         breaker = worker.breaker.state(now_s) if hasattr(worker, "breaker") else ""
-        return told | {"kind": worker.kind, "breaker": breaker, "cause": str(why)[:200]}
-
-    def _regret(self, now_s: float) -> dict[str, Any]:
-        """Means over so many requests; the last of them came so long ago, as who came later waits to be told."""
-        regret = self._telemetry.regret
-        had_s, fcfs_s = regret.recent()
-        told = {"mean_s": regret.mean_s(), "jct_s": had_s, "fcfs_s": fcfs_s, "count": regret.recent_count}
-        return told | {"until_ago_s": now_s - regret.until_s}
+        return row | {"kind": worker.kind, "breaker": breaker, "cause": str(cause)[:200]}
 
     def _schedule(self, now_s: float) -> dict[str, Any] | None:
-        """What mode rra keeps, and how it follows lengths; None: another mode."""
+        """Return the schedule of mode rra and its replanning; None in other modes."""
         phases = self.config.dispatch.phases
         if self.config.order.mode != "rra" or phases is None:
             return None
-        follow = self._telemetry.metrics.tracker
-        if follow is None:
+        tracker = self._telemetry.metrics.tracker
+        if tracker is None:
             return {"phases": asdict(phases), "follows": None}
-        now = follow()
-        told = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
-        return {"phases": asdict(phases), "follows": told}
-
-    def _counts(self) -> dict[str, Any]:
-        outcomes: dict[str, int] = {}
-        for (outcome, _, _), count in self._telemetry.metrics.requests.items():
-            outcomes[outcome] = outcomes.get(outcome, 0) + count
-        counts = self._telemetry.metrics.counts
-        cuts = counts["cut"] + counts["window"]
-        return {"outcomes": outcomes, "cuts": cuts, "failovers": counts["failed_over"]}
+        now = tracker()
+        follows = asdict(now) | {"alarm": 1 / now.false_positive_rate, "last_ago_s": now_s - now.last_s}
+        return {"phases": asdict(phases), "follows": follows}
 
 
-_REPORTED = (
+_QUEUE_FIELDS = (
     "waiting", "waiting_bytes", "running", "oldest_wait_s", "backlog_tokens", "backlog_s", "predicted_wait_s",
     "ordering",
 )  # fmt: skip
 
 
-def _waiting(trip: Trip, now_s: float) -> dict[str, Any]:
-    request = trip.request
+def _waiting(trace: RequestTrace, now_s: float) -> dict[str, Any]:
+    request = trace.request
     return {
         "left": request.length_prediction.remaining_tokens(request.generated_tokens),
         "got": request.generated_tokens,
-        "queued_for_s": now_s - request.arrival_s if math.isnan(trip.dispatched_s) else request.queued_for_s,
+        "queued_for_s": now_s - request.arrival_s if math.isnan(trace.dispatched_s) else request.queued_for_s,
         "priority": request.priority,
         "model": request.model,
     }
 
 
 def _plain(value: Any) -> Any:
-    """Of numbers, texts, lists and dicts alone; six digits are enough for people."""
+    """Return a JSON value; floats are rounded to six digits, NaN and infinity become None."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(v) for name, v in value.items()}
     if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
+        return [_plain(v) for v in value]
     try:
         number = float(value)
     except (TypeError, ValueError):

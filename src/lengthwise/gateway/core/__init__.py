@@ -1,4 +1,4 @@
-"""Who goes first, and where: the gateway's scheduler, without network, clock or tasks."""
+"""The order of requests and their workers: the gateway's scheduler, without network, clock or tasks."""
 
 import lazy_loader
 

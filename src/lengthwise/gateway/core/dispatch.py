@@ -1,4 +1,4 @@
-"""One pass over those who wait: who is sent where."""
+"""The dispatch pass: assign queued requests to workers."""
 
 from __future__ import annotations
 
@@ -6,254 +6,231 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.preemption import Cutting
+from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Queue
-from lengthwise.gateway.core.ranking import Entry, Service
-from lengthwise.gateway.core.worker import Worker
-from lengthwise.gateway.core.worker_pool import Crew
+from lengthwise.gateway.core.ranking import Entry, TenantService
+from lengthwise.gateway.core.worker import Worker, without_avoided
+from lengthwise.gateway.core.worker_pool import WorkerPool
 
-_SESSIONS = 1 << 16
+_MAX_SESSIONS = 1 << 16
+_MAX_BLOCKED = 64
+"""A pass skips so many requests without a place (each reserves the workers that it could use)."""
 
 
 class Sessions:
-    """Where sessions were last served; the longest unused are forgotten."""
+    """The last worker of each session; the least recently used sessions are forgotten."""
 
-    def __init__(self, most: int = _SESSIONS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._worker: OrderedDict[tuple[int, str], str] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._worker)
-
-    def of(self, entry: Entry) -> str:
-        """The worker that may hold its prefix; "" none."""
+    def worker_of(self, entry: Entry) -> str:
+        """Return the worker that may have cached the request's prompt; "" none."""
         return entry.worker or self._worker.get((entry.request.tenant, entry.request.session), "")
 
-    def sent(self, entry: Entry, worker: str) -> None:
-        """It is served there."""
+    def dispatched(self, entry: Entry, worker: str) -> None:
+        """Remember the worker of the request's session."""
         session = (entry.request.tenant, entry.request.session)
         if entry.request.session:
             self._worker[session] = worker
             self._worker.move_to_end(session)
-            if len(self._worker) > self._most:
+            if len(self._worker) > _MAX_SESSIONS:
                 self._worker.popitem(last=False)
 
-    def renamed(self, before: str, now: str) -> None:
-        """Their worker is called otherwise."""
+    def rename_worker(self, before: str, now: str) -> None:
+        """Replace a worker's name."""
         for session, worker in self._worker.items():
             if worker == before:
                 self._worker[session] = now
 
 
-class Placing:
-    """One pass over those who wait: a place for each whose turn comes.
+class DispatchPass:
+    """One pass over the queue: a worker for each request in its turn.
 
-    Who finds none claims every worker that it could use: nobody whose turn comes later gets one of these.
-    A worker that failed a request is not taken for it again while another one that serves its model is up,
-    nor looked at for one that has waited too long: such a one takes whichever has room.
+    A request without a free worker reserves every worker that it could use: no later request gets one of these.
+    A worker that failed a request does not get it again while another worker of its model is up; an overdue request
+    takes any free worker.
+
+    Attributes:
+        open: Workers with free slots that are not reserved.
     """
 
     def __init__(
         self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]
     ) -> None:
-        self._up = up
+        self._up, self._sessions, self._affinity = up, sessions, affinity
         self._waiting = dict(waiting)
-        self._room = {worker.name: room for worker in up if (room := worker.room(now_s)) > 0}
-        self.open = [worker for worker in up if worker.name in self._room] if self._room else []
-        self._sessions, self._affinity = sessions, affinity
+        self._free = {worker.name: free for worker in up if (free := worker.free_slots(now_s)) > 0}
+        self.open = [worker for worker in up if worker.name in self._free]
         self._serving: dict[str, list[Worker]] = {}
-        self._usual_speed = 0.0
-        self.closed = _Closed(self)
+        self._mean_tokens_per_s = 0.0
 
-    def speed(self, worker: Worker) -> float:
-        """Its output tokens a second; the others' mean where it has shown none."""
-        if worker.speed.tokens_per_s:
-            return worker.speed.tokens_per_s
-        if not self._usual_speed:
-            known = [one.speed.tokens_per_s for one in self._up if one.speed.tokens_per_s]
-            self._usual_speed = sum(known) / len(known) if known else 1.0
-        return self._usual_speed
+    def __contains__(self, model: object) -> bool:
+        """Return whether no open worker serves the model: ``Queue.in_order`` skips such models."""
+        return not any(model in worker.state.models for worker in self.open)
 
-    def __bool__(self) -> bool:
-        return bool(self.open)
+    def tokens_per_s(self, worker: Worker) -> float:
+        """Return a worker's output rate, or the mean of the others where none was observed."""
+        if worker.throughput.tokens_per_s:
+            return worker.throughput.tokens_per_s
+        if not self._mean_tokens_per_s:
+            rates = [one.throughput.tokens_per_s for one in self._up if one.throughput.tokens_per_s]
+            self._mean_tokens_per_s = sum(rates) / len(rates) if rates else 1.0
+        return self._mean_tokens_per_s
 
-    def available(self, entry: Entry) -> list[Worker]:
-        """Those that it may be sent to, with room or without."""
+    def usable(self, entry: Entry) -> list[Worker]:
+        """Return the workers that may run the request, free or not."""
         q = entry.request
         serving = self._serving.get(q.model)
         if serving is None:
-            serving = [worker for worker in self._up if q.model in worker.state.models]
-            self._serving[q.model] = serving
-        if entry.overdue or not q.avoid:
-            return serving
-        return [worker for worker in serving if worker.name not in q.avoid] or serving
+            serving = self._serving[q.model] = [worker for worker in self._up if q.model in worker.state.models]
+        return without_avoided(entry, serving)
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """The worker with the least backlog in token-seconds with it, less what its cache saves of the prompt.
+        """Return the worker with the least backlog in seconds, less what its prefix cache saves of the prompt.
 
         Args:
-            entry: Who is to be sent.
+            entry: The request.
             only: The one worker that may be chosen; "" any.
-            together: Requests that should find room there at once.
+            together: Requests that should find free slots at the worker at once.
         """
-        usable = self.available(entry)
-        fitting = [worker for worker in usable if self._takes(worker, entry, only, together)]
-        if not fitting:
-            self._claim(usable)
+        usable = self.usable(entry)
+        candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
+        if not candidates:
+            self._reserve(usable)
             return None
-        if len(fitting) == 1:
-            return fitting[0]
-        best = min(fitting, key=lambda one: (self._done_s(one, entry), len(one.active), one.name))
-        return self._nearest(entry, fitting, best)
-
-    def placed(self, worker: Worker, entry: Entry) -> None:
-        """It is there."""
-        self._waiting[entry.request.model] -= 1
-        self._room[worker.name] -= 1
-        if self._room[worker.name] == 0:
-            self._claim([worker])
-
-    def _nearest(self, entry: Entry, fitting: list[Worker], best: Worker) -> Worker:
-        """The one whose cache saves more than its longer backlog takes; the one with the least where none does."""
-        own = self._sessions.of(entry)
-        if not self._affinity or not (own or entry.request.leading.keys):
-            return best
-        near, least = best, (self._done_s(best, entry) - self._saved_s(best, entry, own), -1, "")
-        for one in fitting:
-            saved_s = self._saved_s(one, entry, own)
-            if saved_s > 0:
-                cost = (self._done_s(one, entry) - saved_s, len(one.active), one.name)
-                near, least = (one, cost) if cost < least else (near, least)
-        return near
-
-    def _saved_s(self, worker: Worker, entry: Entry, own: str) -> float:
-        """Seconds of the prompt that it need not compute: what its cache has, or the session's (or its own) share."""
+        if len(candidates) == 1:
+            return candidates[0]
+        done_s = {one.name: (one.work + entry.work) / self.tokens_per_s(one) for one in candidates}
+        best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
+        last = self._sessions.worker_of(entry)
         q = entry.request
-        tokens = q.prompt_tokens if worker.name == own else worker.cached.tokens(q.leading)
-        return self._affinity * tokens * worker.prefill_s(self.speed(worker)) if tokens else 0.0
+        if not self._affinity or not (last or q.prefix.keys):
+            return best
 
-    def _takes(self, worker: Worker, entry: Entry, only: str, together: int) -> bool:
-        room = self._room.get(worker.name, 0)
-        if room == 0 or (only and worker.name != only):
+        def saved_s(worker: Worker) -> float:
+            tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
+            return self._affinity * tokens * worker.prefill_s(self.tokens_per_s(worker)) if tokens else 0.0
+
+        nearest, min_cost = best, (done_s[best.name] - saved_s(best), -1, "")  # balance wins ties
+        for one in candidates:
+            saved = saved_s(one)
+            cost = (done_s[one.name] - saved, len(one.active), one.name)
+            if saved > 0 and cost < min_cost:
+                nearest, min_cost = one, cost
+        return nearest
+
+    def dispatched(self, worker: Worker, entry: Entry) -> None:
+        """Count a dispatched request."""
+        self._waiting[entry.request.model] -= 1
+        self._free[worker.name] -= 1
+        if self._free[worker.name] == 0:
+            self._reserve([worker])
+
+    def _admits(self, worker: Worker, entry: Entry, only: str, together: int) -> bool:
+        free = self._free.get(worker.name, 0)
+        if free == 0 or (only and worker.name != only):
             return False
-        if not worker.fits(entry) or (room < together and worker.active):
+        if not worker.fits(entry) or (free < together and worker.active):
             return False
-        return worker.phasing is None or worker.admits(entry, self._waits_for(worker))
+        if worker.phases is None or entry.overdue:
+            return True
+        return worker.phases.admits(entry, sum(self._waiting.get(model, 0) for model in worker.state.models))
 
-    def _waits_for(self, worker: Worker) -> int:
-        """How many wait whom it could serve."""
-        return sum(self._waiting.get(model, 0) for model in worker.state.models)
-
-    def _done_s(self, worker: Worker, entry: Entry) -> float:
-        """Token-seconds of its backlog, with the request."""
-        return worker.drain_s(self.speed(worker), entry.work)
-
-    def _claim(self, workers: Iterable[Worker]) -> None:
+    def _reserve(self, workers: Iterable[Worker]) -> None:
         for worker in workers:
-            self._room.pop(worker.name, None)
-        self.open = [worker for worker in self.open if worker.name in self._room]
+            self._free.pop(worker.name, None)
+        self.open = [worker for worker in self.open if worker.name in self._free]
 
 
-class _Closed:
-    """The models whose requests find no place in this pass any more: all but those of open workers."""
+class Dispatcher:
+    """Dispatches waiting requests, in order, to workers with free slots."""
 
-    def __init__(self, placing: Placing) -> None:
-        self._placing = placing
-
-    def __contains__(self, model: object) -> bool:
-        return not any(model in worker.state.models for worker in self._placing.open)
-
-
-_LOOKAHEAD = 64
-"""A pass looks past so many who find no place (each keeps the workers it could use for itself)."""
-
-
-class Sending:
-    """Sends those who wait, in order, to the workers that have room."""
-
-    def __init__(self, queue: Queue, service: Service, worker_pool: Crew, cutting: Cutting, affinity: float) -> None:
-        self._queue, self._service, self._crew, self._cutting = queue, service, worker_pool, cutting
+    def __init__(
+        self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, affinity: float
+    ) -> None:
+        self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
         self._affinity = affinity
         self._sessions = Sessions()
         self._batch_left: dict[int, int] = {}
-        self._batch_at: dict[int, str] = {}
+        """Requests of a batch that are not dispatched yet."""
+        self._batch_worker: dict[int, str] = {}
+
+    @property
+    def num_batches(self) -> int:
+        """Batches with requests that are not dispatched yet."""
+        return len(self._batch_left.keys() | self._batch_worker.keys())
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Other caps, another worth of a session's own engine."""
+        """Change limits and affinity."""
         self._affinity = dispatch.affinity
-        self._crew.configure(dispatch)
+        self._worker_pool.configure(dispatch)
 
-    def renamed(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
-        """(before, now): what is remembered of a worker stays with it, and is not its successor's."""
+    def rename_workers(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
+        """Replace names of workers, (before, now), in everything that is remembered of them."""
         for before, now in names:
-            self._sessions.renamed(before, now)
-            for batch, worker in self._batch_at.items():
-                self._batch_at[batch] = now if worker == before else worker
+            self._sessions.rename_worker(before, now)
+            for batch, worker in self._batch_worker.items():
+                self._batch_worker[batch] = now if worker == before else worker
             for entry in entries:
-                entry.renamed(before, now)
+                entry.rename_worker(before, now)
 
-    def batched(self, batch: list[Entry]) -> None:
-        """These leave their bins; those of one bin should go to one worker."""
+    def add_batch(self, batch: list[Entry]) -> None:
+        """Take requests that leave their bins; the requests of a bin should run at one worker."""
         for entry in batch:
             self._batch_left[entry.batch] = self._batch_left.get(entry.batch, 0) + 1
 
-    def over(self, entry: Entry) -> None:
-        """One of a batch that will not be sent any more."""
+    def remove(self, entry: Entry) -> None:
+        """Forget a finished request; in its batch it is not waited for."""
         if entry.batch and entry.admissions == 0:
-            self._out_of_batch(entry)
+            self._leave_batch(entry)
 
-    def decide(self, now_s: float) -> list[tuple[int, str]]:
-        """(request, worker) in the order of the queue; they count as sent."""
+    def dispatch(self, now_s: float) -> list[tuple[int, str]]:
+        """Dispatch requests; return (request, worker) in the order of the queue."""
         if not self._queue:
             return []
-        placing = Placing(self._crew.up, self._sessions, self._affinity, now_s, self._queue.waiting)
-        if not placing:
+        dispatch_pass = DispatchPass(self._worker_pool.up, self._sessions, self._affinity, now_s, self._queue.waiting)
+        if not dispatch_pass.open:
             return []
         self._queue.refresh(now_s)
-        sent = self._pass(now_s, placing)
-        for entry in sent:
-            self._queue.remove(entry)
-            self._cutting.sent(now_s, entry)
-        return [(entry.request.id, entry.worker) for entry in sent]
-
-    def _pass(self, now_s: float, placing: Placing) -> list[Entry]:
-        sent, blocked = [], 0
-        for entry in self._queue.in_order(placing.closed):
-            worker = self._choose(placing, entry)
+        dispatched, blocked = [], 0
+        for entry in self._queue.in_order(dispatch_pass):
+            worker = self._choose(dispatch_pass, entry)
             if worker is None:
                 blocked += 1
             else:
-                self._send(now_s, entry, worker)
-                placing.placed(worker, entry)
-                sent.append(entry)
-            if not placing or blocked >= _LOOKAHEAD:
+                self._dispatch(now_s, entry, worker)
+                dispatch_pass.dispatched(worker, entry)
+                dispatched.append(entry)
+            if not dispatch_pass.open or blocked >= _MAX_BLOCKED:
                 break
-        return sent
+        for entry in dispatched:  # not before: the queue must not change while it is iterated over
+            self._queue.remove(entry)
+            self._preemption.dispatched(now_s, entry)
+        return [(entry.request.id, entry.worker) for entry in dispatched]
 
-    def _choose(self, placing: Placing, entry: Entry) -> Worker | None:
+    def _choose(self, dispatch_pass: DispatchPass, entry: Entry) -> Worker | None:
         if not entry.batch or entry.admissions or entry.overdue:
-            return placing.choose(entry)
-        at = self._batch_at.get(entry.batch, "")
-        worker = self._crew.named(at) if at else None
-        if worker is not None and worker in placing.available(entry):
-            return placing.choose(entry, only=at)
-        return placing.choose(entry, together=self._batch_left[entry.batch])
+            return dispatch_pass.choose(entry)
+        name = self._batch_worker.get(entry.batch, "")
+        worker = self._worker_pool.get(name) if name else None
+        if worker is not None and worker in dispatch_pass.usable(entry):
+            return dispatch_pass.choose(entry, only=name)
+        return dispatch_pass.choose(entry, together=self._batch_left[entry.batch])
 
-    def _send(self, now_s: float, entry: Entry, worker: Worker) -> None:
+    def _dispatch(self, now_s: float, entry: Entry, worker: Worker) -> None:
         q = entry.request
         q.queued_for_s += now_s - q.queued_s
         q.dispatched_s = now_s
-        self._service.charge(entry)
+        self._service.charge_dispatch(entry)
         if entry.batch and entry.admissions == 0:
-            self._batch_at[entry.batch] = worker.name
-            self._out_of_batch(entry)
+            self._batch_worker[entry.batch] = worker.name
+            self._leave_batch(entry)
         entry.admissions += 1
-        worker.put(entry)
-        self._sessions.sent(entry, worker.name)
+        worker.dispatch(entry)
+        self._sessions.dispatched(entry, worker.name)
 
-    def _out_of_batch(self, entry: Entry) -> None:
-        """Its batch has one fewer to come; forgotten with the last."""
+    def _leave_batch(self, entry: Entry) -> None:
         self._batch_left[entry.batch] -= 1
         if self._batch_left[entry.batch] == 0:
             del self._batch_left[entry.batch]
-            self._batch_at.pop(entry.batch, None)
+            self._batch_worker.pop(entry.batch, None)

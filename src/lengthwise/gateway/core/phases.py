@@ -1,21 +1,21 @@
-"""Phases at one worker: new requests are encoded, then all are decoded for N_D iterations (ExeGPT's RRA).
+"""Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
 
-When a phase is over and somebody waits the next one begins with an encoding, which takes requests in the order of
-the queue until its batch is full (``core.adjust``) or the first of them has brought a token. Then nobody is sent
-until this phase is over, too: until each new request has brought the token that its encoding makes, and everybody
-has brought N_D tokens since the encoding began. So an iteration is one more token of everybody.
+When a phase is finished and requests wait, the next one begins with a prefill: it takes requests in the order of the
+queue until its batch is full or the first of them has streamed a token. No further request is dispatched until this
+phase is finished, too: until each new request has streamed the token that its prefill makes, and every request has
+streamed N_D tokens since the prefill began. An iteration is thus one more token of every request.
 
-- An engine takes up what it is sent some iterations late. These count, so that from one encoding to the next it has
-  N_D iterations, of which one may be shared with the encoding. A new request is level with the others when it
-  speaks; where nobody was there before, it has as many iterations as passed last until new ones had spoken.
-- Tokens of one iteration come one after the other, in any order: one that comes more than half an iteration after the
-  last began is of the next.
-- A piece of several tokens is as many iterations of its stream. Who ends is not waited for.
-- Nobody holds a phase for ever. Once the fastest stream is past N_D by ``slack`` iterations (two, and two of its
-  pieces) the phase is over whoever stalls; who brought nothing in a whole phase (evicted, or not streamed) is not
-  waited for until it speaks again. A worker where nobody is left is at the end of its phase. Who has waited
-  ``max_wait_s`` is sent in the midst of one. So every hold ends with a token or an end of a request that runs, and
-  the relay ends those that do not move.
+- An engine takes up a dispatched request some iterations late. These count, so that from one prefill to the next it has
+  N_D iterations, of which one may be shared with the prefill. A new request is level with the others at its first
+  token; at an empty worker it counts as many iterations as the last new requests needed until their first tokens.
+- Tokens of one iteration arrive one after the other, in any order: a token that arrives more than half an iteration
+  after the last iteration began belongs to the next.
+- A chunk of several tokens is as many iterations of its stream. Finished requests are not waited for.
+- No request holds a phase open for ever. Once the fastest stream is past N_D by ``slack`` iterations (two, and two of
+  its chunks) the phase is finished whichever stream stalls. A request without a token in a complete phase (evicted, or
+  not streamed) is not waited for until its next token. A worker without requests is at the end of its phase. A request
+  that has waited ``max_wait_s`` is dispatched within a phase. So every phase ends with a token or a finish of a running
+  request, and the relay ends requests that do not move.
 """
 
 from __future__ import annotations
@@ -27,35 +27,46 @@ from dataclasses import dataclass
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.core.ranking import Entry
 from lengthwise.gateway.scheduling import Phase
-from lengthwise.policy.contracts import BATCHING_ARGUMENTS, Policy
+from lengthwise.policy.contracts import BATCHING_ARGUMENTS
 from lengthwise.policy.named_schedulers import resolve
 
-_EMPTY = dict.fromkeys(BATCHING_ARGUMENTS, 0)
+STEPS, IDLE, STALLED = "steps", "idle", "stalled"
+_PREFILL_STEPS = 2
+"""Assumed iterations until an engine has prefilled a dispatched request: the running one, and its own."""
+_SMOOTHING = 0.25
+"""Weight of the newest value in moving averages."""
 
 
-class Sizing:
-    """The batch of an encoding: B_E, or with a threshold what keeps work even (ExeGPT, section 5.2).
+class PrefillBatchSize:
+    """The batch size of a prefill: B_E, or with a threshold the size that keeps work even (ExeGPT, section 5.2).
 
-    The same policy decides in the simulator (``rra`` of the axis "batching"), here with one engine as one stage.
+    The same policy (``rra`` of the axis "batching") decides in the simulator; here one engine is one stage.
     """
 
     def __init__(self, phases: Phases) -> None:
-        self._policy = batching(phases)
-        values = self._policy.all_parameters
-        self._fixed = {**_EMPTY, "stages": 1, **{f"parameter_{n}": value for n, value in enumerate(values)}}
-        self._one_by_one = self._policy.uses("step_prompts")
+        text = f"rra(encode_batch={phases.encode_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
+        if phases.threshold is not None:
+            assert phases.mean_prompt_tokens is not None
+            assert phases.decode_batch is not None
+            prompts = max(1, round(phases.encode_batch * phases.mean_prompt_tokens))
+            decodes = max(1, round(phases.decode_batch))
+            text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
+        self._policy = policy = resolve("batching", f"{text})")
+        parameters = {f"parameter_{n}": value for n, value in enumerate(policy.all_parameters)}
+        self._constants = {**dict.fromkeys(BATCHING_ARGUMENTS, 0), "stages": 1, **parameters}
+        self._one_by_one = policy.uses("step_prompts")
 
-    def takes(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Whether the encoding takes one more.
+    def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
+        """Return whether the prefill takes one more request.
 
         Args:
             taken: Requests that it has.
             taken_tokens: Prompt tokens of these.
-            next_tokens: Prompt tokens of the one that would be next.
-            waiting: Requests that wait, that one among them.
-            decodes: Requests that were there before the encoding.
+            next_tokens: Prompt tokens of the next request.
+            waiting: Waiting requests, the next one among them.
+            decodes: Requests at the worker before the prefill.
         """
-        metadata = self._fixed | {
+        arguments = self._constants | {
             "decodes": decodes,
             "num_running": decodes,
             "waiting": waiting if self._one_by_one else waiting + taken,
@@ -63,34 +74,15 @@ class Sizing:
             "step_tokens": taken_tokens,
             "next_tokens": next_tokens,
         }
-        most = self._policy.function(**{name: metadata[name] for name in self._policy.arguments})[0]
-        return bool(most > taken)
-
-
-def batching(phases: Phases) -> Policy:
-    """The simulator's policy that batches as the schedule says."""
-    text = f"rra(encode_batch={phases.encode_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
-    if phases.threshold is not None:
-        assert phases.mean_prompt_tokens is not None
-        assert phases.decode_batch is not None
-        prompts = max(1, round(phases.encode_batch * phases.mean_prompt_tokens))
-        decodes = max(1, round(phases.decode_batch))
-        text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
-    return resolve("batching", f"{text})")
-
-
-LATE = 2
-"""Iterations until an engine has encoded what it was sent, before any were seen: one under way, and its own."""
-STEPS, IDLE, STALLED = "steps", "idle", "stalled"
-_SOFT = 0.25
-"""Weight of the newest of what is averaged."""
+        max_prompts = self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0]
+        return bool(max_prompts > taken)
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A phase under way: when it began, what stayed then, its N_D, what was sent, how many of the former ended."""
+class _CurrentPhase:
+    """Counts of the running phase; ``finished`` counts former requests that finished before it became ``stable``."""
 
-    at_s: float
+    started_s: float
     decodes: int
     decode_steps: int
     encode_batch: int = 0
@@ -101,209 +93,181 @@ class _Begun:
     stable: bool = False
 
 
-class Phasing:
-    """The phase that a worker is in; see the module.
-
-    Args:
-        worker: Tells its name.
-        phases: The schedule.
-        told: Called with every phase that is over.
-    """
+class PhaseTracker:
+    """The phase of a worker, followed by its tokens; see the module."""
 
     def __init__(self, worker: Callable[[], str], phases: Phases, report: Callable[[Phase], None]) -> None:
         self._worker, self._report = worker, report
-        self.phases, self._sizing = phases, Sizing(phases)
-        self._tracker: Phases | None = None
-        self._late, self._ending = LATE, 0.0
-        self._pace_s = math.nan
-        self.lost()
+        self.phases, self._batch_size = phases, PrefillBatchSize(phases)
+        self._next_phases: Phases | None = None
+        self._prefill_steps = _PREFILL_STEPS
+        self._mean_finished = 0.0
+        self._step_s = math.nan
+        self.clear()
 
     def configure(self, phases: Phases) -> None:
-        """Another schedule, from the next phase on: the one under way keeps its own."""
-        self._tracker = phases
-        if self.over:
-            self._follow()
+        """Set another schedule from the next phase on; the running phase keeps its own."""
+        self._next_phases = phases
+        if self._current is None or self._finished:
+            self._apply_next_phases()
 
-    def lost(self) -> None:
-        """Nobody is there any more, and nothing is known of this phase's end."""
-        self._started: _Begun | None = None
-        self._encoding = self._over = False
+    def clear(self) -> None:
+        """Forget all requests and the running phase without a report."""
+        self._current: _CurrentPhase | None = None
+        self._in_prefill = self._finished = False
         self._new: set[int] = set()
+        """Requests of this prefill without a token."""
         self._silent: set[int] = set()
-        self._before: set[int] = set()
+        """Requests without a token in the last phase, which are not waited for."""
+        self._previous: set[int] = set()
+        """Requests of the last phase that still run."""
         self._steps: dict[int, int] = {}
-        self._heard_s: dict[int, float] = {}
-        self._min_decode_s = 0
-        self._raised_s = self._last_s = math.nan
-        self._piece = self._next_piece = 1
-        self._follow()
+        self._last_token_s: dict[int, float] = {}
+        self._max_steps = 0
+        self._step_started_s = self._last_s = math.nan
+        self._max_chunk = self._next_max_chunk = 1
+        self._apply_next_phases()
 
-    # -- questions -------------------------------------------------------------------------
-
-    @property
-    def over(self) -> bool:
-        """Whether the next phase may begin."""
-        return self._started is None or self._over
-
-    def takes(self, entry: Entry, waiting: int) -> bool:
-        """Whether the request may be sent now, where so many wait with it."""
-        begun, tokens = self._started, entry.request.prompt_tokens
-        if begun is None or self._over:
-            return self._sizing.takes(0, 0, tokens, waiting=waiting, decodes=self._stay)
-        return self._encoding and self._sizing.takes(
-            begun.encode_batch, begun.prompt_tokens, tokens, waiting=waiting, decodes=begun.decodes
+    def admits(self, entry: Entry, waiting: int) -> bool:
+        """Return whether the request may be dispatched now, given the number of waiting requests."""
+        current, tokens = self._current, entry.request.prompt_tokens
+        if current is None or self._finished:
+            # As many requests are expected to finish until the prefill as finished during the last ones.
+            decodes = max(0, self._num_present - round(self._mean_finished))
+            return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=decodes)
+        return self._in_prefill and self._batch_size.admits(
+            current.encode_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
         )
 
-    # -- what happens ----------------------------------------------------------------------
-
-    def sent(self, entry: Entry) -> None:
-        """The request is sent: the first of a phase, one more of its encoding, or one that has waited too long."""
-        q = entry.request
-        begun = self._started
-        if begun is None or self._over:
-            begun = self._begin(q.dispatched_s)
+    def dispatched(self, entry: Entry) -> None:
+        """Count a request: the first of a phase, one more of its prefill, or an overdue one."""
+        q, current = entry.request, self._current
+        if current is None or self._finished:
+            current = self._start_phase(q.dispatched_s)
         self._new.add(q.id)
-        if self._encoding:
-            begun.encode_batch += 1
-            begun.prompt_tokens += q.prompt_tokens
+        if self._in_prefill:
+            current.encode_batch += 1
+            current.prompt_tokens += q.prompt_tokens
         else:
-            begun.overdue += 1
+            current.overdue += 1
 
-    def progressed(self, now_s: float, request_id: int, tokens: int) -> bool:
-        """So many more tokens came of one that is there; whether that ends the phase."""
-        was_over, spoke, is_new = self._over, request_id in self._steps, request_id in self._new
-        if spoke:
-            self._next_piece = max(self._next_piece, tokens)
+    def on_progress(self, now_s: float, request_id: int, tokens: int) -> bool:
+        """Count new tokens of a request; return whether they finish the phase."""
+        was_finished, streams, is_new = self._finished, request_id in self._steps, request_id in self._new
+        if streams:
+            self._next_max_chunk = max(self._next_max_chunk, tokens)
             steps = self._steps[request_id] + tokens
-        else:
-            steps = self._speaks(now_s, request_id, tokens)
-        self._steps[request_id], self._heard_s[request_id] = steps, now_s
-        if steps > self._min_decode_s:
-            self._raise(now_s, steps, spoke=spoke)
-        if is_new and not self._new and self._before:
-            self._late = max(1, min(self._min_decode_s, self._deadline))
+        else:  # its first tokens of this phase: the request is level with the others
+            self._silent.discard(request_id)
+            if is_new:
+                self._new.discard(request_id)
+                self._in_prefill = False
+            if self._previous or self._max_steps:
+                steps = self._max_steps + self._is_next_step(now_s, self._step_started_s)
+            else:
+                steps = self._prefill_steps + tokens - 1
+        self._steps[request_id], self._last_token_s[request_id] = steps, now_s
+        if steps > self._max_steps:
+            if streams:
+                self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
+                current = self._current
+                # All tokens of the former iterations are in, and so are the finishes that they caused.
+                if current is not None and not current.stable and not self._new:
+                    current.stable, current.decode_batch = True, self._num_present
+                    self._mean_finished += _SMOOTHING * (current.finished - self._mean_finished)
+            self._max_steps, self._step_started_s = steps, now_s
+        if is_new and not self._new and self._previous:
+            self._prefill_steps = max(1, min(self._max_steps, self._decode_steps))
         self._last_s = now_s
-        self._poll()
-        return self._over and not was_over
+        self._update_finished()
+        return self._finished and not was_finished
 
-    def left(self, request_id: int) -> None:
-        """It is there no more."""
+    def remove(self, request_id: int) -> None:
+        """Forget a request that left the worker; without requests the phase is finished."""
         if request_id in self._new:
-            self._encoding = False
-        if self._started is not None and not self._started.stable:
-            self._started.finished += request_id in self._before
-        for those in (self._new, self._silent, self._before):
-            those.discard(request_id)
-        for told in (self._steps, self._heard_s):
-            told.pop(request_id, None)
-        if not self._present and self._started is not None:
-            self._end(IDLE, self._last_s)
-            self.lost()
-        self._poll()
-
-    # -- within ----------------------------------------------------------------------------
+            self._in_prefill = False
+        if self._current is not None and not self._current.stable:
+            self._current.finished += request_id in self._previous
+        for ids in (self._new, self._silent, self._previous):
+            ids.discard(request_id)
+        self._steps.pop(request_id, None)
+        self._last_token_s.pop(request_id, None)
+        if not self._num_present and self._current is not None:
+            self._report_phase(IDLE, self._last_s)
+            self.clear()
+        self._update_finished()
 
     @property
-    def _present(self) -> int:
+    def _num_present(self) -> int:
         return len(self._new) + len(self._silent) + len(self._steps)
 
     @property
-    def _stay(self) -> int:
-        """How many are there once the engine has taken up new ones, if as many end until then as did of late."""
-        return max(0, self._present - round(self._ending))
+    def _decode_steps(self) -> int:
+        return self.phases.decode_steps if self._current is None else self._current.decode_steps
 
     @property
-    def _deadline(self) -> int:
-        """N_D of the phase under way."""
-        return self.phases.decode_steps if self._started is None else self._started.decode_steps
+    def _min_steps(self) -> int:
+        return min(self._steps.values(), default=self._max_steps)
 
     @property
-    def _complete(self) -> bool:
-        """Whether all have spoken and brought N_D tokens."""
-        return not self._new and self._least >= self._deadline
+    def _is_complete(self) -> bool:
+        return not self._new and self._min_steps >= self._decode_steps
 
-    @property
-    def _least(self) -> int:
-        """Iterations of the slowest."""
-        return min(self._steps.values(), default=self._min_decode_s)
+    def _update_finished(self) -> None:
+        """Set whether the phase is finished; it stays so until the next one starts."""
+        if self._finished:
+            pass
+        elif self._max_steps < self._decode_steps:
+            self._finished = not (self._new or self._steps)  # only silent requests are left
+        else:
+            slack = 2 + 2 * max(self._max_chunk, self._next_max_chunk)
+            self._finished = self._is_complete or self._max_steps >= self._decode_steps + slack
+        if self._finished:
+            self._apply_next_phases()
 
-    def _poll(self) -> None:
-        """Notes where the phase is over; until the next one begins it stays so."""
-        self._over = self._over or self._is_over()
-        if self._over:
-            self._follow()
+    def _apply_next_phases(self) -> None:
+        if self._next_phases is not None:
+            self.phases, self._batch_size = self._next_phases, PrefillBatchSize(self._next_phases)
+            self._next_phases = None
 
-    def _is_over(self) -> bool:
-        if self._min_decode_s < self._deadline:
-            return not (self._new or self._steps)  # nobody is there who would tell
-        slack = 2 + 2 * max(self._piece, self._next_piece)
-        return self._complete or self._min_decode_s >= self._deadline + slack
+    def _is_next_step(self, now_s: float, since_s: float) -> bool:
+        """Return whether a token of now belongs to a later iteration than a token of then."""
+        return now_s - since_s > self._step_s / 2
 
-    def _follow(self) -> None:
-        """The schedule that was told holds from here on."""
-        if self._tracker is not None:
-            self.phases, self._sizing = self._tracker, Sizing(self._tracker)
-            self._tracker = None
+    def _update_step_s(self, measured_s: float) -> None:
+        """Smooth the seconds of an iteration; one that also prefills may be many times as long, so it is clipped."""
+        if math.isnan(self._step_s):
+            self._step_s = measured_s
+        elif not math.isnan(measured_s):
+            self._step_s += _SMOOTHING * (min(measured_s, 1.5 * self._step_s) - self._step_s)
 
-    def _is_next(self, now_s: float, since_s: float) -> bool:
-        """Whether a token of now is of a later iteration than one of then."""
-        return now_s - since_s > self._pace_s / 2
+    def _start_phase(self, now_s: float) -> _CurrentPhase:
+        if self._current is not None:
+            self._report_phase(STEPS if self._is_complete else STALLED, now_s)
+        decodes = max(0, self._num_present - round(self._mean_finished))
+        current = self._current = _CurrentPhase(now_s, decodes, self.phases.decode_steps)
+        last_token_s, self._last_token_s = self._last_token_s, {}
+        self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
+        self._previous = set(last_token_s)
+        self._steps = {one: -int(self._is_next_step(now_s, at_s)) for one, at_s in last_token_s.items()}
+        self._new, self._max_steps = set(), 0
+        self._max_chunk, self._next_max_chunk = self._next_max_chunk, 1
+        self._in_prefill, self._finished = True, False
+        return current
 
-    def _speaks(self, now_s: float, request_id: int, tokens: int) -> int:
-        """The iterations of one that brings its first tokens of this phase: it is level with the others."""
-        self._silent.discard(request_id)
-        if request_id in self._new:
-            self._new.discard(request_id)
-            self._encoding = False
-        if not (self._before or self._min_decode_s):
-            return self._late + tokens - 1
-        return self._min_decode_s + self._is_next(now_s, self._raised_s)
-
-    def _raise(self, now_s: float, steps: int, *, spoke: bool) -> None:
-        """The first token of an iteration: those before are all in, with what ended by them."""
-        if spoke:
-            pace_s = (now_s - self._raised_s) / (steps - self._min_decode_s)
-            self._pace_s = _paced(self._pace_s, pace_s)
-            begun = self._started
-            if begun is not None and not begun.stable and not self._new:
-                begun.stable, begun.decode_batch = True, self._present
-                self._ending += _SOFT * (begun.finished - self._ending)
-        self._min_decode_s, self._raised_s = steps, now_s
-
-    def _begin(self, now_s: float) -> _Begun:
-        if self._started is not None:
-            self._end(STEPS if self._complete else STALLED, now_s)
-        begun = self._started = _Begun(now_s, self._stay, self.phases.decode_steps)
-        heard, self._heard_s = self._heard_s, {}
-        self._silent |= self._new | (self._steps.keys() - heard.keys())
-        self._before = set(heard)
-        self._steps = {one: -int(self._is_next(now_s, at_s)) for one, at_s in heard.items()}
-        self._new, self._min_decode_s = set(), 0
-        self._piece, self._next_piece = self._next_piece, 1
-        self._encoding, self._over = True, False
-        return begun
-
-    def _end(self, cause: str, now_s: float) -> None:
-        begun = self._started
-        assert begun is not None
-        self._report(
-            Phase(
-                self._worker(),
-                cause,
-                begun.at_s,
-                max(begun.at_s, now_s),
-                encode_batch=begun.encode_batch,
-                prompt_tokens=begun.prompt_tokens,
-                decode_batch=begun.decode_batch or self._present,
-                decode_steps=self._least if cause == STEPS else self._min_decode_s,
-                left_batch=self._present,
-                overdue=begun.overdue,
-            )
+    def _report_phase(self, cause: str, now_s: float) -> None:
+        current = self._current
+        assert current is not None
+        phase = Phase(
+            self._worker(),
+            cause,
+            current.started_s,
+            max(current.started_s, now_s),
+            encode_batch=current.encode_batch,
+            prompt_tokens=current.prompt_tokens,
+            decode_batch=current.decode_batch or self._num_present,
+            decode_steps=self._min_steps if cause == STEPS else self._max_steps,
+            left_batch=self._num_present,
+            overdue=current.overdue,
         )
-
-
-def _paced(so_far_s: float, seen_s: float) -> float:
-    """Seconds of an iteration with one more that was seen; one that also encoded may be many times as long."""
-    if math.isnan(so_far_s) or math.isnan(seen_s):
-        return so_far_s if math.isnan(seen_s) else seen_s
-    return so_far_s + _SOFT * (min(seen_s, 1.5 * so_far_s) - so_far_s)
+        self._report(phase)

@@ -1,4 +1,4 @@
-"""Keys of live requests: one at a time as they move, all at once by the compiled loop."""
+"""Rank keys of live requests: one at a time as requests change, all at once by the compiled loop."""
 
 from __future__ import annotations
 
@@ -11,54 +11,49 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.request import LengthPrediction, Request
+from lengthwise.gateway.request import Floats, LengthPrediction, Request
 from lengthwise.policy.compile import key_of, keys
 from lengthwise.policy.contracts import SERVICE_OUTPUT_WEIGHT, Policy
 
 PREFILL_WEIGHT = 0.1
-"""What a prompt token costs of an output token: a batch computes prompts about ten times as fast."""
+"""Cost of a prompt token in output tokens: a batch computes prompts about ten times as fast."""
 
 
 class State(Enum):
-    """Where a request is; it is in exactly one."""
+    """The state of a request; a live request is in exactly one."""
 
-    GATHERING = "gathering"
+    BINNED = "binned"
     """In a bin that is not full."""
     WAITING = "waiting"
     RUNNING = "running"
-    CUT = "cut"
-    """Still at its worker, to be aborted and brought back."""
+    PREEMPTING = "preempting"
+    """Still at its worker, to be aborted and requeued."""
     LOST = "lost"
-    """Its worker is gone; the caller brings it back or fails it."""
+    """Its worker is gone; the caller requeues the request or fails it."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live request with what the scheduler must remember of it.
+    """A live request with the scheduler's own state.
 
     Attributes:
-        request: The caller's; the fields below its line are changed here alone.
-        slot: Its row of the columns.
-        state: Where it is.
-        predicted: Predicted length of the whole output, from 0 to what the client asked for at most.
-        overdue: It has waited too long and goes before all who have not.
+        request: The caller's record; the scheduler alone changes its scheduling fields.
+        row: Row in the columns of ``Ranker``; -1 none.
+        predicted: Predicted length of the complete output, at most what the client requested.
+        overdue: Whether the request has waited ``max_wait_s`` and precedes all that have not.
         remaining: Predicted tokens still to come, at least 1.
-        worker: Where it is or was last; "" never sent.
-        work: What it adds to its worker's backlog: tokens still to come and its prompt's cost.
-        kv_tokens: What it will hold at its worker.
-        charged: Output tokens that its tenant was charged for.
-        admissions: How often it was sent.
-        boundary: Generated tokens at which its window is over.
-        stable: Generated tokens below which it is not cut again.
-        batch: Number of the completed bin it left in; 0 none.
-        retained: Whether it cannot be cut where it is: its engine could not go on with it elsewhere.
-        received_s: When tokens of it came last, where it is; NaN none have.
-        cut_s: When it was last to be brought back.
-        late_tokens: What is to come of it if it has come far into its forecast; NaN nobody has asked.
+        worker: Current or last worker; "" never dispatched.
+        work: Share of the worker's backlog: remaining tokens and the cost of the prompt.
+        kv_tokens: KV tokens that the request will occupy at its end.
+        window_end: Generated tokens at which the current window ends.
+        protected_until: Generated tokens below which the request is not preempted again.
+        batch: Number of the completed bin that the request left in; 0 none.
+        nonpreemptible: Whether the engine could not resume the request elsewhere.
+        posterior_remaining: Cached posterior mean of the remaining tokens; NaN not computed.
     """
 
     request: Request
-    slot: int = -1
+    row: int = -1
     state: State = State.WAITING
     predicted: float = 0.0
     overdue: bool = False
@@ -68,128 +63,201 @@ class Entry:
     kv_tokens: float = 0.0
     charged: float = 0.0
     admissions: int = 0
-    boundary: int = 0
-    stable: int = 0
+    window_end: int = 0
+    protected_until: int = 0
     batch: int = 0
-    retained: bool = False
-    received_s: float = math.nan
-    cut_s: float = math.nan
-    late_tokens: float = math.nan
+    nonpreemptible: bool = False
+    last_token_s: float = math.nan
+    preempted_s: float = math.nan
+    posterior_remaining: float = math.nan
 
-    def believe(self, length_prediction: LengthPrediction) -> None:
-        """Takes a forecast, bounded by what was asked for: no prediction can do more harm than that."""
+    def set_prediction(self, length_prediction: LengthPrediction) -> None:
+        """Store a prediction, bounded by the requested maximum so that a wrong one can do no more harm than that."""
         request = self.request
-        request.length_prediction, self.late_tokens = length_prediction, math.nan
-        most = float(max(1, request.max_tokens))
-        total = length_prediction.total_tokens
-        self.predicted = min(max(total, 0.0), most) if total == total else most  # noqa: PLR0124  NaN
-        self.finalize()
+        request.length_prediction, self.posterior_remaining = length_prediction, math.nan
+        max_tokens, total = float(max(1, request.max_tokens)), length_prediction.total_tokens
+        self.predicted = max_tokens if math.isnan(total) else min(max(total, 0.0), max_tokens)
+        self.update_remaining()
 
-    def renamed(self, before: str, now: str) -> None:
-        """A worker is called otherwise; of who is there it is told by the worker itself."""
-        q = self.request
-        if before in q.avoid:
-            q.avoid = q.avoid - {before} | {now}
-        if self.worker == before and self.state not in (State.RUNNING, State.CUT):
-            self.worker = now
-
-    def finalize(self) -> None:
-        """What follows from the prediction and the tokens so far."""
+    def update_remaining(self) -> None:
+        """Recompute remaining tokens, work and KV tokens from the prediction and the tokens so far."""
         request = self.request
         self.remaining = max(1.0, self.predicted - request.generated_tokens)
         context = request.prompt_tokens + request.generated_tokens
         self.work = self.remaining + PREFILL_WEIGHT * context
         self.kv_tokens = context + self.remaining
 
+    def rename_worker(self, before: str, now: str) -> None:
+        """Replace a worker's name; the worker itself renames the requests that run there."""
+        q = self.request
+        if before in q.avoid:
+            q.avoid = q.avoid - {before} | {now}
+        if self.worker == before and self.state not in (State.RUNNING, State.PREEMPTING):
+            self.worker = now
 
-FloatArray = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key")
-_INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id")
-_FLOAT = {name: row for row, name in enumerate(_FLOATS)}
-_INT = {name: row for row, name in enumerate(_INTEGERS)}
-_SMALLEST = 64
+
+Integers = npt.NDArray[np.int64]
+_FLOAT_COLUMNS = (
+    "arrival_s",
+    "predicted_tokens",
+    "remaining_tokens",
+    "index_tokens",
+    "queued_for_s",
+    "queued_s",
+    "key",
+)
+_INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
+_FLOAT = {name: row for row, name in enumerate(_FLOAT_COLUMNS)}
+_INTEGER = {name: row for row, name in enumerate(_INTEGER_COLUMNS)}
+_KEY = _FLOAT["key"]
+_MIN_ROWS = 64
 
 
-class Columns:
-    """A struct of arrays that grows; rows of who left are used again.
+class TenantService:
+    """Service of tenants in weighted tokens (virtual token counter, Sheng et al. 2024).
 
-    Attributes:
-        entries: The live request of each row.
+    A tenant is charged for the prompt and twice the predicted output at dispatch, and corrected to the generated
+    tokens when the request returns or finishes. A tenant that starts to wait is lifted to the least counter of the
+    waiting tenants, so that absence earns no credit.
     """
 
-    def __init__(self, rank: Policy) -> None:
-        self._report = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
-        self._indexed = rank.uses("index_tokens")
-        self._floats = np.zeros((len(_FLOATS), _SMALLEST))
-        self._complete = np.zeros((len(_INTEGERS), _SMALLEST), np.int64)
-        self._free = list(range(_SMALLEST))[::-1]
-        self.entries: list[Entry | None] = [None] * _SMALLEST
+    def __init__(self) -> None:
+        self._served: dict[int, float] = {}
+        self._waiting: dict[int, int] = {}
+        self._level = 0.0
 
-    def __len__(self) -> int:
-        """Rows that are taken."""
-        return len(self.entries) - len(self._free)
+    def of(self, tenant: int) -> float:
+        """Return the service of a tenant so far."""
+        return self._served.get(tenant, 0.0)
 
-    def take(self, entry: Entry) -> None:
-        """Gives the request a row."""
+    def start_waiting(self, tenant: int) -> None:
+        """Count one more waiting request of the tenant."""
+        if tenant not in self._waiting:
+            level = min((self.of(one) for one in self._waiting), default=self._level)
+            self._served[tenant] = max(self.of(tenant), level)
+            self._waiting[tenant] = 0
+        self._waiting[tenant] += 1
+
+    def stop_waiting(self, tenant: int) -> None:
+        """Count one waiting request less; the last tenant to wait sets the level for the next."""
+        self._waiting[tenant] -= 1
+        if self._waiting[tenant] == 0:
+            del self._waiting[tenant]
+            self._level = self.of(tenant)
+
+    def charge_dispatch(self, entry: Entry) -> None:
+        """Charge the tenant for the prompt (once) and the predicted output."""
+        prompt_tokens = entry.request.prompt_tokens if entry.admissions == 0 else 0
+        self._charge(entry, prompt_tokens, entry.predicted)
+
+    def correct(self, entry: Entry) -> None:
+        """Replace the charge for the prediction by the generated tokens."""
+        self._charge(entry, 0, float(entry.request.generated_tokens))
+
+    def _charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
+        tenant = entry.request.tenant
+        more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
+        self._served[tenant] = self.of(tenant) + prompt_tokens + more
+        entry.charged = output_tokens
+
+
+class Ranker:
+    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place.
+
+    The columns grow by doubling; rows of finished requests are reused.
+
+    Attributes:
+        entries: The live request of each row, or None.
+    """
+
+    def __init__(self, rank: Policy, service: TenantService) -> None:
+        self.rank = rank
+        self.entries: list[Entry | None] = [None] * _MIN_ROWS
+        self._service = service
+        self._key_of = key_of(rank)
+        self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
+        self._uses_index, self._uses_service = rank.uses("index_tokens"), rank.uses("service_tokens")
+        self._floats = np.zeros((len(_FLOAT_COLUMNS), _MIN_ROWS))
+        self._integers = np.zeros((len(_INTEGER_COLUMNS), _MIN_ROWS), np.int64)
+        self._free = list(range(_MIN_ROWS))[::-1]
+
+    def warm(self) -> None:
+        """Compile now, not while requests wait."""
+        self.keys(0.0, np.zeros(0, np.int64), waiting=True)
+
+    def add(self, entry: Entry) -> None:
+        """Give the request a row."""
         if not self._free:
-            self._grow()
-        entry.slot = self._free.pop()
-        self.entries[entry.slot] = entry
+            rows = len(self.entries)
+            self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
+            self._integers = np.concatenate([self._integers, np.zeros_like(self._integers)], axis=1)
+            self._free = list(range(rows, 2 * rows))[::-1]
+            self.entries += [None] * rows
+        entry.row = self._free.pop()
+        self.entries[entry.row] = entry
 
-    def release(self, entry: Entry) -> None:
-        """Its row is free for another."""
-        self._free.append(entry.slot)
-        self.entries[entry.slot] = None
-        entry.slot = -1
+    def remove(self, entry: Entry) -> None:
+        """Free the request's row."""
+        self._free.append(entry.row)
+        self.entries[entry.row] = None
+        entry.row = -1
 
-    def write(self, entry: Entry, key: float) -> None:
-        """All that ranks are told of it, as it is now, and the key it is filed by."""
+    def update(self, now_s: float, entry: Entry) -> float:
+        """Compute a request's key; store it with every column that ranks take."""
         q = entry.request
-        index = self.index_of(entry)
-        self._floats[:, entry.slot] = (
+        index = self._index(entry)
+        waited_s = q.queued_for_s + (now_s - q.queued_s) if entry.state is State.WAITING else q.queued_for_s
+        key = self._key_of(
+            now_s,
             q.arrival_s,
+            q.prompt_tokens,
+            q.generated_tokens,
             entry.predicted,
             entry.remaining,
             index,
-            q.queued_for_s,
-            q.queued_s,
-            key,
-        )
-        self._complete[:, entry.slot] = (
-            q.prompt_tokens,
-            q.generated_tokens,
+            waited_s,
             q.priority,
             entry.admissions - 1,
             q.preemptions,
+            self._service.of(q.tenant),
             entry.batch,
-            q.id,
         )
+        key = math.inf if math.isnan(key) else key
+        row = entry.row
+        floats = (q.arrival_s, entry.predicted, entry.remaining, index, q.queued_for_s, q.queued_s, key)
+        self._floats[:, row] = floats
+        integers = (q.prompt_tokens, q.generated_tokens, q.priority, entry.admissions - 1, q.preemptions)
+        self._integers[:, row] = (*integers, entry.batch, q.id, q.tenant)
+        return key
 
     def key(self, entry: Entry) -> float:
-        """The key it is filed by."""
-        return self._floats.item(_FLOAT["key"], entry.slot)
+        """Return the stored key."""
+        return self._floats.item(_KEY, entry.row)
 
-    def index_of(self, entry: Entry) -> float:
-        """The Gittins index of what is predicted; what remains where only a number is known or wanted."""
-        quantiles = entry.request.length_prediction.quantiles
-        if not self._indexed or quantiles is None:
-            return entry.remaining
-        from lengthwise.predict import LEVELS, LengthDistribution
+    def running_keys(self, now_s: float, running: Sequence[Entry]) -> list[float]:
+        """Return the keys of requests at workers; keys that do not change with time come from the store."""
+        if self.rank.every_step or self._uses_service:
+            rows = np.fromiter((entry.row for entry in running), np.int64, len(running))
+            computed: list[float] = self.keys(now_s, rows, waiting=False).tolist()
+            return computed
+        return [self.key(one) for one in running]
 
-        posterior = LengthDistribution(np.asarray(quantiles)[None, :], LEVELS)
-        return float(posterior.gittins(entry.request.generated_tokens)[0])
+    def keys(self, now_s: float, rows: Integers, *, waiting: bool) -> Floats:
+        """Return the keys [n] of rows that are all waiting or all at workers."""
+        columns = {name: self._column(name, rows) for name in self._arguments}
+        if waiting and "queued_for_s" in columns:
+            columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._column("queued_s", rows))
+        if self._uses_service:
+            tenants, inverse = np.unique(self._column("tenant", rows), return_inverse=True)
+            columns["service_tokens"] = np.array([self._service.of(one) for one in tenants.tolist()], float)[inverse]
+        # A rank without arguments still needs one column that says how many keys there are.
+        computed = keys(self.rank, columns or {"arrival_s": np.zeros(len(rows))}, now_s)
+        computed[np.isnan(computed)] = math.inf
+        return computed
 
-    def report(self, rows: Ints, now_s: float, *, waiting: bool) -> dict[str, npt.NDArray[Any]]:
-        """The columns of some rows that the rank takes, without the service."""
-        there = {name: self._column(name, rows) for name in self._report}
-        if waiting and "queued_for_s" in there:
-            there["queued_for_s"] = there["queued_for_s"] + (now_s - self._column("queued_s", rows))
-        return there
-
-    def ordered(self, rows: Ints, keys: FloatArray) -> list[tuple[float, float, int, int]]:
-        """(key, arrival, id, row) in this order, by keys that are noted for ``key``."""
-        self._floats[_FLOAT["key"], rows] = keys
+    def sort(self, rows: Integers, keys: Floats) -> list[tuple[float, float, int, int]]:
+        """Store the keys; return (key, arrival, id, row) in this order."""
+        self._floats[_KEY, rows] = keys
         arrival_s, ids = self._column("arrival_s", rows), self._column("id", rows)
         order = np.argsort(keys)
         ranked = keys[order]
@@ -199,146 +267,16 @@ class Columns:
         columns = (ranked, arrival_s[order], ids[order], rows[order])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def _column(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        if name in _FLOAT:
-            return np.take(self._floats[_FLOAT[name]], rows)
-        return np.take(self._complete[_INT[name]], rows)
+    def _column(self, name: str, rows: Integers) -> npt.NDArray[Any]:
+        row = _FLOAT.get(name)
+        return np.take(self._integers[_INTEGER[name]] if row is None else self._floats[row], rows)
 
-    def _grow(self) -> None:
-        rows = len(self.entries)
-        self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
-        self._complete = np.concatenate([self._complete, np.zeros_like(self._complete)], axis=1)
-        self._free = list(range(rows, 2 * rows))[::-1]
-        self.entries += [None] * rows
+    def _index(self, entry: Entry) -> float:
+        """Return the Gittins index, or the remaining tokens where no distribution is known or wanted."""
+        quantiles = entry.request.length_prediction.quantiles
+        if not self._uses_index or quantiles is None:
+            return entry.remaining
+        from lengthwise.predict import LEVELS, LengthDistribution
 
-
-class Service:
-    """A tenant's service: prompt tokens + 2 x output tokens, the output charged by prediction when it is sent.
-
-    What came instead is charged when it comes back or ends. A tenant that comes to wait starts level with
-    those who do, so that absence earns no credit.
-    """
-
-    def __init__(self) -> None:
-        self._served: dict[int, float] = {}
-        self._waiting: dict[int, int] = {}
-        self._level = 0.0
-        self._tenant_of_row = np.zeros(0, np.int64)
-
-    def of(self, tenant: int) -> float:
-        """What it was served so far."""
-        return self._served.get(tenant, 0.0)
-
-    def joins(self, entry: Entry) -> None:
-        """A request of the tenant waits."""
-        tenant = entry.request.tenant
-        if tenant not in self._waiting:
-            level = min((self.of(one) for one in self._waiting), default=self._level)
-            self._served[tenant] = max(self.of(tenant), level)
-            self._waiting[tenant] = 0
-        self._waiting[tenant] += 1
-        self._note(entry.slot, tenant)
-
-    def leaves(self, entry: Entry) -> None:
-        """One fewer of the tenant's requests waits; who is the last to wait sets the level."""
-        tenant = entry.request.tenant
-        self._waiting[tenant] -= 1
-        if self._waiting[tenant] == 0:
-            del self._waiting[tenant]
-            self._level = self.of(tenant)
-
-    def charge(self, entry: Entry) -> None:
-        """It is sent: the tenant pays for the prompt (once) and the predicted output."""
-        prompt = entry.request.prompt_tokens if entry.admissions == 0 else 0
-        self._pay(entry, prompt, entry.predicted)
-
-    def finalize(self, entry: Entry) -> None:
-        """It is back or over: the tenant pays for what came."""
-        self._pay(entry, 0, float(entry.request.generated_tokens))
-
-    def of_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The service of the tenants of some rows."""
-        tenants, which = np.unique(self._tenant_of_row[rows], return_inverse=True)
-        return np.array([self.of(int(one)) for one in tenants])[which]
-
-    def _pay(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
-        tenant = entry.request.tenant
-        more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
-        self._served[tenant] = self.of(tenant) + prompt_tokens + more
-        entry.charged = output_tokens
-
-    def _note(self, slot: int, tenant: int) -> None:
-        if slot >= len(self._tenant_of_row):
-            more = np.zeros(max(64, slot + 1), np.int64)
-            self._tenant_of_row = np.concatenate([self._tenant_of_row, more])
-        self._tenant_of_row[slot] = tenant
-
-
-Floats = npt.NDArray[np.float64]
-
-
-class Ranker:
-    """A rank with what it is told; NaN from a rank of others counts as the last place."""
-
-    def __init__(self, rank: Policy, service: Service) -> None:
-        self.rank = rank
-        self.columns = Columns(rank)
-        self._service = service
-        self._charged = rank.uses("service_tokens")
-        self._key_of = key_of(rank)
-
-    def warm(self) -> None:
-        """Compiles now what would else be compiled while requests wait."""
-        self.keys(0.0, np.zeros(0, np.int64), waiting=True)
-
-    def key(self, now_s: float, entry: Entry) -> float:
-        """The key of one request, in the queue or at a worker."""
-        q = entry.request
-        waits = entry.state is State.WAITING
-        key = self._key_of(
-            now_s,
-            q.arrival_s,
-            q.prompt_tokens,
-            q.generated_tokens,
-            entry.predicted,
-            entry.remaining,
-            self.columns.index_of(entry),
-            q.queued_for_s + (now_s - q.queued_s) if waits else q.queued_for_s,
-            q.priority,
-            entry.admissions - 1,
-            q.preemptions,
-            self._service.of(q.tenant),
-            entry.batch,
-        )
-        return key if key == key else math.inf  # noqa: PLR0124
-
-    def write(self, now_s: float, entry: Entry) -> float:
-        """Its key, noted with all else that ranks are told."""
-        key = self.key(now_s, entry)
-        self.columns.write(entry, key)
-        return key
-
-    def keys_there(self, now_s: float, running: Sequence[Entry]) -> list[float]:
-        """The keys of requests at workers; those that do not change with time are as they were noted."""
-        if self.rank.every_step or self._charged:
-            found: list[float] = self.keys(now_s, rows_of(running), waiting=False).tolist()
-            return found
-        return [self.columns.key(one) for one in running]
-
-    def keys(self, now_s: float, rows: Ints, *, waiting: bool) -> Floats:
-        """[n] the keys of several rows, all waiting or all at workers."""
-        there = self.columns.report(rows, now_s, waiting=waiting)
-        if self._charged:
-            there["service_tokens"] = self._service.of_rows(rows)
-        found = keys(self.rank, there, now_s) if there else self._matching(now_s, len(rows))
-        found[np.isnan(found)] = math.inf
-        return found
-
-    def _matching(self, now_s: float, n: int) -> Floats:
-        """[n] the keys of a rank that is told nothing of a request."""
-        return keys(self.rank, {"arrival_s": np.zeros(n)}, now_s)
-
-
-def rows_of(entries: Sequence[Entry]) -> Ints:
-    """[n] the rows of the columns."""
-    return np.fromiter((entry.slot for entry in entries), np.int64, len(entries))
+        posterior = LengthDistribution(np.asarray(quantiles)[None, :], LEVELS)
+        return float(posterior.gittins(entry.request.generated_tokens)[0])

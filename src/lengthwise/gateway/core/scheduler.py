@@ -1,185 +1,123 @@
-"""The scheduler: told what happens, it says what is to be done. It reads no clock and touches no network."""
+"""The scheduler: takes events, returns decisions. It reads no clock and touches no network."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.core.dispatch import Sending
-from lengthwise.gateway.core.preemption import Cutting
-from lengthwise.gateway.core.queue import Alarms, Bins, Queue
-from lengthwise.gateway.core.ranking import Entry, Ranker, Service, State
-from lengthwise.gateway.core.worker_pool import Crew, tokens_by_model
-from lengthwise.gateway.request import LengthPrediction, Rejection, Request
-from lengthwise.gateway.scheduling import UNHELD, Decisions, Statistics, WorkerState
+from lengthwise.gateway.core.dispatch import Dispatcher
+from lengthwise.gateway.core.preemption import Preemption
+from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
+from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
+from lengthwise.gateway.core.worker_pool import WorkerPool, waiting_tokens
+from lengthwise.gateway.request import DRAINING, LengthPrediction, Rejection, Request
+from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
 
-DEADLINE = Rejection(504, "deadline", "The request waited until its own deadline had passed.")
+_DEADLINE = Rejection(504, "deadline", "The request waited until its own deadline had passed.")
 
-
-def draining_refusal(drain_s: float) -> Rejection:
-    """The gateway is about to end."""
-    return Rejection(503, "draining", "The gateway is shutting down; ask again.", drain_s)
-
-
-def unknown_model_refusal(model: str) -> Rejection:
-    """No engine serves the model."""
-    return Rejection(404, "model_not_found", f"No engine here serves the model {model!r}.")
-
-
-def no_engine_refusal(model: str, queued_for_s: float) -> Rejection:
-    """There was no engine for too long."""
-    message = f"No engine for the model {model!r} was there for {queued_for_s:g} s."
-    return Rejection(503, "no_engine", message, max(1.0, math.ceil(queued_for_s)))
-
-
-def admission_refusal(
-    admission: Admission, request: Request, queued: int, queued_bytes: int, wait_s: float
-) -> Rejection | None:
-    """Why the request may not wait, where so many wait and so long a wait is predicted; None it may."""
-    again_s = float(max(1, math.ceil(min(wait_s, 3600.0))))
-    if queued >= admission.max_queued:
-        return Rejection(429, "queue_full", f"{queued} requests are waiting already.", again_s)
-    if queued_bytes + request.body_bytes > admission.max_queued_bytes:
-        return Rejection(429, "queue_bytes", f"{queued_bytes} bytes of requests are waiting already.", again_s)
-    if wait_s > admission.max_predicted_wait_s:
-        message = f"The predicted wait is {wait_s:.1f} s; at most {admission.max_predicted_wait_s:g} s are let in."
-        return Rejection(429, "predicted_wait", message, again_s)
-    return None
-
-
-_POLL_INTERVAL_S = 0.1
-"""Those who wait for an engine are looked through at most so often."""
-_WAITS = (State.WAITING, State.GATHERING)
-
-
-class Expiry:
-    """Deadlines of clients, and patience with models that no worker serves."""
-
-    def __init__(self, no_engine_s: float, worker_pool: Crew) -> None:
-        self._no_engine_s, self._crew = no_engine_s, worker_pool
-        self._deadlines = Alarms()
-        self._look_s = math.inf
-
-    def configure(self, no_engine_s: float) -> None:
-        """Another patience, of those who wait already, too."""
-        self._no_engine_s, self._look_s = no_engine_s, -math.inf
-
-    def monitor(self, entry: Entry) -> None:
-        """It is about to wait; who has the beginning of its answer has no deadline any more."""
-        q = entry.request
-        self._deadlines.set(q.id, math.inf if q.generated_tokens and not q.complete else q.deadline_s)
-        if not self._crew.serves(entry.request.model):
-            self._look_s = -math.inf
-
-    def discard(self, entry: Entry) -> None:
-        """It is over."""
-        self._deadlines.clear(entry.request.id)
-
-    def workers_changed(self, now_s: float, queue: Queue, bins: Bins) -> None:
-        """Models may have lost their last worker, or got one."""
-        del now_s
-        waits = len(queue) + len(bins) > 0
-        self._look_s = -math.inf if waits else math.inf
-
-    def next_s(self) -> float:
-        """When the next may expire."""
-        return min(self._deadlines.next_s(), self._look_s)
-
-    def decide(self, now_s: float, entries: dict[int, Entry], queue: Queue, bins: Bins) -> list[tuple[int, Rejection]]:
-        """Those who expire now, and why; who is at a worker by its deadline is not among them."""
-        late = [entries[one] for one in self._deadlines.rung(now_s)]
-        expired = {entry.request.id: DEADLINE for entry in late if entry.state in _WAITS}
-        if now_s >= self._look_s:
-            self._look_s = math.inf
-            served = all(self._crew.serves(model) for model in queue.waiting)
-            for entry in (*(() if served else self._unserved(queue)), *self._unserved(bins)):
-                at_s = self._timeout_s(entry)
-                if at_s <= now_s:
-                    expired.setdefault(entry.request.id, no_engine_refusal(entry.request.model, self._no_engine_s))
-                else:
-                    self._look_s = min(self._look_s, max(at_s, now_s + _POLL_INTERVAL_S))
-        return list(expired.items())
-
-    def _unserved(self, waiting: Iterable[Entry]) -> list[Entry]:
-        """Those whose model no worker serves."""
-        return [entry for entry in waiting if not self._crew.serves(entry.request.model)]
-
-    def _timeout_s(self, entry: Entry) -> float:
-        """Until when it waits for an engine."""
-        return max(entry.request.queued_s, self._crew.gone_s(entry.request.model)) + self._no_engine_s
+_RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
+_EXPIRY_INTERVAL_S = 0.1
+"""Least time between two searches for requests whose model has had no worker for too long."""
+_QUEUED = (State.WAITING, State.BINNED)
+_NO_DECISIONS = Decisions()
+_MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
+"""Bounds of priority class and predicted length in an engine's 32-bit priority."""
 
 
 def check_change(before: Order, after: Order) -> None:
-    """Raises InputError where a running scheduler cannot take the order.
+    """Raise InputError where a running scheduler cannot take the order.
 
-    Mode and rank decide what is kept of every request and what engines were told of it. Engines with the plug-in
-    were told how many tokens their windows have.
+    Mode and rank decide which columns are stored and what engines were sent; engines with the plug-in were sent the
+    window as well.
     """
     fixed = ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else [])
     for name in fixed:
         if getattr(before, name) != getattr(after, name):
-            raise InputError(f"order.{name} cannot change while the gateway runs; start it anew with the new file")
+            raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
     resolve("takeover", after.takeover)
 
 
-def statistics(now_s: float, queue: Queue, bins: Bins, worker_pool: Crew, cuts: int) -> Statistics:
-    """Who waits and runs now, and what is still to come of them."""
-    queued = len(queue) + len(bins)
-    queued_tokens = queue.total_tokens() + bins.tokens
-    tokens = queued_tokens + sum(worker.tokens for worker in worker_pool)
-    usual = worker_pool.usual_speed()
-    rate = sum(worker.speed.tokens_per_s or usual for worker in worker_pool.up)
-    numbers = (worker.numbers(worker.speed.tokens_per_s or usual or 1.0) for worker in worker_pool)
-    return Statistics(
-        waiting=queued,
-        waiting_bytes=queue.bytes + bins.bytes,
-        running=sum(len(worker.active) for worker in worker_pool),
-        oldest_wait_s=max(queue.oldest_wait_s(now_s), bins.oldest_wait_s(now_s)),
-        backlog_tokens=tokens,
-        backlog_s=tokens / rate if rate else 0.0,
-        predicted_wait_s=worker_pool.wait_s(now_s, "", tokens_by_model(queue, bins)),
-        ordering=queued > 0,
-        cuts=cuts,
-        workers=tuple(numbers),
-    )
+class Expiry:
+    """Deadlines of clients, and the time limit of requests whose model has no worker."""
 
+    def __init__(self, no_engine_s: float, worker_pool: WorkerPool, queue: Queue, bins: Bins) -> None:
+        self._no_engine_s, self._worker_pool, self._queue, self._bins = no_engine_s, worker_pool, queue, bins
+        self._deadlines = Deadlines()
+        self._search_s = math.inf
 
-RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
-_EMPTY = Decisions()
-_CLASSES, _LONGEST = 2047, 1 << 20
+    def configure(self, no_engine_s: float) -> None:
+        """Change the time limit without a worker, of queued requests, too."""
+        self._no_engine_s, self._search_s = no_engine_s, -math.inf
+
+    def add(self, request: Request) -> None:
+        """Watch a request that starts to wait; a streamed one that has begun has no deadline any more."""
+        streaming = request.generated_tokens and not request.buffered
+        self._deadlines.set(request.id, math.inf if streaming else request.deadline_s)
+        if not self._worker_pool.serves(request.model):
+            self._search_s = -math.inf
+
+    def discard(self, request_id: int) -> None:
+        """Forget a finished request."""
+        self._deadlines.discard(request_id)
+
+    def workers_changed(self) -> None:
+        """Note that models may have lost their last worker, or got one."""
+        self._search_s = -math.inf if self._queue or self._bins else math.inf
+
+    def next_s(self) -> float:
+        """Return when the next request may expire."""
+        return min(self._deadlines.next_s(), self._search_s)
+
+    def pop_expired(self, now_s: float, entries: dict[int, Entry]) -> list[tuple[int, Rejection]]:
+        """Return the requests that expire now, with the reason; requests at a worker do not."""
+        late = [entries[one] for one in self._deadlines.pop_due(now_s)]
+        expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
+        if now_s >= self._search_s:
+            self._search_s = math.inf
+            pool, limit_s = self._worker_pool, self._no_engine_s
+            all_served = all(pool.serves(model) for model in self._queue.waiting)
+            for entry in (*(() if all_served else self._queue), *self._bins):
+                model = entry.request.model
+                if pool.serves(model):
+                    continue
+                expires_s = max(entry.request.queued_s, pool.unserved_since_s(model)) + limit_s
+                if expires_s <= now_s:
+                    message = f"No engine has served the model {model!r} for {limit_s:g} s."
+                    rejection = Rejection(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
+                    expired.setdefault(entry.request.id, rejection)
+                else:
+                    self._search_s = min(self._search_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S))
+        return list(expired.items())
 
 
 class Scheduler:
-    """Who goes first, where, and who makes room.
+    """Orders requests, dispatches them to workers, and preempts.
 
-    Every request that was let in is in exactly one state (``entry.State``) until it has ``left``. Each event
-    takes O(log n) comparisons of those who wait; ``decide`` with nothing to do takes O(1). The same events
-    at the same times give the same decisions.
+    Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
+    comparisons of waiting requests; ``schedule`` without anything to do takes O(1). The same events at the same times
+    give the same decisions.
 
     Args:
-        order: Who goes first, and who makes room.
-        admission: What may wait.
-        dispatch: How many requests a worker is given.
-        observe: As mode "observe": nothing is held back but beyond a cap that a worker has of its own.
+        observe: Act as in mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
-        self._order, self._admission = order, admission
-        self._service = Service()
-        rank = resolve("rank", order.rank or RANKS.get(order.mode, "fcfs"))
-        self._ranker = Ranker(rank, self._service)
-        fair = order.fairness == "vtc"
-        self._queue = Queue(self._ranker, self._service, max_wait_s=order.max_wait_s, fair=fair)
-        self._cutting = Cutting(order, self._ranker, self._service)
-        self._crew = Crew(dispatch, unheld=observe or order.mode in UNHELD, phased=order.mode == "rra")
-        self._bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
+        self.order, self.admission = order, admission
+        rank = resolve("rank", order.rank or _RANKS.get(order.mode, "fcfs"))
+        self.service = TenantService()
+        self._ranker = Ranker(rank, self.service)
+        self.queue = Queue(self._ranker, self.service, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
+        self.preemption = Preemption(order, self._ranker, self.service)
+        no_limit = observe or order.mode in PASSTHROUGH_MODES
+        self.worker_pool = WorkerPool(dispatch, no_limit=no_limit, phased=order.mode == "rra")
+        self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
-        self._dispatch = Sending(self._queue, self._service, self._crew, self._cutting, dispatch.affinity)
-        self._expiry = Expiry(admission.no_engine_s, self._crew)
-        self._entries: dict[int, Entry] = {}
+        self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
+        self._expiry = Expiry(admission.no_engine_s, self.worker_pool, self.queue, self.bins)
+        self.entries: dict[int, Entry] = {}
         self._draining = False
         self._changed = False
         self._wake_s = math.inf
@@ -187,233 +125,245 @@ class Scheduler:
             self._ranker.warm()
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
-        """Takes other settings, for those who wait already, too; nobody is refused, moved or cut by that alone.
+        """Take other settings, for queued requests, too; no request is refused, moved or preempted by that alone.
 
         Raises:
-            InputError: The order is of another mode or rank, or cannot be used; nothing has changed.
+            InputError: The order has another mode or rank, or cannot be used; nothing has changed.
         """
-        check_change(self._order, order)
-        self._order, self._admission = order, admission
-        self._queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
-        self._cutting.configure(now_s, order)
-        self._bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self._dispatch.configure(dispatch)
+        check_change(self.order, order)
+        self.order, self.admission = order, admission
+        self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
+        self.preemption.configure(now_s, order)
+        self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
+        self.dispatcher.configure(dispatch)
         self._expiry.configure(admission.no_engine_s)
         self._changed = True
 
     # -- requests --------------------------------------------------------------------------
 
     def offer(self, now_s: float, request: Request) -> Rejection | None:
-        """Lets a request wait; else says why not."""
-        refused = self._rejection(now_s, request)
-        if refused is not None:
-            return refused
-        entry = Entry(request)
-        entry.believe(request.length_prediction)
-        self._entries[request.id] = entry
-        self._ranker.columns.take(entry)
-        self._expiry.monitor(entry)
+        """Queue a request, or return why it is rejected."""
+        rejection = self._rejection(now_s, request)
+        if rejection is not None:
+            return rejection
+        entry = self.entries[request.id] = Entry(request)
+        entry.set_prediction(request.length_prediction)
+        self._ranker.add(entry)
+        self._expiry.add(request)
         if self._binned:
-            batch = self._bins.add(now_s, entry, self._crew.batch_size(request.model))
-            self._leave_bin(now_s, batch)
+            self._leave_bin(now_s, self.bins.add(now_s, entry, self.worker_pool.batch_size(request.model)))
         else:
             self._wait(now_s, entry)
         self._changed = True
         return None
 
     def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
-        """A new prediction for a live request."""
-        entry = self._entries.get(id)
+        """Take a new prediction of a live request."""
+        entry = self.entries.get(id)
         if entry is None:
             return
-        worker = self._crew.of(entry)
+        worker = self.worker_pool.of(entry)
         if entry.state is State.WAITING:
-            self._queue.believe(now_s, entry, length_prediction)
-        elif entry.state is State.GATHERING:
-            before = entry.remaining
-            entry.believe(length_prediction)
-            self._bins.recount(entry, before)
+            self.queue.set_prediction(now_s, entry, length_prediction)
+            self._changed = True
+        elif entry.state is State.BINNED:
+            self.bins.set_prediction(entry, length_prediction)
         elif worker is None:
-            entry.believe(length_prediction)
+            entry.set_prediction(length_prediction)
         else:
-            worker.believe(entry, length_prediction)
-            self._ranker.write(now_s, entry)
-        self._changed |= entry.state is State.WAITING
-        if self._cutting.want():
-            self._poll(now_s)
+            worker.set_prediction(entry, length_prediction)
+            self._ranker.update(now_s, entry)
+        if self.preemption.request_pass():
+            self._wake_for_preemption(now_s)
 
-    def progressed(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
-        """So many tokens have come in all for a running request."""
-        entry = self._entries.get(id)
+    def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
+        """Take the total of a running request's generated tokens."""
+        entry = self.entries.get(id)
         if entry is None or generated_tokens <= entry.request.generated_tokens:
             return
-        worker = self._crew.of(entry)
+        worker = self.worker_pool.of(entry)
         more = generated_tokens - entry.request.generated_tokens
         entry.request.generated_tokens = generated_tokens
         if worker is not None:
-            self._changed |= worker.progressed(now_s, entry, more)
-            if self._cutting.progressed(entry):
-                self._ranker.write(now_s, entry)
-                self._poll(now_s)
+            self._changed |= worker.on_progress(now_s, entry, more)
+            if self.preemption.on_progress(entry):
+                self._ranker.update(now_s, entry)
+                self._wake_for_preemption(now_s)
 
-    def _poll(self, now_s: float) -> None:
-        """Who runs and who waits is compared as soon as it may be; till then there is nothing to decide."""
-        self._wake_s = min(self._wake_s, self._cutting.next_s(now_s))
-
-    def uncuttable(self, now_s: float, id: int) -> None:  # noqa: A002
-        """It cannot be cut where it is: a cut that was asked for is dropped, and none asked for there again."""
-        del now_s
-        entry = self._entries.get(id)
-        worker = None if entry is None else self._crew.of(entry)
-        if entry is not None and worker is not None and worker.keep(entry):
-            self._changed |= self._cutting.dropped()
+    def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
+        """Drop a preemption of a request that cannot be resumed elsewhere, and make no other one there."""
+        entry = self.entries.get(id)
+        worker = None if entry is None else self.worker_pool.of(entry)
+        if entry is not None and worker is not None and worker.mark_nonpreemptible(entry):
+            self._changed |= self.preemption.dropped()
 
     def returned(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
-        """Back to the queue with the tokens that it keeps: it was cut, failed over, or its worker is gone."""
-        entry = self._entries.get(id)
-        if entry is None or entry.state in (State.WAITING, State.GATHERING):
+        """Queue a request again with its retained tokens, after a preemption, a failure or the loss of its worker."""
+        entry = self.entries.get(id)
+        if entry is None or entry.state in _QUEUED:
             return
-        q, worker = entry.request, self._crew.of(entry)
-        if entry.state is State.CUT and worker is not None:
-            q.preemptions += 1
-            worker.came_back(now_s, entry)
-        self._release(entry)
+        q, worker = entry.request, self.worker_pool.of(entry)
+        if worker is not None:
+            if entry.state is State.PREEMPTING:
+                q.preemptions += 1
+                worker.preempted(now_s, entry)
+            worker.remove(entry)
         q.generated_tokens = generated_tokens
-        entry.finalize()
-        self._service.finalize(entry)
+        entry.update_remaining()
+        self.service.correct(entry)
         if avoid:
             q.avoid |= {avoid}
-        self._expiry.monitor(entry)
+        self._expiry.add(q)
         self._wait(now_s, entry)
         self._changed = True
 
-    def queue_full(self, now_s: float, worker: str, id: int, hold_s: float = 0.0) -> None:  # noqa: A002
-        """The worker's own queue is full: no failure; the request goes back, the worker gets fewer, none so long."""
-        entry = self._entries.get(id)
+    def queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None:  # noqa: A002
+        """Queue a request again whose worker reported a full queue: no failure, but the worker is given fewer."""
+        entry = self.entries.get(id)
         if entry is not None:
             self.returned(now_s, id, entry.request.generated_tokens)
-        self._crew.refused(now_s, worker, hold_s)
+        self.worker_pool.refused(now_s, worker, retry_after_s)
 
-    def left(self, now_s: float, id: int) -> None:  # noqa: A002
-        """It is over, whatever its state."""
-        del now_s
-        entry = self._entries.pop(id, None)
+    def left(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
+        """Forget a request that is finished, whatever its state."""
+        entry = self.entries.pop(id, None)
         if entry is None:
             return
         if entry.state is State.WAITING:
-            self._queue.remove(entry)
-        elif entry.state is State.GATHERING:
-            self._bins.remove(entry)
+            self.queue.remove(entry)
+        elif entry.state is State.BINNED:
+            self.bins.remove(entry)
         else:
-            self._release(entry)
-            self._service.finalize(entry)
-        self._dispatch.over(entry)
-        self._expiry.discard(entry)
-        self._ranker.columns.release(entry)
+            worker = self.worker_pool.of(entry)
+            if worker is not None:
+                worker.remove(entry)
+            self.service.correct(entry)
+        self.dispatcher.remove(entry)
+        self._expiry.discard(id)
+        self._ranker.remove(entry)
         self._changed = True
 
     # -- workers ---------------------------------------------------------------------------
 
     def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
-        """Takes the whole set of workers as it is now; returns who lost its worker (to be returned, or left)."""
-        lost = self._crew.seen(now_s, states)
-        self._dispatch.renamed(self._crew.renamed(), self._entries.values())
-        self._expiry.workers_changed(now_s, self._queue, self._bins)
-        self._cutting.want()
+        """Replace the set of workers; return the requests that lost their worker (to be returned, or left)."""
+        lost = self.worker_pool.update(now_s, states)
+        self.dispatcher.rename_workers(self.worker_pool.pop_renamed(), self.entries.values())
+        self._expiry.workers_changed()
+        self.preemption.request_pass()
         self._changed = True
         return tuple(entry.request.id for entry in lost)
 
     def drain(self) -> None:
-        """Lets nobody in any more."""
+        """Reject all further requests."""
         self._draining = True
 
     # -- decisions -------------------------------------------------------------------------
 
-    def decide(self, now_s: float) -> Decisions:
-        """What is to be done now; it counts as done."""
+    def schedule(self, now_s: float) -> Decisions:
+        """Return what is to be done now; the scheduler takes it as done."""
         if not self._changed and now_s < self._wake_s:
-            return _EMPTY
-        expire = self._expire(now_s)
+            return _NO_DECISIONS
+        expired = self._expiry.pop_expired(now_s, self.entries)
+        for request_id, _ in expired:
+            self.left(now_s, request_id)
         self._changed = False
         if self._binned:
-            self._leave_bin(now_s, self._bins.ripe(now_s))
-        self._queue.promote(now_s)
-        assign = self._dispatch.decide(now_s)
-        cut = self._cutting.decide(now_s, self._queue, list(self._crew))
-        self._wake_s = self._next_s(now_s)
-        phases = self._crew.phases_over()
-        if not (expire or cut or assign or phases):
-            return _EMPTY
-        return Decisions(tuple(expire), tuple(entry.request.id for entry in cut), tuple(assign), phases)
+            self._leave_bin(now_s, self.bins.pop_due(now_s))
+        self.queue.promote(now_s)
+        assign = self.dispatcher.dispatch(now_s)
+        preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
+        deadline_s = self.queue.deadline_s() if self.worker_pool.up else math.inf
+        backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
+        events_s = (self.bins.next_s(), self._expiry.next_s(), self.preemption.next_s(now_s))
+        self._wake_s = min(deadline_s, backoff_s, *events_s)
+        phases = self.worker_pool.pop_finished_phases()
+        if not (expired or preempted or assign or phases):
+            return _NO_DECISIONS
+        return Decisions(tuple(expired), tuple(entry.request.id for entry in preempted), tuple(assign), phases)
 
     def next_s(self, now_s: float) -> float:
-        """When ``decide`` must be called at the latest although nothing happens; inf never."""
+        """Return when ``schedule`` must be called at the latest without a further event; inf never."""
         return now_s if self._changed else self._wake_s
 
     def rerank(self, now_s: float) -> None:
-        """Takes the keys of all who wait again and sorts them, as every epoch does where keys change with time."""
-        self._queue.rerank(now_s)
-
-    def _next_s(self, now_s: float) -> float:
-        deadline_s = self._queue.deadline_s() if self._crew.up else math.inf
-        times = (deadline_s, self._bins.next_s(), self._expiry.next_s(), self._cutting.next_s(now_s))
-        held_s = self._crew.held_until_s(now_s) if self._queue else math.inf
-        return min(*times, held_s)
+        """Recompute and sort all keys of waiting requests, as every epoch does where keys change with time."""
+        self.queue.rerank(now_s)
 
     # -- for people ------------------------------------------------------------------------
 
     def statistics(self, now_s: float) -> Statistics:
-        """The scheduler now."""
-        return statistics(now_s, self._queue, self._bins, self._crew, self._cutting.cuts)
+        """Return the scheduler's current numbers."""
+        pool, queue, bins = self.worker_pool, self.queue, self.bins
+        queued = len(queue) + len(bins)
+        tokens = queue.total_tokens() + bins.total_tokens() + sum(worker.tokens for worker in pool)
+        usual = pool.mean_tokens_per_s()
+        rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
+        return Statistics(
+            waiting=queued,
+            waiting_bytes=queue.bytes + bins.bytes,
+            running=sum(len(worker.active) for worker in pool),
+            oldest_wait_s=max(queue.max_waiting_s(now_s), bins.max_waiting_s(now_s)),
+            backlog_tokens=tokens,
+            backlog_s=tokens / rate if rate else 0.0,
+            predicted_wait_s=pool.wait_s(now_s, "", waiting_tokens(queue, bins)),
+            ordering=queued > 0,
+            preemptions=self.preemption.count,
+            workers=tuple(worker.statistics(worker.throughput.tokens_per_s or usual or 1.0) for worker in pool),
+        )
 
     def position(self, id: int) -> int | None:  # noqa: A002
-        """How many go before it; None where it does not wait."""
-        entry = self._entries.get(id)
-        if entry is None or entry.state not in (State.WAITING, State.GATHERING):
+        """Return how many requests precede a request; None where it is not queued."""
+        entry = self.entries.get(id)
+        if entry is None or entry.state not in _QUEUED:
             return None
-        if entry.state is State.GATHERING:
-            return len(self._queue) + self._bins.position(entry)
-        return self._queue.position(entry)
+        if entry.state is State.BINNED:
+            return len(self.queue) + self.bins.position(entry)
+        return self.queue.position(entry)
 
     def engine_priority(self, request: Request) -> int:
-        """Class and predicted length as one number, smaller = earlier, that a 32-bit field holds."""
-        entry = self._entries.get(request.id)
+        """Return class and predicted length as one 32-bit number, smaller = earlier."""
+        entry = self.entries.get(request.id)
         tokens = entry.predicted if entry is not None else request.length_prediction.total_tokens
-        length = int(min(max(tokens, 0.0), _LONGEST - 1.0)) if tokens == tokens else _LONGEST - 1  # noqa: PLR0124
-        return max(-_CLASSES, min(_CLASSES, request.priority)) * _LONGEST + length
+        length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
+        return max(-_MAX_CLASS, min(_MAX_CLASS, request.priority)) * _MAX_LENGTH + length
 
     # -- within ----------------------------------------------------------------------------
 
-    def _rejection(self, now_s: float, request: Request) -> Rejection | None:
+    def _rejection(self, now_s: float, request: Request) -> Rejection | None:  # noqa: PLR0911 - one per reason
+        model, admission = request.model, self.admission
         if self._draining:
-            return draining_refusal(1.0)
-        model, admission = request.model, self._admission
-        if not self._crew.may_serve(model):
-            return unknown_model_refusal(model)
-        queued, held = len(self._queue) + len(self._bins), self._queue.bytes + self._bins.bytes
-        full = queued >= admission.max_queued or held + request.body_bytes > admission.max_queued_bytes
-        if not full and admission.max_predicted_wait_s == math.inf:
+            return DRAINING
+        if not self.worker_pool.may_serve(model):
+            return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
+        queued, queued_bytes = len(self.queue) + len(self.bins), self.queue.bytes + self.bins.bytes
+        full = queued >= admission.max_queued
+        bytes_full = queued_bytes + request.body_bytes > admission.max_queued_bytes
+        if not (full or bytes_full) and admission.max_predicted_wait_s == math.inf:
             return None
-        wait_s = self._crew.wait_s(now_s, model, tokens_by_model(self._queue, self._bins))
-        return admission_refusal(admission, request, queued, held, wait_s)
+        wait_s = self.worker_pool.wait_s(now_s, model, waiting_tokens(self.queue, self.bins))
+        retry_after_s = float(max(1, math.ceil(min(wait_s, 3600.0))))
+        if full:
+            return Rejection(429, "queue_full", f"{queued} requests are waiting already.", retry_after_s)
+        if bytes_full:
+            message = f"{queued_bytes} bytes of requests are waiting already."
+            return Rejection(429, "queue_bytes", message, retry_after_s)
+        if wait_s > admission.max_predicted_wait_s:
+            limit_s = admission.max_predicted_wait_s
+            message = f"The predicted wait is {wait_s:.1f} s; at most {limit_s:g} s are admitted."
+            return Rejection(429, "predicted_wait", message, retry_after_s)
+        return None
 
     def _wait(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
-        self._queue.add(now_s, entry, since_s=since_s)
-        if self._queue.is_first(entry):
-            self._cutting.want()
+        self.queue.add(now_s, entry, since_s=since_s)
+        if self.queue.is_first(entry):
+            self.preemption.request_pass()
 
     def _leave_bin(self, now_s: float, batch: list[Entry]) -> None:
-        self._dispatch.batched(batch)
+        self.dispatcher.add_batch(batch)
         for entry in batch:
             self._wait(now_s, entry, entry.request.queued_s)
 
-    def _release(self, entry: Entry) -> None:
-        worker = self._crew.of(entry)
-        if worker is not None:
-            worker.take(entry)
-
-    def _expire(self, now_s: float) -> list[tuple[int, Rejection]]:
-        expired = self._expiry.decide(now_s, self._entries, self._queue, self._bins)
-        for request_id, _ in expired:
-            self.left(now_s, request_id)
-        return expired
+    def _wake_for_preemption(self, now_s: float) -> None:
+        """Decide when the next comparison is due: until then new tokens change nothing."""
+        self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))

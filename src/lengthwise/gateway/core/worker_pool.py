@@ -1,238 +1,217 @@
-"""All workers: who is there, which models they serve, and since when a model has none."""
+"""All workers: their states, the models that they serve, and since when a model is not served."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.queue import Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, State
-from lengthwise.gateway.core.worker import MOST_BLOCKS, Worker
+from lengthwise.gateway.core.worker import MAX_BLOCKS, Worker
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
-
-def tokens_by_model(queue: Queue, bins: Bins) -> dict[str, float]:
-    """Predicted output tokens still to come of those who wait or gather; a model of which nobody does is not there."""
-    models = sorted(queue.tokens.keys() | bins.tokens_of.keys())
-    return {model: queue.tokens.get(model, 0.0) + bins.tokens_of.get(model, 0.0) for model in models}
+# Read with every token: a module's name is found faster than a member of an enumeration.
+_RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
 
 
-def drained_s(tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]) -> list[float]:
-    """For each worker, the seconds until all that waits for it is done, were everybody who waits served.
+def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
+    """Return the predicted output tokens of waiting and binned requests by model; models without any are left out."""
+    models = sorted(queue.tokens.keys() | bins.tokens.keys())
+    return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
 
-    A model's tokens are poured where they are done soonest. Models that fewest workers serve come first: the
-    others can go around them. So a model whose engines are its own is not held up by another one's queue.
+
+def drain_times_s(
+    tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]
+) -> list[float]:
+    """Return for each worker the seconds until its share of the waiting tokens is done.
+
+    Each model's tokens go to the workers that are done soonest (water filling). Models with the fewest workers come
+    first, since the others can go around them: a model with engines of its own is not delayed by another one's queue.
 
     Args:
-        tokens: That wait, by model.
-        serving: Numbers of the workers that serve a model, for each of these models.
-        rates: Tokens a second, by worker.
+        tokens: Waiting tokens by model.
+        serving: Indices of the workers that serve a model, for each of these models.
+        rates: Tokens a second by worker.
     """
-    levels_s = [0.0] * len(rates)
+    times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
-        _pour(levels_s, rates, serving[model], tokens[model])
-    return levels_s
+        fastest = sorted(serving[model], key=times_s.__getitem__)
+        rate, work = 0.0, tokens[model]
+        for at, worker in enumerate(fastest):
+            if rate and work / rate <= times_s[worker]:
+                fastest = fastest[:at]
+                break
+            rate += rates[worker]
+            work += rates[worker] * times_s[worker]
+        for worker in fastest:
+            times_s[worker] = work / rate
+    return times_s
 
 
-def _pour(levels_s: list[float], rates: Sequence[float], into: Iterable[int], tokens: float) -> None:
-    """Fills the lowest of the workers up to one level."""
-    lowest = sorted(into, key=levels_s.__getitem__)
-    rate, done = 0.0, tokens
-    for at, worker in enumerate(lowest):
-        if rate and done / rate <= levels_s[worker]:
-            lowest = lowest[:at]
-            break
-        rate += rates[worker]
-        done += rates[worker] * levels_s[worker]
-    for worker in lowest:
-        levels_s[worker] = done / rate
-
-
-_RUNNING, _CUT = State.RUNNING, State.CUT
-"""Asked for with every token: a name of the module is found faster than a member of an enumeration."""
-
-
-class Crew:
+class WorkerPool:
     """The workers by name.
 
     Attributes:
-        up: Those that may be given requests, in the order in which they were told.
+        up: Workers that may be given requests, in the reported order.
     """
 
-    def __init__(self, dispatch: Dispatch, *, unheld: bool, phased: bool = False) -> None:
-        self._dispatch, self._unheld, self._phased = dispatch, unheld, phased
-        self._phases: list[Phase] = []
+    def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
+        self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
+        self._finished_phases: list[Phase] = []
         self._renamed: list[tuple[str, str]] = []
         self._workers: dict[str, Worker] = {}
-        self._known: set[str] = set()
-        self._served: set[str] = set()
-        self._gone_s: dict[str, float] = {}
-        self._undisclosed = True
-        self._held_until_s = -math.inf
+        self._known_models: set[str] = set()
+        self._served_models: set[str] = set()
+        self._unserved_since_s: dict[str, float] = {}
+        self._models_incomplete = True
+        self._backoff_until_s = -math.inf
         self.up: list[Worker] = []
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Other bounds of all caps."""
+        """Change the bounds of all limits."""
         self._dispatch = dispatch
         for worker in self:
             worker.configure(dispatch)
 
     def of(self, entry: Entry) -> Worker | None:
-        """The worker that has it; None where it is at none."""
-        if entry.state is not _RUNNING and entry.state is not _CUT:
+        """Return the worker at which the request is; None where it is at none."""
+        if entry.state is not _RUNNING and entry.state is not _PREEMPTING:
             return None
         return self._workers[entry.worker]
 
-    def named(self, name: str) -> Worker | None:
-        """The worker of this name."""
+    def get(self, name: str) -> Worker | None:
+        """Return the worker of this name."""
         return self._workers.get(name)
 
-    def seen(self, now_s: float, states: Sequence[WorkerState]) -> list[Entry]:
-        """Takes the whole set as it is now; returns who lost its worker."""
+    def update(self, now_s: float, states: Sequence[WorkerState]) -> list[Entry]:
+        """Replace the set of workers; return the requests that lost their worker."""
         lost: list[Entry] = []
         new: list[Worker] = []
         before, self._workers = self._workers, {}
         for state in states:
-            if _rename(before, state):
-                self._renamed.append((state.was, state.name))
+            worker = before.get(state.renamed_from)
+            if worker is not None and state.name not in before and worker.state.epoch == state.epoch:
+                del before[state.renamed_from]
+                before[state.name] = worker
+                worker.rename(state.name)
+                self._renamed.append((state.renamed_from, state.name))
+        report = self._finished_phases.append if self._phased else None
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
-                told = self._phases.append if self._phased else None
-                worker = Worker(state, self._dispatch, unheld=self._unheld, report=told)
+                worker = Worker(state, self._dispatch, no_limit=self._no_limit, report=report)
                 new.append(worker)
-            lost += worker.seen(now_s, state)
+            lost += worker.update(now_s, state)
             self._workers[state.name] = worker
         for worker in before.values():
-            lost += worker.lose()
-        self._share(new)
+            lost += worker.clear()
+        self._share_engines(new)
         for worker in self:
-            worker.cached.most = MOST_BLOCKS // len(self._workers)
-        self._note_models(now_s)
+            worker.prefix_cache.max_blocks = MAX_BLOCKS // len(self._workers)
+        self._update_models(now_s)
         return lost
 
-    def renamed(self) -> tuple[tuple[str, str], ...]:
-        """(before, now) of names since it was asked last: of workers, and of engines under another key."""
+    def pop_renamed(self) -> tuple[tuple[str, str], ...]:
+        """Return the (before, now) names since the last call: of workers, and of engines under another name."""
         renamed = tuple(self._renamed)
         self._renamed.clear()
         return renamed
 
+    def pop_finished_phases(self) -> tuple[Phase, ...]:
+        """Return the phases that finished since the last call."""
+        phases = tuple(self._finished_phases)
+        self._finished_phases.clear()
+        return phases
+
     def may_serve(self, model: str) -> bool:
-        """Whether a worker for the model is there, was there, or may turn out to be there."""
-        return model in self._known or self._undisclosed
+        """Return whether a worker serves or served the model, or has not reported its models yet."""
+        return model in self._known_models or self._models_incomplete
 
     def serves(self, model: str) -> bool:
-        """Whether a worker that is up serves the model."""
-        return model in self._served
+        """Return whether a worker that is up serves the model."""
+        return model in self._served_models
 
-    def gone_s(self, model: str) -> float:
-        """Since when no worker that is up serves the model; -inf it never was."""
-        return self._gone_s.get(model, -math.inf)
+    def unserved_since_s(self, model: str) -> float:
+        """Return since when no worker that is up serves the model; -inf it was never served."""
+        return self._unserved_since_s.get(model, -math.inf)
 
-    def refused(self, now_s: float, name: str, hold_s: float) -> None:
-        """The worker's own queue was full; it wants nothing for so long."""
+    def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
+        """Back off from a worker that reported a full queue."""
         worker = self._workers.get(name)
         if worker is not None:
-            worker.refused(now_s, hold_s)
-            held_s = worker.held_until_s(now_s)
-            self._held_until_s = max(self._held_until_s, held_s if held_s < math.inf else 0.0)
+            worker.refused(now_s, retry_after_s)
+            until_s = worker.backoff_until_s(now_s)
+            self._backoff_until_s = max(self._backoff_until_s, until_s if until_s < math.inf else 0.0)
 
-    def usual_speed(self) -> float:
-        """The mean of the output tokens a second of those that have shown it; 0 nobody has."""
-        known = [worker.speed.tokens_per_s for worker in self.up if worker.speed.tokens_per_s]
-        return sum(known) / len(known) if known else 0.0
+    def backoff_until_s(self, now_s: float) -> float:
+        """Return when the first worker's backoff ends; inf none backs off."""
+        if now_s >= self._backoff_until_s:
+            return math.inf
+        return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
+
+    def mean_tokens_per_s(self) -> float:
+        """Return the mean observed output rate of a worker; 0 none was observed."""
+        rates = [worker.throughput.tokens_per_s for worker in self.up if worker.throughput.tokens_per_s]
+        return sum(rates) / len(rates) if rates else 0.0
 
     def batch_size(self, model: str) -> int:
-        """The most requests that one worker takes at once."""
-        caps = [worker.cap for worker in self.up if model in worker.state.models]
-        return max(caps, default=self._dispatch.start)
+        """Return the largest limit of a worker that serves the model."""
+        limits = [worker.limit for worker in self.up if model in worker.state.models]
+        return max(limits, default=self._dispatch.start)
 
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
-        """What one that arrives now would wait: the backlog before it over the rate at which tokens come.
+        """Return the predicted wait of a request that arrives now: its backlog over the output rate.
 
         Args:
             now_s: Now.
-            model: That it asks for; "" any.
-            tokens: Predicted output tokens of those who wait, by model: of those that its workers serve, too, some
-                go before it.
+            model: The requested model; "" any.
+            tokens: Predicted output tokens of waiting requests by model: other models of its workers count, too.
         """
         serving = [worker for worker in self.up if not model or model in worker.state.models]
-        usual = self.usual_speed()
-        if not serving or not usual or _is_free(now_s, model, serving, tokens):
+        usual = self.mean_tokens_per_s()
+        if not serving or not usual:
             return 0.0
-        rate = sum(worker.speed.tokens_per_s or usual for worker in serving)
+        if (model or not tokens) and any(
+            worker.free_slots(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving
+        ):
+            return 0.0
+        rate = sum(worker.throughput.tokens_per_s or usual for worker in serving)
         running = sum(len(worker.active) for worker in serving)
-        first_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
+        first_slot_s = sum(worker.tokens for worker in serving) / max(1, running) / rate
         if not model:
-            return sum(tokens.values()) / rate + first_s
-        return self._before_s(model, tokens, usual) + first_s
-
-    def held_until_s(self, now_s: float) -> float:
-        """When the first of those that are left alone for a moment may be given requests; inf none is."""
-        if now_s >= self._held_until_s:
-            return math.inf
-        return min((worker.held_until_s(now_s) for worker in self.up), default=math.inf)
-
-    def phases_over(self) -> tuple[Phase, ...]:
-        """Phases that are over since it was asked last."""
-        over = tuple(self._phases)
-        self._phases.clear()
-        return over
-
-    def _before_s(self, model: str, tokens: Mapping[str, float], usual: float) -> float:
-        """Seconds until a worker of the model has done what waits for it."""
-        serving = {
+            return sum(tokens.values()) / rate + first_slot_s
+        indices = {
             one: [at for at, worker in enumerate(self.up) if one in worker.state.models] for one in (*tokens, model)
         }
-        served = {one: tokens[one] for one in tokens if serving[one]}
-        levels_s = drained_s(served, serving, [worker.speed.tokens_per_s or usual for worker in self.up])
-        return min(levels_s[at] for at in serving[model])
+        served = {one: tokens[one] for one in tokens if indices[one]}
+        rates = [worker.throughput.tokens_per_s or usual for worker in self.up]
+        times_s = drain_times_s(served, indices, rates)
+        return min(times_s[at] for at in indices[model]) + first_slot_s
 
-    def _share(self, new: Sequence[Worker]) -> None:
-        """Who leaves shares seats with who is at its place; a new one there knows what was learned."""
-        leaving = [one for one in self if one.state.was and one.state.place]
+    def _share_engines(self, new: Sequence[Worker]) -> None:
+        """Let workers share slots with a leaving one at their address; a new one inherits what was learned."""
+        leaving = [one for one in self if one.state.renamed_from and one.state.address]
         for worker in self:
-            worker.additional = tuple(one for one in leaving if one is not worker and _is_heir(worker, one))
+            worker.leaving = ()
+            if not worker.state.renamed_from:
+                worker.leaving = tuple(one for one in leaving if one.state.address == worker.state.address)
         for worker in new:
-            if worker.additional:
-                last = max(worker.additional, key=lambda one: one.state.epoch)
+            if worker.leaving:
+                last = max(worker.leaving, key=lambda one: one.state.epoch)
                 worker.inherit(last)
                 self._renamed.append((last.name, worker.name))
 
-    def _note_models(self, now_s: float) -> None:
+    def _update_models(self, now_s: float) -> None:
         self.up = [worker for worker in self if worker.state.up]
         served = {model for worker in self.up for model in worker.state.models}
-        for model in self._served - served:
-            self._gone_s[model] = now_s
+        for model in self._served_models - served:
+            self._unserved_since_s[model] = now_s
         for model in served:
-            self._gone_s.pop(model, None)
-        self._served = served
-        self._known |= {model for worker in self for model in worker.state.models}
-        self._undisclosed = not self._workers or any(not worker.state.models for worker in self)
-
-
-def _is_free(now_s: float, model: str, serving: Sequence[Worker], tokens: Mapping[str, float]) -> bool:
-    """Whether one of the workers has room, and nobody waits who could take it."""
-    if not model and tokens:
-        return False
-    return any(worker.room(now_s) > 0 and not any(one in tokens for one in worker.state.models) for worker in serving)
-
-
-def _is_heir(worker: Worker, stopping: Worker) -> bool:
-    """Whether it is the engine that another one, which leaves, was."""
-    return not worker.state.was and worker.state.place == stopping.state.place
-
-
-def _rename(workers: dict[str, Worker], state: WorkerState) -> bool:
-    """Files a worker that is called otherwise now under its new name, with all who are there; whether there is one."""
-    worker = workers.get(state.was)
-    if worker is None or state.name in workers or worker.state.epoch != state.epoch:
-        return False
-    del workers[state.was]
-    workers[state.name] = worker
-    worker.rename(state.name)
-    return True
+            self._unserved_since_s.pop(model, None)
+        self._served_models = served
+        self._known_models |= {model for worker in self for model in worker.state.models}
+        self._models_incomplete = not self._workers or any(not worker.state.models for worker in self)

@@ -1,4 +1,4 @@
-"""Rounds of the same burst through two gateways in turns, FCFS and ISRTF; what clients saw."""
+"""Comparison of FCFS and ISRTF: the same bursts through two gateways in turns, as clients see them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
-from lengthwise.gateway.demo.engines import MODEL, SEATS, Engines
+from lengthwise.gateway.demo.engines import MAX_NUM_SEQS, MODEL, Engines
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LengthDistribution
+from lengthwise.statistics import t_half_width
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lengthwise.gateway.serve import Gateway
+
+Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 1024
 LOAD = 3.0
-"""Bursts at so many times what the engines can serve, as in ELIS."""
+"""Rate of a burst relative to the engines' capacity, as in ELIS."""
 _GAMMA_SHAPE = 0.73
-_SPREAD = 0.5
-"""Standard deviation of the logarithm of a length around its kind's: no prompt tells its length exactly."""
-KINDS = (  # a question, and the tokens that answers to such questions have in the median
+_SIGMA = 0.5
+"""Standard deviation of the log length around its kind's median: no prompt determines its length."""
+KINDS = (  # a question, and the median tokens of its answers
     ("What is the capital of {}? Answer in one word.", 6),
     ("Translate into French: I would like to visit {} next spring.", 18),
     ("Summarize in one sentence why people visit {}.", 32),
@@ -45,44 +53,38 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Question:
-    """One request.
+    """A request, its sending time after the start of the burst, and its output length, which the gateway cannot see."""
 
-    Attributes:
-        deadline_s: When it is sent, after the burst began.
-        prompt: Its text.
-        tokens: How long its answer will be: the engine is told, the gateway is not.
-    """
-
-    deadline_s: float
+    arrival_s: float
     prompt: str
     tokens: int
 
 
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
-    """Requests of one burst, the same for the same seed and number.
+    """Return the requests of a burst, the same for the same seed and number.
 
     Args:
         seed: Of kinds, places, lengths and gaps.
         number: Of the burst.
-        count: How many.
-        tokens_per_s: That the engines can make.
-        shrink: Lengths are divided by it, for slow engines.
+        count: Of requests.
+        tokens_per_s: Capacity of the engines.
+        shrink: Divisor of lengths, for slow engines.
     """
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
     medians = np.array([KINDS[kind][1] for kind in kinds], float)
-    lengths = np.clip(medians * np.exp(_SPREAD * rng.standard_normal(count)) / shrink, 1, MAX_TOKENS)
+    lengths = np.clip(medians * np.exp(_SIGMA * rng.standard_normal(count)) / shrink, 1, MAX_TOKENS)
     gap_s = lengths.mean() / tokens_per_s / LOAD
-    deadline_s = np.cumsum(rng.gamma(_GAMMA_SHAPE, gap_s / _GAMMA_SHAPE, count))
+    arrival_s = np.cumsum(rng.gamma(_GAMMA_SHAPE, gap_s / _GAMMA_SHAPE, count))
     places = rng.integers(len(PLACES), size=count)
     return [
-        Question(float(due), KINDS[kind][0].format(PLACES[place]), round(float(length)))
-        for due, kind, place, length in zip(deadline_s, kinds, places, lengths, strict=True)
+        Question(float(at_s), KINDS[kind][0].format(PLACES[place]), round(float(length)))
+        for at_s, kind, place, length in zip(arrival_s, kinds, places, lengths, strict=True)
     ]
 
 
 def body(model: str, question: Question) -> dict[str, Any]:
-    """What is posted: the length stands where the engine looks and the gateway does not."""
+    """Return the request body; the length is where only the engine's middleware reads it."""
     return {
         "model": model,
         "prompt": question.prompt,
@@ -94,31 +96,24 @@ def body(model: str, question: Question) -> dict[str, Any]:
     }
 
 
-if TYPE_CHECKING:
-    from lengthwise.gateway.serve import Gateway
-
-Floats = npt.NDArray[np.float64]
 MODES = ("fcfs", "isrtf")
 REQUESTS = 48
+WARM_UP_ROUND = 1 << 20
+"""Number of the burst whose times are discarded."""
 _POLL_INTERVAL_S = 0.25
-_WARM = 1 << 20
-"""Number of the burst that nobody counts."""
 _LEVEL = 0.95
 
 
 @dataclass
 class Side:
-    """One of the two.
+    """One of the two gateways.
 
     Attributes:
-        mode: Its order.
-        port: Of clients.
-        admin_port: Of its page.
-        rounds: JCT of the rounds that are over.
-        jct_s: Of the round under way.
-        waiting: Requests now.
-        running: Requests now.
-        cuts: In all.
+        rounds: JCT of finished rounds.
+        jct_s: JCT of the running round.
+        waiting: Current requests in the queue.
+        running: Current requests at engines.
+        cuts: Preemptions so far.
     """
 
     mode: str
@@ -131,14 +126,14 @@ class Side:
     cuts: int = 0
 
     @property
-    def seen(self) -> Floats:
-        """[n] JCT of all that have finished."""
+    def finished_s(self) -> Floats:
+        """[n] JCT of all finished requests."""
         return np.concatenate([*self.rounds, np.array(self.jct_s, float)])
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Changes of mean and 99th percentile of JCT, as shares; of the mean a 95 % interval over rounds."""
+    """Relative changes of mean and 99th percentile of JCT, with a 95 % interval over rounds of the mean's."""
 
     mean: float
     low: float
@@ -148,43 +143,38 @@ class Gain:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval is of gains alone."""
+        """Whether the interval contains only gains."""
         return self.high < 0
 
 
 def gain(sides: Sequence[Side]) -> Gain:
-    """ISRTF against FCFS over the rounds that both have ended: of each round's ratio, its Student's t."""
-    first, ours = (side.rounds for side in sides)
-    rounds = min(len(first), len(ours))
+    """Return the change from the first side to the second: Student's t over the log ratios of common rounds."""
+    first, second = (side.rounds for side in sides)
+    rounds = min(len(first), len(second))
     if rounds == 0:
         return Gain(math.nan, math.nan, math.nan, math.nan, 0)
-    logs = np.log([float(b.mean() / a.mean()) for a, b in zip(first, ours, strict=False)])
-    half = math.inf
-    if rounds > 1:
-        from scipy import stats
-
-        half = float(stats.t.ppf((1 + _LEVEL) / 2, rounds - 1) * logs.std(ddof=1) / math.sqrt(rounds))
-    middle = float(logs.mean())
-    ends = [float(np.quantile(np.concatenate(one[:rounds]), 0.99)) for one in (first, ours)]
-    return Gain(
-        math.exp(middle) - 1, math.exp(middle - half) - 1, math.exp(middle + half) - 1, ends[1] / ends[0] - 1, rounds
-    )
+    logs = np.log([float(b.mean() / a.mean()) for a, b in zip(first, second, strict=False)])
+    half = float(t_half_width(logs, _LEVEL)) if rounds > 1 else math.inf
+    center = float(logs.mean())
+    mean, low, high = (math.exp(log) - 1 for log in (center, center - half, center + half))
+    p99 = [float(np.quantile(np.concatenate(side[:rounds]), 0.99)) for side in (first, second)]
+    return Gain(mean, low, high, p99[1] / p99[0] - 1, rounds)
 
 
-class Shrunk:
-    """What the shipped predictor says, in the shorter tokens of slow engines."""
+class ScaledPredictor:
+    """The built-in predictor with its lengths divided by ``shrink``."""
 
     predicts_once = True
 
-    def __init__(self, by: float) -> None:
+    def __init__(self, shrink: float) -> None:
         from lengthwise.predict import default
 
-        self._inner, self._by = default(), by
+        self._inner, self._shrink = default(), shrink
 
     def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
-        """Distributions of whole lengths."""
+        """Return distributions of total lengths."""
         del tokens_so_far
-        return LengthDistribution.of(np.maximum(1.0, self._inner.predict(prompts).tokens / self._by))
+        return LengthDistribution.of(np.maximum(1.0, self._inner.predict(prompts).tokens / self._shrink))
 
 
 async def race(
@@ -194,43 +184,55 @@ async def race(
     seconds: float,
     seed: int,
     requests: int = REQUESTS,
-    poll: Callable[[Sequence[Side], float], None] = lambda *_: None,
+    show: Callable[[Sequence[Side], float], None] = lambda *_: None,
 ) -> tuple[Side, ...]:
-    """Both sides when the time is over; at least two rounds, each begun by another side.
+    """Run at least two rounds and return both sides; which side starts a round alternates.
 
     Args:
-        engines: Behind both gateways, one gateway at a time.
-        ports: (of clients, of the admin page) of each.
-        seconds: No round begins after it.
+        engines: Behind both gateways, which use them in turns.
+        ports: (port, admin port) of each gateway.
+        seconds: No round starts later.
         seed: Of the requests.
-        requests: Of a round.
-        poll: Shown the sides, and the seconds so far, every now and then.
+        requests: Per round.
+        show: Called repeatedly with the sides and the seconds so far.
     """
     loop = asyncio.get_running_loop()
-    of_burst = partial(burst, seed, tokens_per_s=engines.tokens_per_s, shrink=engines.shrink)
+    make_burst = partial(burst, seed, tokens_per_s=engines.tokens_per_s, shrink=engines.shrink)
     sides = tuple(Side(mode) for mode in MODES)
+
+    def poll() -> None:
+        for side, gateway in zip(sides, gateways, strict=True):
+            now = gateway.driver.statistics()
+            side.waiting, side.running, side.cuts = now.waiting, now.running, now.preemptions
+        show(sides, loop.time() - started_s)
+
+    async def poll_repeatedly() -> None:
+        while True:
+            poll()
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
     async with AsyncExitStack() as stack:
         gateways = [
-            await stack.enter_async_context(_gateway(engines, s.mode, p)) for s, p in zip(sides, ports, strict=True)
+            await stack.enter_async_context(_gateway(engines, side.mode, pair))
+            for side, pair in zip(sides, ports, strict=True)
         ]
         for side, gateway in zip(sides, gateways, strict=True):
             side.port, side.admin_port = gateway.port, gateway.admin_port
             await gateway.fleet.stable(30.0)
-            await _round(gateway, Side(side.mode), of_burst(_WARM, 8))
+            await _round(gateway, Side(side.mode), make_burst(WARM_UP_ROUND, 8))
         started_s = loop.time()
-        shows = asyncio.ensure_future(_shown(sides, gateways, started_s, poll))
+        task = asyncio.ensure_future(poll_repeatedly())
         try:
             number = 0
             while number < 2 or loop.time() - started_s < seconds:
-                asked = of_burst(number, requests)
+                questions = make_burst(number, requests)
                 for k in (0, 1) if number % 2 == 0 else (1, 0):
-                    await _round(gateways[k], sides[k], asked)
+                    await _round(gateways[k], sides[k], questions)
                 number += 1
         finally:
-            shows.cancel()
-            await asyncio.gather(shows, return_exceptions=True)
-            _poll(sides, gateways)
-            poll(sides, loop.time() - started_s)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            poll()
     return sides
 
 
@@ -240,19 +242,19 @@ def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
 
     config = GatewayConfig(
         engines=tuple(
-            Engine(url, name=f"engine {k + 1}", in_flight=SEATS, generation_defaults="none")
+            Engine(url, name=f"engine {k + 1}", in_flight=MAX_NUM_SEQS, generation_defaults="none")
             for k, url in enumerate(engines.urls)
         ),
         order=Order(mode),
         prediction=Forecasting(learn=False),
         listen=Listen(port=ports[0], admin_port=ports[1]),
     )
-    predictor = Shrunk(engines.shrink)
-    return Gateway(config, make_forecaster=lambda *told: Forecaster(*told, predictor=predictor, place="inline"))
+    predictor = ScaledPredictor(engines.shrink)
+    return Gateway(config, make_forecaster=lambda *args: Forecaster(*args, predictor=predictor, place="inline"))
 
 
-async def _round(gateway: Gateway, side: Side, client_request: Sequence[Question]) -> None:
-    """One burst through one gateway."""
+async def _round(gateway: Gateway, side: Side, questions: Sequence[Question]) -> None:
+    """Send one burst through one gateway and record the JCT of each response."""
     import aiohttp
 
     loop = asyncio.get_running_loop()
@@ -260,152 +262,116 @@ async def _round(gateway: Gateway, side: Side, client_request: Sequence[Question
     url = f"http://127.0.0.1:{gateway.port}/v1/completions"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(question: Question) -> None:
-            await asyncio.sleep(started_s + question.deadline_s - loop.time())
-            async with session.post(url, json=body(MODEL, question)) as answer:
-                told = await answer.read()
-                if answer.status != 200 or not told.endswith(b"data: [DONE]\n\n"):
-                    raise RuntimeError(f"an answer of the demo failed: {answer.status} {told[-300:]!r}")
-            side.jct_s.append(loop.time() - started_s - question.deadline_s)
+        async def send(question: Question) -> None:
+            await asyncio.sleep(started_s + question.arrival_s - loop.time())
+            async with session.post(url, json=body(MODEL, question)) as response:
+                data = await response.read()
+                if response.status != 200 or not data.endswith(b"data: [DONE]\n\n"):
+                    raise RuntimeError(f"a response of the demo failed: {response.status} {data[-300:]!r}")
+            side.jct_s.append(loop.time() - started_s - question.arrival_s)
 
-        await asyncio.gather(*(one(question) for question in client_request))
+        await asyncio.gather(*(send(question) for question in questions))
     side.rounds.append(np.array(side.jct_s))
     side.jct_s = []
 
 
-async def _shown(
-    sides: Sequence[Side], gateways: Sequence[Gateway], started_s: float, poll: Callable[[Sequence[Side], float], None]
-) -> None:
-    while True:
-        _poll(sides, gateways)
-        poll(sides, asyncio.get_running_loop().time() - started_s)
-        await asyncio.sleep(_POLL_INTERVAL_S)
-
-
-def _poll(sides: Sequence[Side], gateways: Sequence[Gateway]) -> None:
-    for side, gateway in zip(sides, gateways, strict=True):
-        now = gateway.hub.statistics()
-        side.waiting, side.running, side.cuts = now.waiting, now.running, now.cuts
-
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_SAY_S = 15.0
+PROGRESS_INTERVAL_S = 15.0
 NAMES = {"fcfs": "first come, first served", "isrtf": "shortest predicted first (ISRTF)"}
 
 
 @contextmanager
-def shown(what: str) -> Iterator[Callable[[Sequence[Side], float], None]]:
-    """A callable that shows the sides: a live table on a terminal, else a line a round."""
+def live_table(title: str) -> Iterator[Callable[[Sequence[Side], float], None]]:
+    """Yield a function that shows the sides: a live table on a terminal, otherwise a line per round."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
     if not console.is_terminal:
-        yield _lines()
+        num_shown = -1
+
+        def show(sides: Sequence[Side], seconds: float) -> None:
+            nonlocal num_shown
+            found = gain(sides)
+            if num_shown < 0:
+                sys.stdout.write(f"{_admin_pages(sides)}\n")
+            if found.rounds > max(num_shown, 0):
+                sys.stdout.write(f"{seconds:5.0f} s  {change(found)}\n")
+                sys.stdout.flush()
+            num_shown = found.rounds
+
+        yield show
         return
     from rich.live import Live
 
     with Live(console=console, refresh_per_second=4) as live:
-        yield lambda sides, seconds: live.update(table(what, sides, seconds))
+        yield lambda sides, seconds: live.update(table(title, sides, seconds))
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Shows meanwhile that something goes on, and for how long: moving on a terminal, else a line now and then."""
+def progress(text: str) -> Iterator[None]:
+    """Show a text with the seconds so far: moving on a terminal, otherwise a line from time to time."""
     from rich.console import Console
 
-    console, over, started_s = Console(file=sys.stdout), threading.Event(), time.monotonic()
+    console, done, started_s = Console(file=sys.stdout), threading.Event(), time.monotonic()
 
-    def told() -> str:
-        return f"{what}, {time.monotonic() - started_s:.0f} s"
-
-    def look() -> None:
+    def show() -> None:
         if not console.is_terminal:
-            while not over.wait(_SAY_S):
-                console.print(told())
+            while not done.wait(PROGRESS_INTERVAL_S):
+                console.print(f"{text}, {time.monotonic() - started_s:.0f} s")
             return
-        with console.status(told()) as status:
-            while not over.wait(0.5):
-                status.update(told())
+        with console.status(f"{text}, 0 s") as status:
+            while not done.wait(0.5):
+                status.update(f"{text}, {time.monotonic() - started_s:.0f} s")
 
-    shows = threading.Thread(target=look, daemon=True)
-    shows.start()
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        over.set()
-        shows.join()
+        done.set()
+        thread.join()
 
 
-def table(what: str, sides: Sequence[Side], seconds: float) -> Table:
-    """What both have done so far."""
+def table(title: str, sides: Sequence[Side], seconds: float) -> Table:
+    """Return a table of both sides."""
     from rich.table import Table
 
-    made = Table(title=f"{what}, {seconds:.0f} s", caption=f"{pages(sides)}\n{change(gain(sides))}")
-    made.add_column("")
+    shown = Table(title=f"{title}, {seconds:.0f} s", caption=f"{_admin_pages(sides)}\n{change(gain(sides))}")
+    shown.add_column("")
     for side in sides:
-        made.add_column(NAMES[side.mode], justify="right")
-    rows: dict[str, Callable[[Side], str]] = {
-        "waiting": lambda side: str(side.waiting),
-        "at engines": lambda side: str(side.running),
-        "finished": lambda side: str(len(side.seen)),
-        "mean JCT": lambda side: _seconds(side, np.mean),
-        "P99 JCT": lambda side: _seconds(side, lambda jct: np.quantile(jct, 0.99)),
-        "times cut": lambda side: str(side.cuts),
-    }
-    for name, of in rows.items():
-        made.add_row(name, *(of(side) for side in sides))
-    return made
+        shown.add_column(NAMES[side.mode], justify="right")
+    times = [side.finished_s for side in sides]
+    shown.add_row("waiting", *(str(side.waiting) for side in sides))
+    shown.add_row("at engines", *(str(side.running) for side in sides))
+    shown.add_row("finished", *(str(len(jct_s)) for jct_s in times))
+    shown.add_row("mean JCT", *(f"{jct_s.mean():.2f} s" if len(jct_s) else "-" for jct_s in times))
+    shown.add_row("P99 JCT", *(f"{np.quantile(jct_s, 0.99):.2f} s" if len(jct_s) else "-" for jct_s in times))
+    shown.add_row("preemptions", *(str(side.cuts) for side in sides))
+    return shown
 
 
-def pages(sides: Sequence[Side]) -> str:
-    """Where each side's admin page is."""
+def _admin_pages(sides: Sequence[Side]) -> str:
     return "admin pages  " + "  ".join(f"{side.mode}: http://127.0.0.1:{side.admin_port}/" for side in sides)
 
 
 def change(found: Gain) -> str:
-    """The gain so far, in a line."""
+    """Return the gain so far as a line."""
     if found.rounds == 0:
-        return "the gain is told once both have served the same burst"
-    told = f"ISRTF against FCFS, round by round: mean JCT {_percent(found.mean)}"
+        return "the gain is shown once both have served the same burst"
+    text = f"ISRTF against FCFS, round by round: mean JCT {_percent(found.mean)}"
     if not math.isinf(found.high):
-        told += f" (95 %: {_percent(found.low)} to {_percent(found.high)})"
-    return f"{told}, P99 {_percent(found.p99)}, {found.rounds} round{'s' if found.rounds > 1 else ''}"
+        text += f" (95 %: {_percent(found.low)} to {_percent(found.high)})"
+    return f"{text}, P99 {_percent(found.p99)}, {found.rounds} round{'s' if found.rounds > 1 else ''}"
 
 
-def decision(what: str, found: Gain) -> str:
-    """What it comes to."""
+def decision(engines: str, found: Gain) -> str:
+    """Return the verdict."""
     if found.is_significant:
-        word = "Shortest predicted first was faster here."
+        verdict = "Shortest predicted first was faster."
     elif found.low > 0:
-        word = "Shortest predicted first was slower here."
+        verdict = "Shortest predicted first was slower."
     else:
-        word = "This run does not tell: the interval holds 0. Run it again while nothing else needs the CPU."
-    return f"{word}\n{change(found)}; {what}; every burst went through both in turns."
-
-
-def _lines() -> Callable[[Sequence[Side], float], None]:
-    told = 0
-    begun = False
-
-    def look(sides: Sequence[Side], seconds: float) -> None:
-        nonlocal told, begun
-        if not begun:
-            begun = True
-            sys.stdout.write(f"{pages(sides)}\n")
-        found = gain(sides)
-        if found.rounds > told:
-            told = found.rounds
-            sys.stdout.write(f"{seconds:5.0f} s  {change(found)}\n")
-            sys.stdout.flush()
-
-    return look
-
-
-def _seconds(side: Side, of: Callable[[np.ndarray], float]) -> str:
-    seen = side.seen
-    return f"{float(of(seen)):.2f} s" if len(seen) else "-"
+        verdict = "Not significant: the interval contains 0. Run it again while nothing else uses the CPU."
+    return f"{verdict}\n{change(found)}; {engines}; every burst went through both in turns."
 
 
 def _percent(share: float) -> str:

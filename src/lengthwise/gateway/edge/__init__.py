@@ -1,4 +1,4 @@
-"""The clients' side: an ASGI app that lets in what is allowed, within limits, and hands it on."""
+"""The clients' side: an ASGI app with authentication and limits, in front of the relay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is answered when a request is not served, in OpenAI's form."""
+"""Error responses in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ import msgspec
 from lengthwise.gateway.request import Rejection
 
 Headers = Sequence[tuple[bytes, bytes]]
-_TYPES = {401: "authentication_error", 429: "requests"}
-_RETRY_STATUSES = (429, 503)
-_SHOWN = 100
+_MAX_QUOTED = 100
 
 
-class Fault(Exception):  # noqa: N818 - it is an answer, not always an error of ours
-    """An answer with an error.
+class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
+    """An error response.
 
     Args:
-        status: Of HTTP.
+        status: HTTP status.
         reason: One word for metrics.
-        message: For people.
-        param: The field that is wrong.
+        message: Text for people.
+        param: The wrong field.
         code: One word for programs.
-        headers: Further ones of the answer.
-        retry_after_s: When to come again; 429 and 503 say 1 s where nobody knows better.
+        headers: Additional response headers.
+        retry_after_s: When to retry; None means 1 s for 429 and 503.
     """
 
     def __init__(
@@ -41,68 +39,60 @@ class Fault(Exception):  # noqa: N818 - it is an answer, not always an error of 
     ) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
-        self.param, self.code = param, code
-        self.headers = list(headers)
-        again_s = 1.0 if status in _RETRY_STATUSES else None
-        self.retry_after_s = again_s if retry_after_s is None else retry_after_s
+        self.param, self.code, self.headers = param, code, list(headers)
+        default_s = 1.0 if status in (429, 503) else None
+        self.retry_after_s = default_s if retry_after_s is None else retry_after_s
 
     @property
     def body(self) -> bytes:
-        """The error as JSON."""
-        server_s = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = _TYPES.get(self.status, server_s)
+        """Return the error as JSON."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = {401: "authentication_error", 429: "requests"}.get(self.status, default)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
-        """Those of the answer, content-length and Retry-After (whole seconds, rounded up) included."""
+        """Return the response headers, with content-type and Retry-After (integer seconds, rounded up)."""
         headers = [(b"content-type", b"application/json"), *self.headers]
         if self.retry_after_s is not None:
             after_s = max(1, math.ceil(min(self.retry_after_s, 86_400.0)))
             headers.append((b"retry-after", b"%d" % after_s))
         return headers
 
-    def as_refusal(self) -> Rejection:
-        """The same for listeners."""
+    def as_rejection(self) -> Rejection:
+        """Return the same as a rejection, for listeners."""
         return Rejection(self.status, self.reason, self.message, self.retry_after_s)
 
 
-def refused(rejection: Rejection) -> Fault:
-    """The answer to a request that the scheduler does not let in, or lets go."""
-    code = "rate_limit_exceeded" if rejection.status == 429 else rejection.reason
-    return Fault(
-        rejection.status, rejection.reason, rejection.message, code=code, retry_after_s=rejection.retry_after_s
-    )
+def rejected(rejection: Rejection) -> Fault:
+    """Return the response to a request that the scheduler rejects."""
+    status, reason, retry_after_s = rejection.status, rejection.reason, rejection.retry_after_s
+    code = "rate_limit_exceeded" if status == 429 else reason
+    return Fault(status, reason, rejection.message, code=code, retry_after_s=retry_after_s)
 
 
-def bad(param: str | None, message: str, code: str | None = None) -> Fault:
-    """400: a field, or the body, cannot be used."""
+def invalid(param: str | None, message: str, code: str | None = None) -> Fault:
+    """Return 400 for an invalid field or body."""
     return Fault(400, "invalid", message, param=param, code=code)
 
 
-def no_model(name: str) -> Fault:
-    """404 for a model that is not there, or that the key may not see: both alike."""
-    message = f"The model {shown(name)} does not exist or you do not have access to it."
+def unknown_model(name: str) -> Fault:
+    """Return 404 for a model that does not exist or that the key cannot access; both look the same."""
+    message = f"The model {quoted(name)} does not exist or you do not have access to it."
     return Fault(404, "model", message, param="model", code="model_not_found")
 
 
-def draining(retry_after_s: float = 1.0) -> Fault:
-    """503 while the gateway ends."""
-    return Fault(
-        503,
-        "draining",
-        "The gateway is shutting down; send the request again.",
-        code="draining",
-        headers=[(b"connection", b"close")],
-        retry_after_s=retry_after_s,
-    )
+def draining() -> Fault:
+    """Return 503 for a request during shutdown."""
+    message = "The gateway is shutting down; send the request again."
+    return Fault(503, "draining", message, code="draining", headers=[(b"connection", b"close")], retry_after_s=1.0)
 
 
 def internal() -> Fault:
-    """500: our own fault."""
+    """Return 500 for an error of the gateway."""
     return Fault(500, "internal", "The gateway failed to serve this request.", code="internal_error")
 
 
-def shown(text: str) -> str:
-    """A short text of the client's in quotes."""
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+def quoted(text: str) -> str:
+    """Return a client's text in quotes, shortened."""
+    return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "...")

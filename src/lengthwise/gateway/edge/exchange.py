@@ -1,311 +1,266 @@
-"""One request's way over ASGI: its body in, its answer out, and whether the client is still there."""
+"""One request over ASGI: its body, its response, and cancellation when the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
-from lengthwise.gateway.edge.client_request import Answer, Outlet
+from lengthwise.gateway.edge.client_request import Answer, ChunkWriter
 from lengthwise.gateway.edge.errors import Fault
 
-_AGAIN_S = 1.0
-_CLOSE_HEADERS = [(b"connection", b"close")]
+_CLOSE = (b"connection", b"close")
 SHARES = 4
-"""One holder may have so much of the room: one in four."""
+"""One client may use a quarter of the budget."""
 
 
-class Room:
-    """The budget.
+class BodyBudget:
+    """Memory of all request bodies; ``max_bytes`` may change at any time."""
 
-    Args:
-        max_bytes: Of all requests together; may be changed at any time.
-
-    Attributes:
-        held_bytes: Of the requests that are in.
-        held_by: The same by holder.
-    """
-
-    __slots__ = ("held_by", "held_bytes", "max_bytes")
+    __slots__ = ("max_bytes", "used_by", "used_bytes")
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes, self.held_bytes = max_bytes, 0
-        self.held_by: Counter[Hashable] = Counter()
+        self.max_bytes, self.used_bytes = max_bytes, 0
+        self.used_by: Counter[Hashable] = Counter()
 
 
-class Part:
-    """What one request has of the room; given back at the end of its ``with``.
+class BodyReservation:
+    """Part of the budget for one request, returned at the end of its ``with``.
 
     Args:
-        room: Of all.
-        holder: Whose request: a key, or an address where there are none.
+        owner: A key, or an address without keys.
     """
 
-    __slots__ = ("_held_bytes", "_holder", "_room")
+    __slots__ = ("_budget", "_owner", "_used_bytes")
 
-    def __init__(self, room: Room, holder: Hashable = "") -> None:
-        self._room, self._holder, self._held_bytes = room, holder, 0
+    def __init__(self, budget: BodyBudget, owner: Hashable = "") -> None:
+        self._budget, self._owner, self._used_bytes = budget, owner, 0
 
     def __enter__(self) -> Self:
-        """Nothing yet."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Gives all back."""
-        room = self._room
-        room.held_bytes -= self._held_bytes
-        room.held_by[self._holder] -= self._held_bytes
-        if not room.held_by[self._holder]:
-            del room.held_by[self._holder]
-        self._held_bytes = 0
+    def __exit__(self, *_: object) -> None:
+        self._add(-self._used_bytes)
+        if not self._budget.used_by[self._owner]:
+            del self._budget.used_by[self._owner]
 
     def require(self, size_bytes: int) -> None:
-        """Raises a Fault if so much more would not fit now; nothing is taken. A request that is alone fits always.
+        """Check that more bytes fit, without a reservation; a request alone always fits.
 
         Raises:
-            Fault: 429, the holder has its share; 503, there is no room.
+            Fault: 429, the owner has its share; 503, the budget is exhausted.
         """
-        room = self._room
-        others = room.held_by[self._holder] - self._held_bytes
-        if others and others + self._held_bytes + size_bytes > room.max_bytes // SHARES:
-            message = "Your requests under way hold as many bytes as one client may; send the request again."
-            raise Fault(429, "bodies", message, code="body_share_exceeded", headers=_CLOSE_HEADERS)
-        if room.held_bytes > self._held_bytes and room.held_bytes + size_bytes > room.max_bytes:
-            message = "The gateway holds as many bodies as it may; send the request again."
-            raise Fault(503, "bodies", message, code="overloaded", headers=_CLOSE_HEADERS, retry_after_s=_AGAIN_S)
+        budget = self._budget
+        others = budget.used_by[self._owner] - self._used_bytes
+        if others and others + self._used_bytes + size_bytes > budget.max_bytes // SHARES:
+            message = "Your requests in progress take as many bytes as one client may; send the request again."
+            raise Fault(429, "bodies", message, code="body_share_exceeded", headers=[_CLOSE])
+        if budget.used_bytes > self._used_bytes and budget.used_bytes + size_bytes > budget.max_bytes:
+            message = "The gateway has no memory left for bodies; send the request again."
+            raise Fault(503, "bodies", message, code="overloaded", headers=[_CLOSE], retry_after_s=1.0)
 
     def take(self, size_bytes: int) -> None:
-        """So much more is held; raises a Fault if it does not fit."""
+        """Reserve more bytes; raise Fault if they do not fit."""
         self.require(size_bytes)
-        self._held_bytes += size_bytes
-        self._room.held_bytes += size_bytes
-        self._room.held_by[self._holder] += size_bytes
+        self._add(size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """No more than so much is held from now on."""
-        less = max(0, self._held_bytes - size_bytes)
-        self._held_bytes -= less
-        self._room.held_bytes -= less
-        self._room.held_by[self._holder] -= less
+        """Keep at most these bytes."""
+        self._add(min(0, size_bytes - self._used_bytes))
 
     def reserve(self, size_bytes: int) -> None:
-        """So much is held in all from now on; raises a Fault if it does not fit."""
-        self.take(size_bytes - self._held_bytes)
+        """Change the reservation to these bytes; raise Fault if they do not fit."""
+        self.take(size_bytes - self._used_bytes)
+
+    def _add(self, size_bytes: int) -> None:
+        self._used_bytes += size_bytes
+        self._budget.used_bytes += size_bytes
+        self._budget.used_by[self._owner] += size_bytes
 
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-GONE, SLOW, BLOCKED = "stopped", "slow", "blocked"
-WIRE = "lengthwise.wire"
-"""The extension of a scope under which our own server's connection stands: it watches more cheaply."""
-_HOP = frozenset({
+DISCONNECTED, SLOW_BODY, BLOCKED = "disconnected", "slow", "blocked"
+CONNECTION = "lengthwise.connection"
+"""Scope extension with the connection of the gateway's own server."""
+_DROPPED = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"server", b"date", b"x-request-id", b"set-cookie",
 })  # fmt: skip
-_CLOSE_HEADER = (b"connection", b"close")
+"""Engine headers that do not go to the client: hop-by-hop headers and those of the gateway itself."""
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to be answered."""
+    """The client disconnected."""
 
 
-class Connection(Outlet, Protocol):
-    """What our own server offers beyond ASGI; who sends or takes nothing in time is refused or dropped by itself."""
+class Connection(ChunkWriter, Protocol):
+    """What the gateway's own server offers beyond ASGI; it enforces timeouts of reads and writes by itself."""
 
-    on_gone: Callable[[], None] | None
-    """Called when the client has left."""
+    on_disconnect: Callable[[], None] | None
 
-    def read_on(self) -> None:
-        """Reads further: only who reads sees that the client has left."""
+    def resume_reading(self) -> None:
+        """Read on, because only a reading connection notices a disconnect."""
         ...
 
     def abort(self) -> None:
-        """Drops it, whatever is still to be sent."""
+        """Drop the connection with all unsent data."""
         ...
 
 
-class Talk:
-    """Reads and writes for the task that made it, and cancels that task when it waits in vain.
+class AsgiExchange:
+    """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
-    Then ``cause`` says so: GONE, the client has left; and, where another server than our own is in front, which
-    sees to that by itself, SLOW, its body did not come in time; STUCK, it takes nothing of its answer.
+    ``cause`` then says why: DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED.
 
     Args:
-        scope: Of ASGI.
-        receive: Of ASGI.
-        send: Of ASGI.
-        timeout_s: Longest time for the body, and for a piece of the answer to be taken.
+        timeout_s: Longest time for the body, and for the client to take a chunk of the response.
+
+    Attributes:
+        headers: Headers added to every response.
+        handed_on: Whether the request reached the relay, which reports its rejections itself.
+        started: Whether the response has started.
     """
 
-    __slots__ = (
-        "_dispatch",
-        "_monitor",
-        "_over",
-        "_reading",
-        "_receive",
-        "_send",
-        "_sent",
-        "_task",
-        "_timeout_s",
-        "_timer",
-        "_wire",
-        "cause",
-        "handed_on",
-        "headers",
-        "started",
-    )  # fmt: skip
+    __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",
+                 "_timeout_s", "_timer", "_writing", "cause", "handed_on", "headers", "started")  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
         self._receive, self._send, self._timeout_s = receive, send, timeout_s
-        extensions = scope.get("extensions")
-        self._wire: Connection | None = extensions.get(WIRE) if extensions else None
+        self._connection: Connection | None = (scope.get("extensions") or {}).get(CONNECTION)
         self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._monitor: asyncio.Future[Message] | None = None
-        self._over = self._dispatch = self._reading = self.started = False
+        self._finished = self._writing = self._reading = self.started = self.handed_on = False
         self._sent, self.cause = 0, ""
-        self.handed_on = False
-        """Whether the exchange has it: what is refused from then on it has told already."""
         self.headers: list[tuple[bytes, bytes]] = []
-        """Further ones of every answer."""
 
-    async def body(self, limit: int, report: bytes | None, part: Part) -> bytes:
-        """The whole body.
-
-        Args:
-            limit: Most bytes.
-            report: Content-Length.
-            part: Of the room for all bodies; takes what has come.
+    async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
+        """Return the complete body, reserving memory as it arrives.
 
         Raises:
-            Fault: 413, or 503 where there is no room now.
-            ClientGoneError: It left before the end.
+            Fault: 413, or 429 or 503 without memory for it.
+            ClientGoneError: The client disconnected before its end.
         """
-        if report is not None:
-            if not report.isdigit() or int(report[:20]) > limit:
+        if content_length is not None:
+            if not content_length.isdigit() or int(content_length[:20]) > limit:
                 raise _too_large(limit)
-            part.require(int(report[:20]))
-        if self._wire is None:
+            reservation.require(int(content_length[:20]))
+        if self._connection is None:
             self._reading = True
-            self._look_again()
-        pieces, size, more = [], 0, True
+            self._start_timer()
+        chunks, size, more = [], 0, True
         while more:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientGoneError
-            piece, more = message.get("body", b""), message.get("more_body", False)
-            size += len(piece)
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
-            part.take(len(piece))
-            pieces.append(piece)
+            reservation.take(len(chunk))
+            chunks.append(chunk)
         self._reading = False
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def monitor(self) -> None:
-        """From now on the task is cancelled when the client leaves. The body must have been read."""
-        if self._wire is not None:
-            self._wire.on_gone = self._lost
-            self._wire.read_on()
+        """Cancel the task from now on when the client disconnects; the body must have been read."""
+        if self._connection is not None:
+            self._connection.on_disconnect = lambda: self._cancel(DISCONNECTED)
+            self._connection.resume_reading()
         else:
             self._monitor = asyncio.ensure_future(self._receive())
-            self._monitor.add_done_callback(self._left)
+            self._monitor.add_done_callback(self._received)
 
     async def answer(self, answer: Answer) -> None:
-        """Sends an answer, a piece at a time, each as soon as the one before it is taken."""
-        headers = [pair for pair in answer.headers if pair[0].lower() not in _HOP]
+        """Send a response chunk by chunk, each when the client has taken the one before."""
+        headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
-        wire = self._wire if left < 0 else None
+        direct = self._connection if left < 0 else None
         await self._start(answer.status, headers)
         try:
-            async for piece in answer:
-                if wire is not None and self._sent and piece and wire.takes():
-                    wire.pass_on(piece)
+            async for chunk in answer:
+                if direct is not None and self._sent and chunk and direct.can_write():
+                    direct.write_chunk(chunk)
                     continue
-                left -= len(piece) if left > 0 else 0
-                self._over, self._dispatch = left == 0, True
-                if self._timer is None and left and self._wire is None:  # our own server watches by itself
-                    self._look_again()
-                await self._send({"type": "http.response.body", "body": piece, "more_body": left != 0})
-                self._dispatch = False
+                left -= len(chunk) if left > 0 else 0
+                self._finished, self._writing = left == 0, True
+                if self._timer is None and left and self._connection is None:
+                    self._start_timer()
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
+                self._writing = False
                 self._sent += 1
-                if wire is not None and self._sent == 1:
-                    answer.pass_to(wire)
+                if direct is not None and self._sent == 1:
+                    answer.attach_writer(direct)
         except Exception:
             await self.abort()
             raise
         if left:
-            await self._end(b"")
+            await self._finish(b"")
 
-    async def say(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
-        """Sends a whole answer."""
+    async def send(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a complete response."""
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self._end(body)
+        await self._finish(body)
 
-    async def fault(self, fault: Fault) -> None:
-        """Sends an error; a body that is still to come is not waited for."""
-        await self.say(fault.status, fault.all_headers(), fault.body)
+    async def send_fault(self, fault: Fault) -> None:
+        """Send an error, without waiting for the rest of the body."""
+        await self.send(fault.status, fault.all_headers(), fault.body)
 
     async def abort(self) -> None:
-        """Drops the connection: half an answer must not look like a whole one."""
-        if self._wire is not None:
-            self._wire.abort()
+        """Drop the connection, so that an incomplete response does not look complete."""
+        if self._connection is not None:
+            self._connection.abort()
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Ends all that was begun here."""
-        self._over = True
+        """Stop timers and the watch for disconnects."""
+        self._finished = True
         if self._timer is not None:
             self._timer.cancel()
         if self._monitor is not None:
             self._monitor.cancel()
-        if self._wire is not None:
-            self._wire.on_gone = None
+        if self._connection is not None:
+            self._connection.on_disconnect = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
-    async def _end(self, body: bytes) -> None:
-        self._over = self._dispatch = True
+    async def _finish(self, body: bytes) -> None:
+        self._finished = self._writing = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _left(self, monitor: asyncio.Future[Message]) -> None:
-        if self._over or monitor.cancelled():
+    def _received(self, monitor: asyncio.Future[Message]) -> None:
+        if self._finished or monitor.cancelled():
             return
         if monitor.exception() is None and monitor.result()["type"] != "http.disconnect":
             self.monitor()
         else:
-            self._cancel(GONE)
+            self._cancel(DISCONNECTED)
 
-    def _lost(self) -> None:
-        if not self._over:
-            self._cancel(GONE)
+    def _start_timer(self) -> None:
+        sent = self._sent if self._writing else -1
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer, sent)
 
-    def _look_again(self) -> None:
-        seen = self._sent if self._dispatch else -1
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._poll, seen)
-
-    def _poll(self, sent: int) -> None:
-        """Every ``patience_s``: has anything moved?"""
+    def _on_timer(self, sent: int) -> None:
+        """Cancel the task if nothing moved since the timer started."""
         if self._reading:
-            self._cancel(SLOW)
-        elif self._dispatch and self._sent == sent:
+            self._cancel(SLOW_BODY)
+        elif self._writing and self._sent == sent:
             self._cancel(BLOCKED)
         else:
-            self._look_again()
+            self._start_timer()
 
     def _cancel(self, cause: str) -> None:
-        if not self.cause and self._task is not None:
+        # A response that is complete for the task may still be sent; a disconnect then changes nothing.
+        if not self.cause and self._task is not None and not (cause == DISCONNECTED and self._finished):
             self.cause = cause
             self._task.cancel()
 
 
 def _too_large(limit: int) -> Fault:
-    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[_CLOSE_HEADER])
+    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[_CLOSE])

@@ -1,9 +1,10 @@
-"""HTTP/1.1 on a connection, by uvicorn and httptools, with limits on what comes before a body."""
+"""HTTP/1.1 on a client's connection, by uvicorn and httptools, with limits on everything before a body."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -11,18 +12,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.client_request import headers_too_large
 from lengthwise.gateway.edge.errors import Fault
-from lengthwise.gateway.edge.exchange import WIRE
-
-_INTERIM = b"HTTP/1.1 100"
+from lengthwise.gateway.edge.exchange import CONNECTION
 
 
-class Cork:
-    """A transport's writing side for one answer: the head waits for what is written in the same moment.
+class CorkedTransport:
+    """The writing side of a connection for one response: the head waits for data written in the same tick.
 
     Args:
-        transport: The connection.
-        loop: Its event loop.
-        close: Ends the connection once all is written.
+        close: Closes the connection after the response.
     """
 
     __slots__ = ("_close", "_head", "_loop", "_started", "_transport")
@@ -34,25 +31,25 @@ class Cork:
         self._head, self._started = b"", False
 
     def write(self, data: bytes) -> None:
-        """Writes, with the head if that still waits; nothing where the connection is gone."""
+        """Write, together with a waiting head; nothing on a closing connection."""
         if self._transport.is_closing():
             self._head = b""
         elif self._head:
             head, self._head = self._head, b""
             self._transport.write(head + data)
-        elif self._started or data.startswith(_INTERIM):
+        elif self._started or data.startswith(b"HTTP/1.1 100"):
             self._transport.write(data)
         else:
             self._started, self._head = True, data
             self._loop.call_soon(self._flush)
 
     def close(self) -> None:
-        """Closes once all is written."""
+        """Close when everything is written."""
         self._flush()
         self._close()
 
     def is_closing(self) -> bool:
-        """Whether the connection ends."""
+        """Return whether the connection closes."""
         return self._transport.is_closing()
 
     def _flush(self) -> None:
@@ -60,161 +57,119 @@ class Cork:
             self.write(b"")
 
 
-_LINGER_S = 2.0
-_SPARE_BYTES = 4 << 20
+class WriteTimeout:
+    """Abort a connection whose client takes none of the buffered data for ``timeout_s`` (at most twice that)."""
 
-
-class Stall:
-    """Drops a connection whose client takes nothing of what is written.
-
-    It looks every ``timeout_s`` while it watches: what waits must have become less since it last looked.
-
-    Args:
-        transport: The connection.
-        loop: Its event loop.
-        timeout_s: Longest time in which nothing is taken, up to twice that.
-    """
-
-    __slots__ = ("_left", "_loop", "_timeout_s", "_timer", "_transport")
+    __slots__ = ("_buffered", "_loop", "_timeout_s", "_timer", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self._transport, self._loop, self._timeout_s = transport, loop, timeout_s
         self._timer: asyncio.TimerHandle | None = None
-        self._left = 0
+        self._buffered = 0
 
-    def monitor(self) -> None:
-        """From now on; once is enough."""
+    def start(self) -> None:
+        """Start unless started."""
         if self._timer is None:
-            self._left = self._transport.get_write_buffer_size()
-            self._timer = self._loop.call_later(self._timeout_s, self._poll)
+            self._buffered = self._transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(self._timeout_s, self._on_timer)
 
-    def rest(self) -> None:
-        """No more."""
+    def stop(self) -> None:
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _poll(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        left = self._transport.get_write_buffer_size()
-        if left and left >= self._left:
+        buffered = self._transport.get_write_buffer_size()
+        if buffered and buffered >= self._buffered:
             self._transport.abort()
-        elif left:
-            self.monitor()
+        elif buffered:
+            self.start()
 
 
-class Linger:
-    """Reads and drops what still comes behind the last answer: a reset would take the answer from who still writes.
-
-    Args:
-        transport: The connection; its writing side ends here.
-        loop: Its event loop.
-        body_bytes: Longest body that is taken; what is dropped may be a little longer.
-        close: Called after 2 s, or when more came.
-    """
-
-    __slots__ = ("_close", "_left", "_timer")
-
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, body_bytes: int, close: Callable[[], None]
-    ) -> None:
-        self._close, self._left = close, body_bytes + _SPARE_BYTES
-        self._timer = loop.call_later(_LINGER_S, close)
-        if transport.can_write_eof():
-            transport.write_eof()
-
-    def drop(self, size_bytes: int) -> None:
-        """So much came."""
-        self._left -= size_bytes
-        if self._left < 0:
-            self._close()
-
-    def rest(self) -> None:
-        """It has ended."""
-        self._timer.cancel()
+_DRAIN_S = 2.0
+_DRAIN_BYTES = 4 << 20
+_DRAINED_CONNECTIONS = 100
+"""Connections beyond the limit whose input is drained; further ones are closed at once."""
+MAX_PIPELINED = 16
+"""Requests that may wait on a connection; each takes some KiB, however short it is."""
 
 
-_BODY = frozenset({b"content-length", b"transfer-encoding"})
-_PHRASES = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
-_SPARE = 100
-"""So many connections beyond the limit may linger; further ones are closed at once."""
-PIPELINED = 16
-"""Requests that may wait behind one another on a connection; each takes some KiB, however short it is."""
-
-
-class Wire(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """A connection of a client.
 
-    It is refused with 503 beyond ``limits.connections``; 431 ends it when a head is too long, 408 when a
-    request takes longer than ``limits.body_s`` to come. It is dropped when what waits to be taken, of an answer
-    under way, a whole one, or while it closes, has not become less in ``limits.body_s``.
+    Beyond ``limits.connections`` it answers 503; 431 ends it when a head is too long, 408 when a request takes longer
+    than ``limits.body_s`` to arrive. It is aborted when the client takes no buffered data in ``limits.body_s``.
+
+    Behind a last response, input is read and dropped for 2 s: a reset would destroy the response of a client that
+    still writes.
+
+    Attributes:
+        on_disconnect: Called when the client of the request in progress is gone.
     """
 
     limits: ClassVar[Limits] = Limits()
 
     @staticmethod
     def refused(fault: Fault) -> None:
-        """Hears of what is refused here."""
+        """Report a fault of the connection; replaced by the app's method."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = self._in_message = False
         self._fault: Fault | None = None
-        self.on_gone: Callable[[], None] | None = None
-        self._incoming: asyncio.TimerHandle | None = None
-        self._linger: Linger | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self._arrival_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._drain_left = 0
         self._served: RequestResponseCycle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
         super().connection_made(transport)
-        self._stall = Stall(transport, self.loop, self.limits.body_s)
+        self._write_timeout = WriteTimeout(transport, self.loop, self.limits.body_s)
         if len(self.connections) > self.limits.connections:
-            self._say(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
+            self._fail(Fault(503, "connections", "Too many connections.", code="overloaded", retry_after_s=1.0))
         else:
-            self._incoming = self._expect()
+            self._start_arrival_timer()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._arrivals()
-        self._stall.rest()
-        if self._linger is not None:
-            self._linger.rest()
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self._stop_arrival_timer()
+        self._write_timeout.stop()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         self._disconnect()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # after a reset, too, or the timer holds all this for ``idle_s``
-        if self.on_gone is not None:
-            self.on_gone()
+        self._unset_keepalive_if_required()  # after a reset, too, or the timer keeps all of this alive for ``idle_s``
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def shutdown(self) -> None:
-        """The server ends: a request whose head is still coming is told so once it is there."""
+        """Shut down; a request whose head is still arriving gets its 503 when it is complete."""
         if not (self._in_head and self._in_message):
             super().shutdown()
             self._watch_closing()
 
     def pause_writing(self) -> None:
-        """The client takes less than is written: it is watched until it has taken that."""
+        """Start the write timeout: the client reads slower than the gateway writes."""
         super().pause_writing()
-        self._stall.monitor()
+        self._write_timeout.start()
 
     def resume_writing(self) -> None:
-        """It has taken almost all."""
+        """Stop the write timeout: the client took almost everything."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self._stall.rest()
+            self._write_timeout.stop()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for ``idle_s``."""
+        """Close an idle connection."""
         super().timeout_keep_alive_handler()
         self._watch_closing()
 
     def on_response_complete(self) -> None:
-        """Goes on to the next request, unless this was the last; no more are read while some wait."""
-        if self._linger is not None:
+        """Continue with the next request; none are read while some wait."""
+        if self._drain_timer is not None:
             self.server_state.total_requests += 1
             return
         if self.pipeline:
@@ -223,147 +178,153 @@ class Wire(HttpToolsProtocol):
         if self.pipeline:
             self.flow.pause_reading()
 
-    def takes(self) -> bool:
-        """Whether a further piece of a streamed answer may be written: nothing must wait, and it is the last answer."""
+    def can_write(self) -> bool:
+        """Return whether a chunk of a streamed response can be written now."""
         cycle = self.cycle
         return not (
             self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding
         )
 
-    def pass_on(self, piece: bytes) -> None:
-        """Writes a further piece of a streamed answer that it takes now; past ASGI, and past the task that answers."""
-        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a chunk of a streamed response, bypassing ASGI; valid only while ``can_write``."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def abort(self) -> None:
-        """Drops it, whatever is still to be sent."""
+        """Drop the connection with all unsent data."""
         self.transport.abort()
 
-    def read_on(self) -> None:
-        """Reads further where the end of a long body made it pause: only who reads sees that the client has left."""
+    def resume_reading(self) -> None:
+        """Read on after a long body paused reading: only a reading connection notices a disconnect."""
         if not self.pipeline:
             self.flow.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
-        if self._linger is not None:
-            self._linger.drop(len(data))
-        if self._ends():
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        if self._drain_timer is not None:
+            self._drain_left -= len(data)
+            if self._drain_left < 0:
+                self._close()
+        if self._is_ending():
             return
         super().data_received(data)
-        if self._ends():
+        if self._is_ending():
             return
-        if self._in_message or self._between():
-            self._incoming = self._incoming or self._expect()
+        idle = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
+        if (self._in_message or idle) and self._arrival_timer is None:  # idle: blank lines, sent to keep a connection
+            self._start_arrival_timer()
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.header_bytes:
-                self._say(headers_too_large(f"A head may have {self.limits.header_bytes} bytes."))
+                self._fail(headers_too_large(f"A head may have {self.limits.header_bytes} bytes."))
 
-    def on_message_begin(self) -> None:
-        if len(self.pipeline) >= PIPELINED:
+    def on_message_begin(self) -> None:  # noqa: D102
+        if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests wait behind one another")
         super().on_message_begin()
         self._in_head, self._in_message, self._head_bytes = True, True, 0
-        self.scope["extensions"] = {WIRE: self}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
 
-    def on_url(self, url: bytes) -> None:
+    def on_url(self, url: bytes) -> None:  # noqa: D102
         super().on_url(url)
         if not self.url.startswith(b"/"):
             self._fault = Fault(400, "invalid", "The request target must be a path.", code="bad_target")
             raise self._fault
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of the head; what comes behind a body is none, whoever sends it."""
+        """Take a header; trailers behind a body are ignored."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """An offered upgrade is not taken; httptools then reads neither a body nor a further request."""
+        """Start a request; an upgrade is refused, because httptools then reads neither a body nor another request."""
         self._in_head = False
-        offered = self.parser.should_upgrade()
-        if offered and any(name in _BODY for name, _ in self.headers):
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             message = "Upgrades are not offered; send the request by plain HTTP/1.1."
             self._fault = Fault(400, "invalid", message, code="upgrade_not_offered")
             raise self._fault
         super().on_headers_complete()
         if not self.pipeline:
             self._served = self.cycle
-        self.cycle.transport = Cork(self.transport, self.loop, self._finish)  # type: ignore[assignment]
-        if offered:
+        self.cycle.transport = CorkedTransport(self.transport, self.loop, self._finish)  # type: ignore[assignment]
+        if upgrade:
             self.cycle.keep_alive = False
 
-    def on_message_complete(self) -> None:
+    def on_message_complete(self) -> None:  # noqa: D102
         super().on_message_complete()
         self._in_message = False
-        self._arrivals()
+        self._stop_arrival_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is told so in the same form as everything else."""
-        self._say(self._fault or Fault(400, "invalid", msg, code="invalid_http"))
+        """Answer invalid HTTP in the form of all errors."""
+        self._fail(self._fault or Fault(400, "invalid", msg, code="invalid_http"))
 
-    def _between(self) -> bool:
-        """Whether bytes came that begin no request: blank lines, sent to keep a connection."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and self.timeout_keep_alive_task is None
+    def _start_arrival_timer(self) -> None:
+        self._arrival_timer = self.loop.call_later(self.limits.body_s, self._on_arrival_timeout)
 
-    def _expect(self) -> asyncio.TimerHandle:
-        return self.loop.call_later(self.limits.body_s, self._late)
+    def _stop_arrival_timer(self) -> None:
+        if self._arrival_timer is not None:
+            self._arrival_timer.cancel()
+            self._arrival_timer = None
 
-    def _arrivals(self) -> None:
-        if self._incoming is not None:
-            self._incoming.cancel()
-            self._incoming = None
-
-    def _late(self) -> None:
-        self._incoming = None
+    def _on_arrival_timeout(self) -> None:
+        self._arrival_timer = None
         if self.flow.read_paused or self.pipeline:
-            self._incoming = self._expect()
-        elif not self._ends():
-            self._say(Fault(408, "slow", "The request took too long to come.", code="request_timeout"))
+            self._start_arrival_timer()
+        elif not self._is_ending():
+            self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
 
-    def _say(self, fault: Fault) -> None:
-        """Writes an error and ends; nothing is written where an answer is under way, or is to come before it."""
-        self._arrivals()
+    def _fail(self, fault: Fault) -> None:
+        """Write an error and end, without the error if a response has started or must come before it."""
+        self._stop_arrival_timer()
         self.refused(fault)
         served = self._in_progress
         if served is not None and (served.response_started or served is not self.cycle):
             self._close()
         else:
-            self.transport.write(_raw(fault))
-            if len(self.connections) > self.limits.connections + _SPARE:
+            body = fault.body
+            lines = [b"HTTP/1.1 %d %s" % (fault.status, HTTPStatus(fault.status).phrase.encode())]
+            lines += [b"%s: %s" % pair for pair in fault.all_headers() if pair[0] != b"connection"]
+            lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+            self.transport.write(b"\r\n".join(lines))
+            if len(self.connections) > self.limits.connections + _DRAINED_CONNECTIONS:
                 self._close()
                 return
-            self._hear_out()
-        if served is not None:  # whoever waits for the rest of it waits no more
+            self._drain()
+        if served is not None:  # its task would wait for the rest of the body
             self._disconnect()
-            if self.on_gone is not None:
-                self.on_gone()
+            if self.on_disconnect is not None:
+                self.on_disconnect()
 
     @property
     def _in_progress(self) -> RequestResponseCycle | None:
-        """The request that is being answered; others may wait behind it."""
+        """Return the request that is being answered; others may wait behind it."""
         served = self._served
         return None if served is None or served.response_complete else served
 
     def _disconnect(self) -> None:
-        """Nobody hears any more what is under way."""
+        """Tell the app that the client of the request in progress is gone."""
         if (cycle := self._in_progress) is not None:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
 
     def _finish(self) -> None:
-        """Ends behind an answer; who still writes is heard out."""
+        """Close after a response, draining a request that still arrives."""
         cycle = self.cycle
         if self._in_message and cycle is not None and cycle.response_complete:
-            self._arrivals()
-            self._hear_out()
+            self._stop_arrival_timer()
+            self._drain()
         else:
             self._close()
 
-    def _hear_out(self) -> None:
-        if self._linger is None and not self.transport.is_closing():
+    def _drain(self) -> None:
+        """Read and drop input for a while, then close."""
+        if self._drain_timer is None and not self.transport.is_closing():
             self.pipeline.clear()
             self.flow.resume_reading()
-            self._linger = Linger(self.transport, self.loop, self.limits.body_bytes, self._close)
+            self._drain_left = self.limits.body_bytes + _DRAIN_BYTES
+            self._drain_timer = self.loop.call_later(_DRAIN_S, self._close)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
     def _close(self) -> None:
         self.transport.close()
@@ -371,15 +332,7 @@ class Wire(HttpToolsProtocol):
 
     def _watch_closing(self) -> None:
         if self.transport.is_closing():
-            self._stall.monitor()
+            self._write_timeout.start()
 
-    def _ends(self) -> bool:
-        return self._linger is not None or self.transport.is_closing()
-
-
-def _raw(fault: Fault) -> bytes:
-    body = fault.body
-    lines = [b"HTTP/1.1 %d %s" % (fault.status, _PHRASES[fault.status])]
-    kept = [pair for pair in fault.all_headers() if pair[0] != b"connection"]
-    lines += [b"%s: %s" % pair for pair in (*kept, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+    def _is_ending(self) -> bool:
+        return self._drain_timer is not None or self.transport.is_closing()

@@ -1,4 +1,4 @@
-"""A uvicorn server that keeps the limits which an ASGI app cannot: heads, connections, slow requests."""
+"""A uvicorn server with limits that an ASGI app cannot enforce: header size, connections, slow requests."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.edge.app import App
 
-_REST_S = 10.0
+_INTERVAL_S = 10.0
 
 
-class Seldom(logging.Filter):
-    """Lets the same words through at most every 10 s: who sends garbage must not fill the log."""
+class RateLimitedWarnings(logging.Filter):
+    """Pass each warning at most every 10 s, so that clients that send garbage cannot fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged."""
+        """Return whether the record is logged."""
         if record.levelno != logging.WARNING:
             return True
-        if record.created - self._told_s.get(str(record.msg), float("-inf")) < _REST_S:
+        if record.created - self._logged_s.get(str(record.msg), float("-inf")) < _INTERVAL_S:
             return False
-        if len(self._told_s) > 64:
-            self._told_s.clear()
-        self._told_s[str(record.msg)] = record.created
+        if len(self._logged_s) > 64:
+            self._logged_s.clear()
+        self._logged_s[str(record.msg)] = record.created
         return True
 
 
-_SELDOM = Seldom()
+_RATE_LIMITED = RateLimitedWarnings()
 
 
 def server(
@@ -48,31 +48,32 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """A server for an app, not started: ``await server.serve(sockets)`` runs it until ``should_exit``.
-
-    With a ``ca`` in ``tls`` clients must show a certificate of it.
+    """Return a server for an app: ``await server.serve(sockets)`` runs it until ``should_exit``.
 
     Args:
-        app: What it serves.
-        limits: Of heads and connections; a request must have come within ``body_s``,
-            and a connection without one is closed after ``idle_s``.
-        host: Address it listens at.
-        port: 0 picks a free one.
-        tls: Its certificate.
-        drain_s: How long requests under way may take once it is to end.
-        proxies: Addresses, divided by commas, of proxies whose X-Forwarded-For is believed.
+        app: ASGI application; its ``refused`` is called with every Fault of the server.
+        limits: Limits of headers and connections; a request must arrive within ``body_s``, and a connection without
+            one is closed after ``idle_s``.
+        host: Address to listen on.
+        port: Port; 0 picks a free one.
+        tls: Certificate; with a ``ca``, clients must present a certificate signed by it.
+        drain_s: Time for requests in progress during shutdown.
+        proxies: Comma-separated addresses of proxies whose X-Forwarded-For is trusted.
     """
     try:
         import uvicorn
 
-        from lengthwise.gateway.edge.http_protocol import Wire
+        from lengthwise.gateway.edge.http_protocol import HttpProtocol
     except ImportError as error:
         raise MissingExtraError("lengthwise serve", "gateway") from error
-    logging.getLogger("uvicorn.error").addFilter(_SELDOM)  # once, however often it is added
+    logging.getLogger("uvicorn.error").addFilter(_RATE_LIMITED)  # adds it once, however often this runs
+    members: dict[str, Any] = {"limits": limits}
+    if (refused := getattr(app, "refused", None)) is not None:
+        members["refused"] = staticmethod(refused)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
-        "http": type("LimitedWire", (Wire,), {"limits": limits, **_hearing(app)}),
+        "http": type("LimitedHttpProtocol", (HttpProtocol,), members),
         "loop": "auto",
         "ws": "none",
         "lifespan": "off",
@@ -83,26 +84,18 @@ def server(
         "forwarded_allow_ips": proxies,
         "timeout_keep_alive": limits.idle_s,
         "timeout_graceful_shutdown": None if drain_s is None else max(1, round(drain_s)),
-        **(_secured(tls) if tls else {}),
     }
+    if tls:
+        import ssl
+
+        required = int(ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE)
+        settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca,
+                     "ssl_cert_reqs": required}  # fmt: skip
     return uvicorn.Server(uvicorn.Config(app, **settings))
 
 
-def _hearing(app: App | Any) -> dict[str, Any]:
-    """The app as who hears of refusals before it was asked, where it listens."""
-    heard = getattr(app, "refused", None)
-    return {} if heard is None else {"refused": staticmethod(heard)}
-
-
-def _secured(tls: Tls) -> dict[str, Any]:
-    import ssl
-
-    required = ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE
-    return {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca, "ssl_cert_reqs": int(required)}
-
-
 def check_certificate(tls: Tls) -> None:
-    """That the files are there and fit each other; raises InputError."""
+    """Raise InputError if the certificate and its key cannot be loaded together."""
     import ssl
 
     if tls.cert is None:
@@ -110,13 +103,12 @@ def check_certificate(tls: Tls) -> None:
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(
-            f"[listen] tls: the certificate {tls.cert} and its key {tls.key} cannot be used: {error}"
-        ) from error
+        message = f"[listen] tls: the certificate {tls.cert} and its key {tls.key} cannot be used: {error}"
+        raise InputError(message) from error
 
 
-def renew_certificate(of: uvicorn.Server, tls: Tls) -> None:
-    """Reads a running server's certificate and key again, for connections from now on; others stay as they are."""
-    context = of.config.ssl
+def renew_certificate(server: uvicorn.Server, tls: Tls) -> None:
+    """Reload the certificate and key of a running server, for new connections."""
+    context = server.config.ssl
     if context is not None and tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key)

@@ -1,4 +1,4 @@
-"""What is served, as an OpenAPI 3.1 document."""
+"""The endpoints as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
@@ -7,40 +7,36 @@ from typing import Any
 import msgspec
 
 from lengthwise.gateway.config import Limits
-from lengthwise.gateway.edge.client_request import HINTS, INNER, MOST_LOGPROBS, MOST_NAME, MOST_STOPS
+from lengthwise.gateway.edge.client_request import ENGINE_FIELDS, HINTS, MAX_LOGPROBS, MAX_NAME, MAX_STOPS
 
 Json = dict[str, Any]
 _TEXT: Json = {"type": ["string", "null"]}
 _ERRORS = {
-    "400": "A field or the body cannot be used",
+    "400": "A field or the body is invalid",
     "401": "No key, or a wrong one",
     "404": "No such model, or not for this key",
-    "408": "The body did not come in time",
+    "408": "The body did not arrive in time",
     "413": "The body is too large",
     "415": "The body is not plain JSON",
-    "429": "Rate, queue or predicted wait; come again after Retry-After",
+    "429": "Rate, queue or predicted wait; retry after Retry-After",
     "431": "Header fields too many or too long",
-    "500": "A fault of the gateway",
-    "502": "A fault of an engine",
-    "503": "No engine; come again after Retry-After",
+    "500": "An error of the gateway",
+    "502": "An error of an engine",
+    "503": "No engine; retry after Retry-After",
     "504": "An engine did not answer in time",
 }
-_ABOUT = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
-_FREE = ("400", "431")
+_DESCRIPTION = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
+_OPEN_ERRORS = ("400", "431")
 
 
 def document(limits: Limits, *, keys: bool) -> bytes:
-    """The document as JSON, with these limits; ``keys`` where a key must be shown."""
+    """Return the document as JSON; ``keys`` states whether requests need one."""
     components: Json = {"schemas": _schemas(limits)}
     if keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return msgspec.json.encode({
         "openapi": "3.1.0",
-        "info": {
-            "title": "lengthwise gateway",
-            "version": "1",
-            "description": _ABOUT,
-        },
+        "info": {"title": "lengthwise gateway", "version": "1", "description": _DESCRIPTION},
         "paths": _paths([{"key": []}] if keys else []),
         "components": components,
     })  # fmt: skip
@@ -48,8 +44,8 @@ def document(limits: Limits, *, keys: bool) -> bytes:
 
 def _paths(security: list[Json]) -> Json:
     return {
-        "/v1/chat/completions": {"post": _completing("createChatCompletion", "Chat", security)},
-        "/v1/completions": {"post": _completing("createCompletion", "Completion", security)},
+        "/v1/chat/completions": {"post": _post("createChatCompletion", "Chat", security)},
+        "/v1/completions": {"post": _post("createCompletion", "Completion", security)},
         "/v1/models": {"get": _get("listModels", "Models", ("400", "401", "429", "431"), security)},
         "/v1/models/{model}": {
             "get": _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
@@ -59,16 +55,16 @@ def _paths(security: list[Json]) -> Json:
                 ]
             }
         },
-        "/health": {"get": _get("health", "Status", _FREE, [])},
-        "/ready": {"get": _get("ready", "Status", (*_FREE, "503"), [])},
-        "/openapi.json": {"get": _get("openapi", "Object", _FREE, [])},
+        "/health": {"get": _get("health", "Status", _OPEN_ERRORS, [])},
+        "/ready": {"get": _get("ready", "Status", (*_OPEN_ERRORS, "503"), [])},
+        "/openapi.json": {"get": _get("openapi", "Object", _OPEN_ERRORS, [])},
     }
 
 
-def _completing(name: str, schema: str, security: list[Json]) -> Json:
+def _post(name: str, schema: str, security: list[Json]) -> Json:
     answer = {
-        "description": "The answer, or its events",
-        "headers": _NAMED,
+        "description": "The response, or its events",
+        "headers": _REQUEST_ID,
         "content": {"application/json": {"schema": _ref("Object")}, "text/event-stream": {}},
     }
     return {
@@ -80,7 +76,11 @@ def _completing(name: str, schema: str, security: list[Json]) -> Json:
 
 
 def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) -> Json:
-    answer = {"description": "As asked", "headers": _NAMED, "content": {"application/json": {"schema": _ref(schema)}}}
+    answer = {
+        "description": "As requested",
+        "headers": _REQUEST_ID,
+        "content": {"application/json": {"schema": _ref(schema)}},
+    }
     return {
         "operationId": name,
         "security": security,
@@ -89,7 +89,7 @@ def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) 
 
 
 def _error(status: str) -> Json:
-    headers = dict(_NAMED)
+    headers = dict(_REQUEST_ID)
     if status in {"429", "503"}:
         headers["retry-after"] = {"schema": {"type": "integer", "minimum": 1}, "required": True}
     content = {"application/json": {"schema": _ref("Error")}}
@@ -100,7 +100,7 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_NAMED: Json = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
+_REQUEST_ID: Json = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
 
 
 def _schemas(limits: Limits) -> Json:
@@ -125,18 +125,18 @@ def _object(properties: Json) -> Json:
 
 
 def _both(limits: Limits) -> Json:
-    texts = {"type": "array", "items": {"type": "string"}, "maxItems": MOST_STOPS}
+    texts = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}
     return {
-        "model": {"type": "string", "minLength": 1, "maxLength": MOST_NAME},
+        "model": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
         "stream": {"type": ["boolean", "null"]},
-        "n": _complete(1, limits.n),
-        "max_tokens": _complete(1, limits.max_tokens),
+        "n": _integer(1, limits.n),
+        "max_tokens": _integer(1, limits.max_tokens),
         "stop": {"anyOf": [_TEXT, texts]},
-        "prompt_logprobs": _complete(0, MOST_LOGPROBS),
+        "prompt_logprobs": _integer(0, MAX_LOGPROBS),
         "user": _TEXT,
         "prompt_cache_key": _TEXT,
         "vllm_xargs": {"type": ["object", "null"], "propertyNames": {"not": {"pattern": f"^{HINTS}"}}},
-    } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in INNER}
+    } | {name: {"enum": [None, 0]} if name == "priority" else {"type": "null"} for name in ENGINE_FIELDS}
 
 
 def _chat(limits: Limits) -> Json:
@@ -149,9 +149,9 @@ def _chat(limits: Limits) -> Json:
     }
     fields = _both(limits) | {
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
-        "max_completion_tokens": _complete(1, limits.max_tokens),
+        "max_completion_tokens": _integer(1, limits.max_tokens),
         "logprobs": {"type": ["boolean", "null"]},
-        "top_logprobs": _complete(0, MOST_LOGPROBS),
+        "top_logprobs": _integer(0, MAX_LOGPROBS),
     }
     return {"type": "object", "properties": fields, "required": ["model", "messages"]}
 
@@ -162,11 +162,11 @@ def _completion(limits: Limits) -> Json:
     prompt = [{"type": "string"}, many | {"items": {"type": "string"}}, ids, many | {"items": ids}]
     fields = _both(limits) | {
         "prompt": {"anyOf": prompt},
-        "best_of": _complete(1, limits.n),
-        "logprobs": _complete(0, MOST_LOGPROBS),
+        "best_of": _integer(1, limits.n),
+        "logprobs": _integer(0, MAX_LOGPROBS),
     }
     return {"type": "object", "properties": fields, "required": ["model", "prompt"]}
 
 
-def _complete(least: int, most: int) -> Json:
-    return {"type": ["integer", "null"], "minimum": least, "maximum": most}
+def _integer(minimum: int, maximum: int) -> Json:
+    return {"type": ["integer", "null"], "minimum": minimum, "maximum": maximum}

@@ -1,4 +1,4 @@
-"""Where engines come from, together: the listed ones, and those that are found."""
+"""Where engines come from: the configured ones, DNS, and the EndpointSlices of a Kubernetes Service."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
 
 from lengthwise.gateway.config import Engine, GatewayConfig
-from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, ExpiredError, Kube, NoAnswerError
-from lengthwise.gateway.fleet.worker import name_of
+from lengthwise.gateway.fleet.kubernetes_api import ACCOUNT, ExpiredError, KubernetesClient, KubernetesError
 from lengthwise.schema.errors import InputError
+
+_log = logging.getLogger("lengthwise.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An engine that is there.
+class Endpoint:
+    """An engine that a source knows; ``up`` is false if it only finishes its requests and gets no new ones.
 
-    Attributes:
-        name: Unique.
-        engine: How it is reached; its name is ``name``.
-        up: Whether it may be given new requests; one that is not is only kept to its end.
+    ``name`` is unique and equal to ``engine.name``.
     """
 
     name: str
@@ -35,171 +36,155 @@ class Found:
     up: bool = True
 
 
-Tell = Callable[[Sequence[Found]], None]
-"""Takes all that a source knows now."""
+Publish = Callable[[Sequence[Endpoint]], None]
+"""Takes all endpoints that a source knows now."""
 
 
-def at(address: str, port: int, like: Engine, *, name: str = "", up: bool = True) -> Found:
-    """An engine at an address that was found, in all else like another."""
-    secure = like.tls is not None or like.url.startswith("https:")
-    place = f"{_host(address)}:{port}"
-    url = f"{'https' if secure else 'http'}://{place}"
-    return Found(name or place, replace(like, url=url, name=name or place), up)
+def engine_name(engine: Engine) -> str:
+    """Return the name of an engine: as configured, or host and port."""
+    return engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
 
 
-def split_port(text: str, what: str) -> tuple[str, str]:
-    """What stands before and behind the last colon.
-
-    Raises:
-        InputError: There is none.
-    """
-    before, colon, port = text.rpartition(":")
-    if not (before and colon and port):
-        raise InputError(f"{what}; it is {text!r}")
-    return before, port
-
-
-def _host(address: str) -> str:
+def endpoint_at(address: str, port: int, template: Engine, *, name: str = "", up: bool = True) -> Endpoint:
+    """Return the endpoint at an address, with all other settings of a template."""
+    secure = template.tls is not None or template.url.startswith("https:")
     try:
-        return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+        host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
     except ValueError:
-        return address
+        host = address
+    netloc = f"{host}:{port}"
+    url = f"{'https' if secure else 'http'}://{netloc}"
+    return Endpoint(name or netloc, replace(template, url=url, name=name or netloc), up)
 
 
-_dns_log = logging.getLogger("lengthwise.gateway")
-_LOOKUP_S, _LEAST_S = 10.0, 0.01
-Lookup = Callable[[str, int], Awaitable[list[str]]]
+def _split_port(text: str, rule: str) -> tuple[str, str]:
+    """Split at the last colon; raise InputError with the rule if there is none."""
+    host, _, port = text.rpartition(":")
+    if not (host and port):
+        raise InputError(f"{rule}; it is {text!r}")
+    return host, port
 
 
-async def addresses(host: str, port: int) -> list[str]:
-    """All addresses of a name, by the system's resolver."""
+_LOOKUP_TIMEOUT_S, _MIN_INTERVAL_S = 10.0, 0.01
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return all addresses of a name, by the system's resolver."""
     rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(row[4][0]) for row in rows]
 
 
 class Dns:
-    """Looks a name up again and again; while it cannot be looked up, what was found last holds.
+    """Looks a name up repeatedly; after a failed lookup the last result stands.
 
     Args:
-        place: ``host:port``.
-        every_s: Between two looks.
-        like: What holds of every engine that is found.
-        lookup: By which resolver.
+        target: ``host:port``.
+        interval_s: Seconds between two lookups.
+        template: Settings of every engine.
+        lookup: Maps a host and port to addresses.
 
     Raises:
-        InputError: The place is no host and port.
+        InputError: The target is no host and port.
     """
 
-    def __init__(self, place: str, every_s: float, like: Engine, *, lookup: Lookup = addresses) -> None:
+    def __init__(
+        self,
+        target: str,
+        interval_s: float,
+        template: Engine,
+        *,
+        lookup: Callable[[str, int], Awaitable[list[str]]] = resolve,
+    ) -> None:
         rule = "discovery by DNS needs host:port, such as engines.default.svc:8000"
-        self._host, port = split_port(place, rule)
+        self._host, port = _split_port(target, rule)
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InputError(f"{rule}; it is {place!r}")
-        self._port, self._every_s, self._like, self._lookup = int(port), every_s, like, lookup
-        self._failed = False
+            raise InputError(f"{rule}; it is {target!r}")
+        self._port, self._interval_s, self._template, self._lookup = int(port), interval_s, template, lookup
 
-    async def run(self, tell: Tell) -> None:
-        """Tells every look's engines, until cancelled."""
+    async def run(self, publish: Publish) -> None:
+        """Publish the endpoints after every lookup, until cancelled."""
+        failed = False
         while True:
-            await self._poll(tell)
-            await asyncio.sleep(max(_LEAST_S, self._every_s))
-
-    async def _poll(self, tell: Tell) -> None:
-        try:
-            async with asyncio.timeout(_LOOKUP_S):
-                found = sorted(set(await self._lookup(self._host, self._port)))
-        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
-            if not self._failed:
-                _dns_log.warning("%s cannot be looked up, its engines stay as they are: %s", self._host, error)
-            self._failed = True
-            return
-        self._failed = False
-        tell([at(address, self._port, self._like) for address in found])
+            try:
+                async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+                    addresses = sorted(set(await self._lookup(self._host, self._port)))
+            except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
+                if not failed:
+                    _log.warning("%s cannot be looked up, its engines stay as they are: %s", self._host, error)
+                failed = True
+            else:
+                failed = False
+                publish([endpoint_at(address, self._port, self._template) for address in addresses])
+            await asyncio.sleep(max(_MIN_INTERVAL_S, self._interval_s))
 
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
-@dataclass(frozen=True)
-class _Row:
-    family: int
-    key: str
-    found: Found
-
-
 class Slices:
-    """All slices of a Service by name.
+    """The EndpointSlices of a Service by name, in whatever shape the API sends them.
 
     Args:
         port: Number or name of the port.
-        like: What holds of every engine.
+        template: Settings of every engine.
     """
 
-    def __init__(self, port: str, like: Engine) -> None:
-        self._port, self._like = port, like
+    def __init__(self, port: str, template: Engine) -> None:
+        self._port, self._template = port, template
         self._slices: dict[str, Mapping[str, Any]] = {}
 
     def replace(self, items: list[Any]) -> None:
-        """All there are."""
+        """Replace all slices."""
         self._slices = {}
         for item in items:
             self.put(item)
 
     def put(self, item: Any) -> None:
-        """One that is new or has changed."""
-        if isinstance(item, dict) and (name := _name(item)):
+        """Add or replace one slice."""
+        if isinstance(item, dict) and (name := str(_dict(item, "metadata").get("name", ""))):
             self._slices[name] = item
 
     def drop(self, item: Any) -> None:
-        """One that is gone."""
+        """Remove one slice."""
         if isinstance(item, dict):
-            self._slices.pop(_name(item), None)
+            self._slices.pop(str(_dict(item, "metadata").get("name", "")), None)
 
-    def found(self) -> list[Found]:
-        """The engines now: a pod is one, whatever slices and address families it is in.
+    def endpoints(self) -> list[Endpoint]:
+        """Return the endpoints: one per pod, whatever slices and address families the pod is in.
 
-        Where slices differ on a pod it may be given requests if any of them says so, unless one says that
-        it is terminating.
+        If slices differ on a pod, it is up if any of them says so, unless one says that it is terminating.
         """
-        rows: dict[str, _Row] = {}
-        for row in sorted(self._rows(), key=lambda row: (row.family, row.found.name, not row.found.up)):
-            rows.setdefault(row.key, row)
-        names = Counter(row.found.name for row in rows.values())
-        return [row.found if names[row.found.name] == 1 else _by_place(row.found) for row in rows.values()]
+        by_pod: dict[str, Endpoint] = {}
+        for _, endpoint, key in sorted(self._rows(), key=lambda row: (row[0], row[1].name, not row[1].up)):
+            by_pod.setdefault(key, endpoint)
+        counts = Counter(endpoint.name for endpoint in by_pod.values())
+        found = []
+        for endpoint in by_pod.values():
+            netloc = endpoint.engine.url.partition("://")[2]
+            if counts[endpoint.name] > 1:  # several pods share the name, so their addresses distinguish them
+                endpoint = Endpoint(netloc, replace(endpoint.engine, name=netloc), endpoint.up)  # noqa: PLW2901
+            found.append(endpoint)
+        return found
 
-    def _rows(self) -> Iterator[_Row]:
-        going = {
-            _key(endpoint)
-            for item in self._slices.values()
-            for endpoint in _dicts(item, "endpoints")
-            if _conditions(endpoint).get("terminating") is True
-        }
-        for item in self._slices.values():
+    def _rows(self) -> Iterator[tuple[int, Endpoint, str]]:
+        """Yield address family, endpoint and a key that is the same for one pod and port in every slice."""
+        rows = [(item, row) for item in self._slices.values() for row in _dicts(item, "endpoints")]
+        terminating = {_pod_key(row) for _, row in rows if _dict(row, "conditions").get("terminating") is True}
+        for item, row in rows:
+            address, key = _first_address(row), _pod_key(row)
+            if not address:
+                continue
+            up = _dict(row, "conditions").get("ready") is not False and key not in terminating
+            pod = str(_dict(row, "targetRef").get("name", ""))
             family = _FAMILIES.get(str(item.get("addressType")), 3)
-            ports = list(self._ports(item))
-            for endpoint in _dicts(item, "endpoints"):
-                key, address = _key(endpoint), _address(endpoint)
-                up = _conditions(endpoint).get("ready") is not False and key not in going
-                for port in ports if address else ():
-                    found = at(address, port, self._like, name=_pod(endpoint), up=up)
-                    yield _Row(family, f"{key}:{port}", found)
-
-    def _ports(self, item: Mapping[str, Any]) -> Iterator[int]:
-        """The slice's ports of the name; a number stands for itself, whatever the slice says."""
-        if self._port.isdecimal():
-            yield int(self._port)
-            return
-        for port in _dicts(item, "ports"):
-            number = port.get("port") if port.get("name") == self._port else None
-            if isinstance(number, int):
-                yield number
-
-
-def _by_place(found: Found) -> Found:
-    """The same under its address: several go by one name."""
-    place = found.engine.url.partition("://")[2]
-    return replace(found, name=place, engine=replace(found.engine, name=place))
+            if self._port.isdecimal():
+                ports = [int(self._port)]
+            else:
+                named = [port.get("port") for port in _dicts(item, "ports") if port.get("name") == self._port]
+                ports = [port for port in named if isinstance(port, int)]
+            for port in ports:
+                yield family, endpoint_at(address, port, self._template, name=pod, up=up), f"{key}:{port}"
 
 
 def _dicts(item: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -208,267 +193,231 @@ def _dicts(item: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _dict(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = item.get(name)
-    return found if isinstance(found, dict) else {}
+    value = item.get(name)
+    return value if isinstance(value, dict) else {}
 
 
-def _name(item: Mapping[str, Any]) -> str:
-    return str(_dict(item, "metadata").get("name", ""))
+def _first_address(row: Mapping[str, Any]) -> str:
+    """Return the first address; by the API's contract all addresses of an endpoint are equivalent."""
+    addresses = row.get("addresses")
+    return addresses[0] if isinstance(addresses, list) and addresses and isinstance(addresses[0], str) else ""
 
 
-def _conditions(endpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _dict(endpoint, "conditions")
+def _pod_key(row: Mapping[str, Any]) -> str:
+    target = _dict(row, "targetRef")
+    return str(target.get("uid") or target.get("name") or _first_address(row))
 
 
-def _address(endpoint: Mapping[str, Any]) -> str:
-    """Its first address; all of one endpoint are the same by the API's own word."""
-    rows = endpoint.get("addresses")
-    return rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], str) else ""
-
-
-def _pod(endpoint: Mapping[str, Any]) -> str:
-    return str(_dict(endpoint, "targetRef").get("name", ""))
-
-
-def _key(endpoint: Mapping[str, Any]) -> str:
-    """The same for one pod in every slice."""
-    target = _dict(endpoint, "targetRef")
-    return str(target.get("uid") or target.get("name") or _address(endpoint))
-
-
-_endpoint_slices_log = logging.getLogger("lengthwise.gateway")
-_RULE = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
-LASTS_S, SILENT_S = 300.0, 150.0
-FIRST_WAIT_S, MOST_WAIT_S = 0.2, 30.0
-_LONG_S = 1.0
-"""A watch that lasted longer was a good one, even if nothing happened."""
+WATCH_DURATION_S, WATCH_TIMEOUT_S = 300.0, 150.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.2, 30.0
+_GOOD_WATCH_S = 1.0
+"""A watch that lasted longer was good even without an event."""
 
 
 class EndpointSlices:
-    """The engines of a Service, told anew whenever its slices change.
+    """The engines of a Service, published after every change of its slices.
 
-    Lists once, then watches from the version of the list. A watch that ends is gone on with from the last
-    version that was seen; one whose version is too old, or that sent what cannot be understood, begins with a
-    list. While the API does not answer, what was found last holds, and it is asked again after 0.2 s, twice
-    as long each time, at most 30 s, by chance up to half shorter. The role needs get, list and watch of
-    ``endpointslices`` in the namespace.
+    Lists once, then watches from the version of the list. A watch that ends continues from the last version; one whose
+    version is too old, or that sent invalid events, starts with a list. While the API does not answer, the last result
+    stands, and requests back off: 0.2 s, then twice as long each time up to 30 s, randomly up to half shorter. The
+    role needs get, list and watch of ``endpointslices`` in the namespace.
 
     Args:
-        place: ``namespace/service:port``, the port a number or a name.
-        like: What holds of every engine.
-        api_url: Of the API; None: as a pod finds it.
-        account: Folder of the token and the authority.
-        lasts_s: How long a watch is asked to last.
-        silent_s: A watch without a word for so long is begun again.
-        dice: Of the waits.
+        target: ``namespace/service:port``, the port a number or a name.
+        template: Settings of every engine.
+        api_url: Address of the API; None finds it as a pod does.
+        account: Folder of the token and the CA.
+        duration_s: Requested duration of a watch.
+        timeout_s: Longest silence of a watch.
+        rng: Randomizes the backoff.
 
     Raises:
-        InputError: The place is none, or there is no API to ask.
+        InputError: The target is invalid, or there is no API.
     """
 
     def __init__(
         self,
-        place: str,
-        like: Engine,
+        target: str,
+        template: Engine,
         *,
         api_url: str | None = None,
         account: Path = ACCOUNT,
-        lasts_s: float = LASTS_S,
-        silent_s: float = SILENT_S,
-        dice: random.Random | None = None,
+        duration_s: float = WATCH_DURATION_S,
+        timeout_s: float = WATCH_TIMEOUT_S,
+        rng: random.Random | None = None,
     ) -> None:
-        where, port = split_port(place, _RULE)
-        namespace, slash, service = where.partition("/")
-        if not (namespace and slash and service) or "/" in service:
-            raise InputError(f"{_RULE}; it is {place!r}")
+        rule = "discovery by EndpointSlices needs namespace/service:port, such as default/engines:8000"
+        path, port = _split_port(target, rule)
+        namespace, _, service = path.partition("/")
+        if not (namespace and service) or "/" in service:
+            raise InputError(f"{rule}; it is {target!r}")
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = f"{SERVICE_LABEL}={service}"
-        self._slices, self._kube = Slices(port, like), Kube(api_url, account=account)
-        self._lasts_s, self._silent_s = lasts_s, silent_s
-        self._dice = dice or random.Random()  # noqa: S311 - waits, not secrets
+        self._slices, self.client = Slices(port, template), KubernetesClient(api_url, account=account)
+        self._duration_s, self._timeout_s = duration_s, timeout_s
+        self._rng = rng or random.Random()  # noqa: S311 - backoff, not secrets
         self._version = ""
-        self._wait_s, self._message = FIRST_WAIT_S, ""
+        self._reset_backoff()
 
-    async def run(self, tell: Tell) -> None:
-        """Tells the engines after every change, until cancelled."""
-        async with self._kube:
-            while True:
-                await self._once(tell)
-
-    async def _once(self, tell: Tell) -> None:
-        """A list, where it is needed, and a watch to its end."""
-        import aiohttp
-
+    async def run(self, publish: Publish) -> None:
+        """Publish the endpoints after every change, until cancelled."""
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            if not self._version:
-                await self._list(tell)
-            await self._monitor(tell)
-        except ExpiredError:
-            self._version = ""
-            await self._rest("the version is too old, listing again", quietly=True)
-        except NoAnswerError as error:
-            if error.status not in (401, 429) and not 500 <= error.status < 600:
-                self._version = ""
-            await self._rest(str(error))
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-            if loop.time() - started_s > _LONG_S:
-                self._well()
-            await self._rest(f"{type(error).__name__}: {error}")
-        else:
-            if loop.time() - started_s < _LONG_S:
-                await self._rest("the watch ended at once", quietly=True)
+        async with self.client:
+            while True:
+                started_s = loop.time()
+                try:
+                    await self._list_and_watch(publish)
+                except ExpiredError:
+                    self._version = ""
+                    await self._back_off("")
+                except KubernetesError as error:
+                    if error.status not in (401, 429) and not 500 <= error.status < 600:
+                        self._version = ""
+                    await self._back_off(str(error))
+                except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+                    if loop.time() - started_s > _GOOD_WATCH_S:
+                        self._reset_backoff()
+                    await self._back_off(f"{type(error).__name__}: {error}")
+                else:
+                    if loop.time() - started_s < _GOOD_WATCH_S:
+                        await self._back_off("")
 
-    async def _list(self, tell: Tell) -> None:
-        items, version = await self._kube.list(self._path, self._selector)
-        self._slices.replace(items)
-        self._version = version
-        self._well()
-        tell(self._slices.found())
-
-    async def _monitor(self, tell: Tell) -> None:
-        events = self._kube.monitor(
-            self._path, self._selector, self._version, lasts_s=self._lasts_s, silent_s=self._silent_s
+    async def _list_and_watch(self, publish: Publish) -> None:
+        """List if there is no version to continue from, then watch to the end of the watch."""
+        if not self._version:
+            items, self._version = await self.client.list(self._path, self._selector)
+            self._slices.replace(items)
+            self._reset_backoff()
+            publish(self._slices.endpoints())
+        events = self.client.watch(
+            self._path, self._selector, self._version, duration_s=self._duration_s, timeout_s=self._timeout_s
         )
         async with aclosing(events):
             async for event in events:
-                self._well()
-                if self._take(event):
-                    tell(self._slices.found())
+                self._reset_backoff()
+                item, kind = event["object"], event.get("type")
+                if version := (item.get("metadata") or {}).get("resourceVersion"):
+                    self._version = str(version)
+                if kind in ("ADDED", "MODIFIED"):
+                    self._slices.put(item)
+                elif kind == "DELETED":
+                    self._slices.drop(item)
+                else:  # a bookmark
+                    continue
+                publish(self._slices.endpoints())
 
-    def _take(self, event: dict[str, Any]) -> bool:
-        """Whether it is a change."""
-        item, kind = event["object"], event.get("type")
-        version = (item.get("metadata") or {}).get("resourceVersion")
-        if version:
-            self._version = str(version)
-        if kind in ("ADDED", "MODIFIED"):
-            self._slices.put(item)
-        elif kind == "DELETED":
-            self._slices.drop(item)
-        return kind in ("ADDED", "MODIFIED", "DELETED")
+    def _reset_backoff(self) -> None:
+        self._backoff_s, self._reported = MIN_BACKOFF_S, ""
 
-    def _well(self) -> None:
-        self._wait_s, self._message = FIRST_WAIT_S, ""
-
-    async def _rest(self, cause: str, *, quietly: bool = False) -> None:
-        """Waits, longer each time in a row."""
-        if not quietly and cause != self._message:
-            _endpoint_slices_log.warning(
-                "EndpointSlices at %s: %s; the engines stay as they are", self._kube.url, cause
-            )
-            self._message = cause
-        await asyncio.sleep(self._wait_s * self._dice.uniform(0.5, 1.0))
-        self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+    async def _back_off(self, cause: str) -> None:
+        """Wait, longer each time in a row; log each new cause once."""
+        if cause and cause != self._reported:
+            _log.warning("EndpointSlices at %s: %s; the engines stay as they are", self.client.url, cause)
+            self._reported = cause
+        await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
 
-_log = logging.getLogger("lengthwise.gateway")
-_AGAIN_S = 5.0
-_Run = Callable[[Tell], Coroutine[Any, Any, None]]
+_RESTART_S = 5.0
+_CONFIGURED = "configured"
+_Source = Callable[[Publish], Coroutine[Any, Any, None]]
 
 
-def entries(config: GatewayConfig) -> list[Found]:
-    """The engines that the configuration lists.
-
-    Raises:
-        InputError: Two have one name.
-    """
-    found = [Found(name_of(engine), replace(engine, name=name_of(engine))) for engine in config.engines]
-    names = [one.name for one in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"every engine must have a name of its own; {twice[0]!r} is there twice: set its name")
-    return found
+def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
+    """Return the engines of the configuration; raise InputError if two have one name."""
+    names = [engine_name(engine) for engine in config.engines]
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
+    if duplicates:
+        raise InputError(f"every engine must have a name of its own; {duplicates[0]!r} is there twice: set its name")
+    return tuple(Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A configuration that can be gone over to; ``runs`` None: the sources stay."""
+class DiscoveryChange:
+    """A valid new configuration of discovery; ``sources`` is None if the sources stay."""
 
     config: GatewayConfig
-    entries: tuple[Found, ...]
-    runs: dict[str, _Run] | None
+    endpoints: tuple[Endpoint, ...]
+    sources: dict[str, _Source] | None
 
 
-class Discoveries:
-    """All sources; whoever is listed comes before whoever is found under the same name.
+class EndpointDiscovery:
+    """All sources together; a configured engine hides a discovered one of the same name.
 
     Args:
-        config: The gateway's.
-        desired: Called with all engines whenever a source told something new.
-        dice: Of waits.
+        config: Configuration of the gateway.
+        publish: Called with all endpoints whenever a source reports a change.
+        rng: Randomizes backoffs.
     """
 
-    def __init__(
-        self, config: GatewayConfig, desired: Callable[[Sequence[Found]], None], *, dice: random.Random
-    ) -> None:
-        self._discovery, self._wanted, self._dice = config.discovery, desired, dice
-        self._by_source: dict[str, tuple[Found, ...]] = {"entries": tuple(entries(config))}
-        self._runs = self._sources(config)
+    def __init__(self, config: GatewayConfig, publish: Publish, *, rng: random.Random) -> None:
+        self._discovery, self._publish, self._rng = config.discovery, publish, rng
+        self._by_source: dict[str, tuple[Endpoint, ...]] = {_CONFIGURED: configured_endpoints(config)}
+        self._sources = self._make_sources(config)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Tells the listed ones and begins to look for others."""
-        self._all()
+        """Publish the configured engines and start the sources."""
+        self._publish_all()
         self._tasks = [
-            asyncio.create_task(self._keep(source, run), name=f"discovery by {source}")
-            for source, run in self._runs.items()
+            asyncio.create_task(self._run_source(name, source), name=f"discovery by {name}")
+            for name, source in self._sources.items()
         ]
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """Stop the sources."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def plan(self, config: GatewayConfig) -> Plan:
-        """What another configuration would mean; raises InputError where it cannot be."""
+    def plan(self, config: GatewayConfig) -> DiscoveryChange:
+        """Check another configuration; raise InputError if it is invalid."""
         same = config.discovery == self._discovery
-        return Plan(config, tuple(entries(config)), None if same else self._sources(config))
+        return DiscoveryChange(config, configured_endpoints(config), None if same else self._make_sources(config))
 
-    async def follow(self, plan: Plan) -> None:
-        """Goes over to another configuration."""
-        self._discovery, self._by_source["entries"] = plan.config.discovery, plan.entries
-        if plan.runs is None:
-            self._all()
+    async def apply(self, change: DiscoveryChange) -> None:
+        """Switch to another configuration."""
+        self._discovery, self._by_source[_CONFIGURED] = change.config.discovery, change.endpoints
+        if change.sources is None:
+            self._publish_all()
             return
         await self.stop()
-        self._runs = plan.runs
-        for source in [one for one in self._by_source if one != "entries" and one not in self._runs]:
-            del self._by_source[source]
+        self._sources = change.sources
+        for name in self._by_source.keys() - self._sources.keys() - {_CONFIGURED}:
+            del self._by_source[name]
         await self.start()
 
-    def _sources(self, config: GatewayConfig) -> dict[str, _Run]:
-        told = config.discovery
-        runs: dict[str, _Run] = {}
-        if told.dns:
-            runs["DNS"] = Dns(told.dns, told.every_s, told.engine).run
-        if told.endpoint_slices:
-            slices = EndpointSlices(told.endpoint_slices, told.engine, api_url=told.api_url, dice=self._dice)
-            runs["EndpointSlices"] = slices.run
-        return runs
+    def _make_sources(self, config: GatewayConfig) -> dict[str, _Source]:
+        discovery = config.discovery
+        sources: dict[str, _Source] = {}
+        if discovery.dns:
+            sources["DNS"] = Dns(discovery.dns, discovery.every_s, discovery.engine).run
+        if discovery.endpoint_slices:
+            sources["EndpointSlices"] = EndpointSlices(
+                discovery.endpoint_slices, discovery.engine, api_url=discovery.api_url, rng=self._rng
+            ).run
+        return sources
 
-    async def _keep(self, source: str, run: _Run) -> None:
+    async def _run_source(self, name: str, source: _Source) -> None:
+        def update(found: Sequence[Endpoint]) -> None:
+            if self._by_source.get(name) != tuple(found):
+                self._by_source[name] = tuple(found)
+                self._publish_all()
+
         while True:
             try:
-                await run(lambda found: self._took(source, found))
-            except Exception:  # noqa: BLE001 - discovery goes on, whatever somebody sends it
-                _log.exception("discovery by %s failed, the engines stay as they are", source)
-            await asyncio.sleep(_AGAIN_S)
+                await source(update)
+            except Exception:  # noqa: BLE001 - discovery goes on, whatever a server sends
+                _log.exception("discovery by %s failed, the engines stay as they are", name)
+            await asyncio.sleep(_RESTART_S)
 
-    def _took(self, source: str, found: Sequence[Found]) -> None:
-        if self._by_source.get(source) != tuple(found):
-            self._by_source[source] = tuple(found)
-            self._all()
-
-    def _all(self) -> None:
-        by_name: dict[str, Found] = {}
-        places: set[str] = set()
-        for source in ("entries", *self._runs):
-            for one in self._by_source.get(source, ()):
-                if one.name not in by_name and one.engine.url not in places:
-                    by_name[one.name] = one
-                    places.add(one.engine.url)
-        self._wanted(list(by_name.values()))
+    def _publish_all(self) -> None:
+        by_name: dict[str, Endpoint] = {}
+        urls: set[str] = set()
+        for source in (_CONFIGURED, *self._sources):
+            for endpoint in self._by_source.get(source, ()):
+                if endpoint.name not in by_name and endpoint.engine.url not in urls:
+                    by_name[endpoint.name] = endpoint
+                    urls.add(endpoint.engine.url)
+        self._publish(list(by_name.values()))

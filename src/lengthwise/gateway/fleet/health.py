@@ -1,346 +1,294 @@
-"""Whether an engine is there, by its health checks alone."""
+"""Health of a worker: health checks, a circuit breaker over its requests, and outlier ejection among its peers."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Collection, Hashable
+from collections import defaultdict, deque
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-REFUSED, UNWELL, SILENT = "refused", "unwell", "silent"
-MISSES = 3
-"""Checks in a row without an answer, after which an engine is down; a clear no counts at once."""
+REFUSED, UNHEALTHY, TIMEOUT = "refused", "unhealthy", "timeout"
+MAX_TIMEOUTS = 3
+"""Timed-out checks in a row after which a worker is down; any other failed check counts at once."""
 
 
 class Health:
-    """Down until the first good check; one good check brings it back.
+    """Result of a worker's health checks: down until the first passes; a single one brings it up again.
 
-    A check that is only slow (SILENT) does not count while requests are being answered: a busy engine is well.
+    A check that only times out does not count while the worker answers requests: a busy engine is healthy.
 
     Attributes:
-        up: Whether it is well.
-        detail: What the last check said, "" where it was good.
-        was_refused: Whether nobody listened there since it was last well.
+        detail: Message of the last check, "" if it passed.
+        was_refused: Whether a connection was refused since the worker was last up.
     """
 
     def __init__(self) -> None:
-        self.up = False
-        self.detail = "not asked yet"
-        self.was_refused = False
-        self._misses = 0
-        self._checked_s = self._answered_s = float("-inf")
+        self.up = self.was_refused = False
+        self.detail = "not checked yet"
+        self._failures = 0
+        self._checked_s = self._answered_s = -math.inf
 
-    def good(self, now_s: float) -> bool:
-        """A check was good; whether it was down before."""
+    def passed(self, now_s: float) -> bool:
+        """Record a passed check; return whether the worker was down."""
         changed = not self.up
-        self.up, self.detail, self._misses, self.was_refused = True, "", 0, False
+        self.up, self.detail, self._failures, self.was_refused = True, "", 0, False
         self._checked_s = now_s
         return changed
 
-    def bad(self, now_s: float, kind: str, detail: str) -> bool:
-        """A check was REFUSED, UNWELL or SILENT; whether it was up before."""
+    def failed(self, now_s: float, kind: str, detail: str) -> bool:
+        """Record a check that was REFUSED, UNHEALTHY or TIMEOUT; return whether the worker was up and is now down."""
         self.detail = detail
-        since_s, self._checked_s = self._checked_s, now_s
-        if kind == SILENT and self._answered_s >= since_s:
+        previous_s, self._checked_s = self._checked_s, now_s
+        if kind == TIMEOUT and self._answered_s >= previous_s:
             return False
         self.was_refused |= kind == REFUSED
-        self._misses += 1
-        changed = self.up and (kind != SILENT or self._misses >= MISSES)
-        if changed:
-            self.up = False
+        self._failures += 1
+        changed = self.up and (kind != TIMEOUT or self._failures >= MAX_TIMEOUTS)
+        self.up &= not changed
         return changed
 
-    def succeeded(self, now_s: float) -> None:
-        """A request was answered."""
+    def request_succeeded(self, now_s: float) -> None:
+        """Record that the worker answered a request."""
         self._answered_s = now_s
 
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
-MOST_DOUBLINGS = 4
+MAX_DOUBLINGS = 4
 CALLER_S = 30.0
-"""What fails a caller's requests again and again may be in them: in so long each caller counts once."""
-_CALLERS = 1024
-"""So many are remembered; of more the failures do not count."""
+"""A caller's requests may fail through their own fault, so each caller counts once in this period."""
+_MAX_CALLERS = 1024
 
 
 class Breaker:
-    """Closed, open or half-open; told of every request that an engine answered or failed.
+    """Circuit breaker over the requests of a worker.
 
-    Closed, so many failures in a row open it, with no answer to its end between them. It is open for
-    ``open_s``, then half-open: one request is a trial. When its output begins, it closes; failed, it opens for
-    twice as long, up to 16 times ``open_s``.
-
-    Args:
-        failures: In a row, that open it.
-        open_s: How long it stays open the first time.
+    Closed, it opens after ``failures`` failures in a row without a completed response between them. Open, it lets no
+    request through for ``open_s``. Half-open, it lets one trial through: the first output closes it, a failure opens it
+    for twice as long, up to 16 times ``open_s``. Methods that record an event return whether the state changed.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
-        self._most, self._open_s = failures, open_s
-        self._failures = self._times = 0
-        self._until_s = -math.inf
-        self._tripped = False
+        self._max_failures, self._open_s = failures, open_s
+        self._failures = self._openings = 0
+        self._until_s = self._callers_s = -math.inf
+        self._opened = False
         self._callers: set[Hashable] = set()
-        self._callers_s = -math.inf
 
     def state(self, now_s: float) -> str:
-        """One of CLOSED, OPEN, HALF_OPEN."""
-        if not self._tripped:
+        """Return CLOSED, OPEN or HALF_OPEN."""
+        if not self._opened:
             return CLOSED
         return OPEN if now_s < self._until_s else HALF_OPEN
 
     def next_s(self, now_s: float) -> float:
-        """When it becomes half-open; inf where it is not open."""
+        """Return when the circuit becomes half-open; inf if it is not open."""
         return self._until_s if self.state(now_s) == OPEN else math.inf
 
     def failed(self, now_s: float) -> bool:
-        """A request failed there; whether the state changed. What fails while it is open was sent before."""
+        """Record a failed request, unless the circuit is open: the request then dates from before it opened."""
         state = self.state(now_s)
         if state == OPEN:
             return False
         self._failures += 1
-        if state == CLOSED and self._failures < self._most:
+        if state == CLOSED and self._failures < self._max_failures:
             return False
-        self._tripped = True
-        self._until_s = now_s + self._open_s * 2 ** min(self._times, MOST_DOUBLINGS)
-        self._times += 1
+        self._opened = True
+        self._until_s = now_s + self._open_s * 2 ** min(self._openings, MAX_DOUBLINGS)
+        self._openings += 1
         return True
 
     def is_new(self, caller: Hashable, now_s: float) -> bool:
-        """Whether no failure of the caller's has been counted lately; it counts as one from now on."""
+        """Return whether the caller has no counted failure in this period, and count one; False beyond 1024 callers."""
         if now_s - self._callers_s >= CALLER_S:
             self._callers.clear()
             self._callers_s = now_s
-        if caller in self._callers or len(self._callers) >= _CALLERS:
+        if caller in self._callers or len(self._callers) >= _MAX_CALLERS:
             return False
         self._callers.add(caller)
         return True
 
     def started(self, now_s: float) -> bool:
-        """The output of a request began there; whether the state changed. A trial need not come to its end."""
+        """Record the first output of a request; a trial needs no complete response."""
         if self.state(now_s) != HALF_OPEN:
             return False
-        self._tripped = False
-        self._failures = 0
+        self._opened, self._failures = False, 0
         return True
 
     def succeeded(self, now_s: float) -> bool:
-        """A request was answered to its end there; whether the state changed."""
+        """Record a completed response."""
         if self.state(now_s) == OPEN:
             return False
-        changed = self._tripped
+        changed = self._opened
         self.reset()
         return changed
 
     def reset(self) -> None:
-        """Closed, nothing remembered: it is another engine now."""
-        self._failures = self._times = 0
-        self._tripped = False
+        """Close the circuit and forget all failures, for another engine behind the worker."""
+        self._failures = self._openings = 0
+        self._opened = False
 
 
 WINDOW_S = 30.0
-LEAST = 10
-"""Requests below which nothing is said of a worker."""
-ERROR_SHARE, ERROR_TIMES = 0.3, 3.0
-PROOFS = 3
-"""Requests that a worker called wrong and a peer then served, before it is left out for that."""
-SLOW_TIMES, SLOW_S = 5.0, 1.0
-_KEPT = 64
-_FORGET = 10.0
-"""Who was not left out for so many times its last absence begins again with the shortest."""
+MIN_REQUESTS = 10
+"""Fewer requests support no comparison."""
+ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
+MIN_CONFIRMED = 3
+"""Requests that a worker rejected and a peer then served, before the worker is ejected for its rejections."""
+SLOW_FACTOR, SLOW_S = 5.0, 1.0
+_MAX_SAMPLES = 64
+_FORGET_FACTOR = 10.0
+"""A worker in service for this many times its last ejection starts again with the shortest one."""
 
 
 @dataclass
-class _Said:
-    """Of one worker to requests for one model, in one window."""
+class _ModelCounts:
+    """Responses of one worker to requests for one model, in one window."""
 
     succeeded: int = 0
     rejected: int = 0
-    proven: int = 0
+    confirmed: int = 0
     sessions: set[str] = field(default_factory=set)
-
-    @property
-    def all(self) -> int:
-        return self.succeeded + self.rejected
 
 
 @dataclass
-class _Tally:
-    """Of one worker, in one window."""
+class _Counts:
+    """Outcomes of one worker in one window."""
 
     succeeded: int = 0
     failed: int = 0
-    message: dict[str, _Said] = field(default_factory=dict)
-    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    models: defaultdict[str, _ModelCounts] = field(default_factory=lambda: defaultdict(_ModelCounts))
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
 
-    @property
-    def all(self) -> int:
-        return self.succeeded + self.failed
-
-    def of(self, model: str) -> _Said:
-        return self.message.setdefault(model, _Said())
-
-    @property
-    def no(self) -> int:
-        """How often it said no, in one way or the other."""
-        return self.failed + sum(one.rejected for one in self.message.values())
+    def errors(self) -> int:
+        return self.failed + sum(model.rejected for model in self.models.values())
 
 
 @dataclass
-class _Out:
+class _Ejection:
     until_s: float = -math.inf
     length_s: float = 0.0
 
 
-class Outliers:
-    """Compares workers by failures, by the time to the first token, and by how often they call requests wrong.
+class OutlierDetector:
+    """Eject workers far worse than their peers in failures, time to first token, or rejected requests (4xx).
 
-    Requests that are wrong come to all engines of their model, though not alike: the same few clients send them,
-    to whoever has room. So a share of 4xx above the others' makes an engine suspect, and no more: then a peer is
-    asked the same, and only what a peer served counts against it. Where the peer agrees, the suspicion ends.
+    The same few clients send invalid requests, to whichever worker has room. A share of 4xx above the peers' therefore
+    only raises suspicion: a peer gets the same request, and only requests that the peer serves count against the
+    worker. A peer that rejects them too ends the suspicion.
 
     Args:
-        open_s: How long a worker is left out the first time; doubled each time, up to 16 times.
+        open_s: Duration of a worker's first ejection; doubled each time, up to 16 times.
     """
 
     def __init__(self, open_s: float) -> None:
         self._open_s = open_s
-        self._tallies: dict[str, _Tally] = {}
-        self._out: dict[str, _Out] = {}
-        self._since_s = -math.inf
+        self._counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self._ejections: dict[str, _Ejection] = {}
+        self._window_start_s = -math.inf
 
     def succeeded(self, name: str, model: str = "") -> None:
-        """A request was answered."""
-        tally = self._tally(name)
-        tally.succeeded += 1
-        tally.of(model).succeeded += 1
+        """Record a completed response."""
+        self._counts[name].succeeded += 1
+        self._counts[name].models[model].succeeded += 1
 
     def rejected(self, name: str, model: str, session: str = "") -> None:
-        """A request was called wrong (4xx)."""
-        said = self._tally(name).of(model)
-        if session not in said.sessions:
-            said.rejected += 1
-            said.sessions |= {session} - {""}
+        """Record a request answered with 4xx; a session counts once."""
+        counts = self._counts[name].models[model]
+        if session not in counts.sessions:
+            counts.rejected += 1
+            counts.sessions |= {session} - {""}
 
     def suspects(self, name: str, model: str) -> bool:
-        """Whether it calls far more of a model's requests wrong than the others that serve it."""
-        return _far_from_peers(name, model, self._tallies)
+        """Return whether the worker rejects a far larger share of the model's requests than its peers."""
+        return _rejects_more(name, model, self._counts)
 
     def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
-        """What it called wrong was sent to a peer: it was wrong to do so, or right."""
-        said = self._tally(name).of(model)
+        """Record whether the worker was wrong to reject a request that then went to a peer."""
+        counts = self._counts[name].models[model]
         if wrong:
-            said.rejected += 1
-            said.proven += 1
+            counts.rejected += 1
+            counts.confirmed += 1
         else:
-            said.rejected = 0
+            counts.rejected = 0
 
     def failed(self, name: str) -> None:
-        """A request failed."""
-        self._tally(name).failed += 1
+        """Record a failed request."""
+        self._counts[name].failed += 1
 
     def first_token(self, name: str, seconds: float) -> None:
-        """A first token came after so long."""
-        self._tally(name).first_token_s.append(seconds)
+        """Record a time to first token."""
+        self._counts[name].first_token_s.append(seconds)
 
     def discard(self, name: str) -> None:
-        """The worker of this name is another one from now on."""
-        self._tallies.pop(name, None)
-        self._out.pop(name, None)
+        """Forget a worker whose name passes on to another."""
+        self._counts.pop(name, None)
+        self._ejections.pop(name, None)
 
-    def out(self, name: str, now_s: float) -> bool:
-        """Whether it is left out."""
-        out = self._out.get(name)
-        return out is not None and now_s < out.until_s
+    def is_ejected(self, name: str, now_s: float) -> bool:
+        """Return whether the worker is ejected."""
+        return name in self._ejections and now_s < self._ejections[name].until_s
 
     def next_s(self, now_s: float) -> float:
-        """When the first of those that are left out comes back; inf none is."""
-        return min((out.until_s for out in self._out.values() if out.until_s > now_s), default=math.inf)
+        """Return when the first ejection ends; inf without one."""
+        return min((one.until_s for one in self._ejections.values() if one.until_s > now_s), default=math.inf)
 
-    def poll(self, now_s: float, names: Collection[str]) -> tuple[str, ...]:
-        """Leaves out who is far off, of all that are well; returns for whom something changed."""
-        self._discard(names)
-        back = self._called_back(now_s, len(names) // 2)
-        left = len(names) // 2 - len(self._absent(now_s))
-        there = {name: self._tallies[name] for name in names if name in self._tallies}
-        bad = sorted(
-            (name for name in there if not self.out(name, now_s) and _far_off(name, there)),
-            key=lambda name: -there[name].no,
-        )[:left]
-        for name in bad:
-            self._leave_out(name, now_s)
-        if now_s - self._since_s >= WINDOW_S:
-            self._tallies.clear()
-            self._since_s = now_s
-        return (*back, *bad)
-
-    def _absent(self, now_s: float) -> list[str]:
-        """Who is left out, the one that comes back first before the others."""
-        absent = [name for name in self._out if self.out(name, now_s)]
-        return sorted(absent, key=lambda name: self._out[name].until_s)
-
-    def _called_back(self, now_s: float, most: int) -> list[str]:
-        """Who comes back early, because others went and more than half would be absent."""
-        absent = self._absent(now_s)
-        back = absent[: max(0, len(absent) - most)]
-        for name in back:
-            self._out[name].until_s = now_s
-        return back
-
-    def _leave_out(self, name: str, now_s: float) -> None:
-        out = self._out.setdefault(name, _Out())
-        again = now_s - out.until_s < _FORGET * out.length_s
-        out.length_s = min(2 * out.length_s, 16 * self._open_s) if again else self._open_s
-        out.until_s = now_s + out.length_s
-        self._tallies.pop(name, None)
-
-    def _tally(self, name: str) -> _Tally:
-        tally = self._tallies.get(name)
-        if tally is None:
-            tally = self._tallies[name] = _Tally()
-        return tally
-
-    def _discard(self, names: Collection[str]) -> None:
-        self._tallies = {name: tally for name, tally in self._tallies.items() if name in names}
-        self._out = {name: out for name, out in self._out.items() if name in names}
+    def update(self, now_s: float, names: Collection[str]) -> tuple[str, ...]:
+        """Eject outliers among the healthy workers ``names``, at most half of them; return the workers that changed."""
+        self._counts = defaultdict(_Counts, {name: one for name, one in self._counts.items() if name in names})
+        self._ejections = {name: one for name, one in self._ejections.items() if name in names}
+        ejected = [name for name in self._ejections if self.is_ejected(name, now_s)]
+        ejected.sort(key=lambda name: self._ejections[name].until_s)
+        max_ejected = len(names) // 2
+        # Other workers left, so that more than half would be ejected: those due first return early.
+        returned = ejected[: max(0, len(ejected) - max_ejected)]
+        for name in returned:
+            self._ejections[name].until_s = now_s
+        counts = {name: self._counts[name] for name in names if name in self._counts}
+        outliers = [name for name in counts if not self.is_ejected(name, now_s) and _is_outlier(name, counts)]
+        outliers = sorted(outliers, key=lambda name: -counts[name].errors())
+        outliers = outliers[: max_ejected - (len(ejected) - len(returned))]
+        for name in outliers:
+            ejection = self._ejections.setdefault(name, _Ejection())
+            recent = now_s - ejection.until_s < _FORGET_FACTOR * ejection.length_s
+            ejection.length_s = min(2 * ejection.length_s, 16 * self._open_s) if recent else self._open_s
+            ejection.until_s = now_s + ejection.length_s
+            del self._counts[name]
+        if now_s - self._window_start_s >= WINDOW_S:
+            self._counts.clear()
+            self._window_start_s = now_s
+        return (*returned, *outliers)
 
 
-def _far_off(name: str, active: dict[str, _Tally]) -> bool:
-    mine = active[name]
-    others = [tally for one, tally in active.items() if one != name]
-    return _fails(mine, others) or _rejects(name, active) or _is_slow(mine, others)
-
-
-def _fails(own: _Tally, others: list[_Tally]) -> bool:
-    theirs, of_theirs = sum(t.failed for t in others), sum(t.all for t in others)
-    return of_theirs >= LEAST and _more(own.failed, own.all, theirs, of_theirs)
-
-
-def _rejects(name: str, active: dict[str, _Tally]) -> bool:
-    """Whether peers served what it calls wrong, again and again."""
-    said = active[name].message
-    return any(said[model].proven >= PROOFS and _far_from_peers(name, model, active) for model in said)
-
-
-def _far_from_peers(name: str, model: str, active: dict[str, _Tally]) -> bool:
-    if name not in active or model not in active[name].message:
+def _is_outlier(name: str, counts: dict[str, _Counts]) -> bool:
+    own, peers = counts[name], [one for peer, one in counts.items() if peer != name]
+    failed, total = sum(peer.failed for peer in peers), sum(peer.succeeded + peer.failed for peer in peers)
+    if total >= MIN_REQUESTS and _exceeds(own.failed, own.succeeded + own.failed, failed, total):
+        return True
+    for model, served in own.models.items():
+        if served.confirmed >= MIN_CONFIRMED and _rejects_more(name, model, counts):
+            return True
+    medians = [median(peer.first_token_s) for peer in peers if len(peer.first_token_s) >= MIN_REQUESTS]
+    if len(own.first_token_s) < MIN_REQUESTS or not medians:
         return False
-    mine = active[name].message[model]
-    theirs = [tally.message[model] for one, tally in active.items() if one != name and model in tally.message]
-    return _more(mine.rejected, mine.all, sum(t.rejected for t in theirs), sum(t.all for t in theirs))
+    typical_s = median(medians)
+    return median(own.first_token_s) > max(SLOW_FACTOR * typical_s, typical_s + SLOW_S)
 
 
-def _more(own: int, of_mine: int, other: int, of_theirs: int) -> bool:
-    """Whether a share is far above the others'; of few requests at others nothing is known."""
-    if of_mine < LEAST or own < ERROR_SHARE * of_mine:
+def _rejects_more(name: str, model: str, counts: dict[str, _Counts]) -> bool:
+    if name not in counts or model not in counts[name].models:
         return False
-    return of_theirs < LEAST or own / of_mine >= ERROR_TIMES * other / of_theirs
+    peers = [one.models[model] for peer, one in counts.items() if peer != name and model in one.models]
+    return _exceeds(*_rejections([counts[name].models[model]]), *_rejections(peers))
 
 
-def _is_slow(own: _Tally, others: list[_Tally]) -> bool:
-    medians = [median(tally.first_token_s) for tally in others if len(tally.first_token_s) >= LEAST]
-    if len(own.first_token_s) < LEAST or not medians:
+def _rejections(counts: Sequence[_ModelCounts]) -> tuple[int, int]:
+    """Return the rejected and all requests."""
+    return sum(one.rejected for one in counts), sum(one.rejected + one.succeeded for one in counts)
+
+
+def _exceeds(bad: int, total: int, peer_bad: int, peer_total: int) -> bool:
+    """Return whether a share of bad requests is far above the peers'; few requests at the peers excuse nothing."""
+    if total < MIN_REQUESTS or bad < ERROR_SHARE * total:
         return False
-    usual = median(medians)
-    return median(own.first_token_s) > max(SLOW_TIMES * usual, usual + SLOW_S)
+    return peer_total < MIN_REQUESTS or bad / total >= ERROR_FACTOR * peer_bad / peer_total

@@ -1,4 +1,4 @@
-"""One engine: what is known of it now, and whether it may be given requests."""
+"""A worker: an engine with its properties, health, circuit and signals, and the monitor that keeps them current."""
 
 from __future__ import annotations
 
@@ -9,411 +9,360 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from lengthwise.backend.openai_protocol import Abilities, Server
-from lengthwise.gateway.config import Care, Dispatch, Engine
+from lengthwise.gateway.config import Dispatch, Engine, ResilienceConfig
+from lengthwise.gateway.fleet.discovery import engine_name
 from lengthwise.gateway.fleet.engine_probe import (
     MAX_BYTES,
     EngineMetadata,
-    MissError,
-    Reading,
-    find_facts,
-    find_models,
+    FetchError,
+    MetricsSample,
     get,
-    greeted,
-    read,
+    list_models,
+    parse_metrics,
+    probe_metadata,
+    send_prompt,
 )
-from lengthwise.gateway.fleet.health import CLOSED, HALF_OPEN, OPEN, REFUSED, UNWELL, Breaker, Health
+from lengthwise.gateway.fleet.health import CLOSED, HALF_OPEN, OPEN, REFUSED, UNHEALTHY, Breaker, Health
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.relay import open_session
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.schema.errors import InputError
 
-STALE_TIMES = 3.0
-"""Signals older than so many looks say nothing any more."""
+_log = logging.getLogger("lengthwise.gateway")
+
+STALE_FACTOR = 3.0
+"""Signals expire after this many intervals between two samples."""
 RAMP_S = 1.0
-"""An engine that came back is given 1, 2, 4, ... requests at once, twice as many after each of these."""
-_LEAST_RATE_S = 0.05
+"""A worker that came back gets a limit of 1, 2, 4, ... requests, doubled at this interval."""
+EJECTED = "worse than its peers"
+_MIN_RATE_PERIOD_S = 0.05
 
 
 class Worker:
     """An engine behind the gateway.
 
     Attributes:
-        name: Unique.
-        url: Its address without ``/v1``.
-        engine: As it was configured.
-        session: aiohttp's, with its key and certificates.
-        metadata: What it is and can do.
-        client_request: Whether ``metadata`` are of the engine that is there now.
-        obstacle: Why it could not be asked, "" nothing.
-        health: By its health checks.
-        breaker: By the requests that it was given.
-        epoch: Grows when it started anew.
-        draining: No new requests: discovery says that it is going.
-        ejected: No new requests: it fares far worse than its peers.
-        was: How it was called before another one took its name; "" never otherwise.
+        name: Unique name.
+        url: Address without ``/v1``.
+        session: aiohttp session with the key and certificates of the engine.
+        identified: Whether ``metadata`` belongs to the process that runs now.
+        probe_error: Reason why the last probe failed, or "".
+        epoch: Number of restarts; counts on when another engine takes the name.
+        draining: Whether discovery withdrew the worker, so that it gets no new requests.
+        ejected: Whether outlier ejection excludes the worker from new requests.
+        renamed_from: Name before another engine took it, or "".
     """
 
-    def __init__(self, engine: Engine, resilience: Care, dispatch: Dispatch, *, epoch: int = 0) -> None:
-        self.engine, self.url, self.name = engine, Server(engine.url).root, name_of(engine)
+    def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
+        self.engine, self.url, self.name = engine, Server(engine.url).root, engine_name(engine)
         self.session: Any = open_session(engine, resilience)
-        self.metadata, self.client_request, self.obstacle = EngineMetadata(), False, ""
+        self.metadata, self.identified, self.probe_error = EngineMetadata(), False, ""
         self.health, self.breaker = Health(), Breaker(resilience.failures, resilience.open_s)
-        self.epoch = epoch
+        self.epoch, self.renamed_from = epoch, ""
         self.draining = self.ejected = False
-        self.was = ""
-        self.reading: Reading | None = None
+        self.sample: MetricsSample | None = None
         self.tokens_per_s: float | None = None
         self._dispatch = dispatch
-        self._was_well = self._ever_well = False
-        self._back_s = -math.inf
+        self._was_available = self._ever_available = False
+        self._recovered_s = -math.inf
 
     @property
     def kind(self) -> str:
-        """Whose engine it is: "vllm", "sglang", ..., "" not known yet."""
+        """Return the kind of engine, such as "vllm" or "sglang"; "" if unknown."""
         return self.capabilities.engine or ("" if self.engine.kind == "auto" else self.engine.kind)
 
     @property
     def capabilities(self) -> Abilities:
-        """What it was found to do."""
+        """Return what the probe found."""
         return self.metadata.capabilities
 
     @property
     def priority_sign(self) -> int:
-        """1: smaller priorities go first there, -1: larger, 0: it takes none (or nobody asked)."""
+        """Return 1 if smaller priorities run first, -1 if larger ones do, 0 if the engine accepts none."""
         return self.metadata.priority_sign
 
-    def priorities(self) -> str:
-        """What becomes of the priorities that it is told in mode engine-priority, in words; "" all is well."""
+    def priority_notice(self) -> str:
+        """Return why mode engine-priority may have no effect at this worker; "" if it has."""
         metadata = self.metadata
-        if not self.client_request or (metadata.priority_sign and metadata.orders):
+        if not self.identified or (metadata.priority_sign and metadata.orders):
             return ""
         if metadata.priority_sign:
-            return "takes priorities; whether it orders by them cannot be seen"
-        if metadata.orders is None and not metadata.received:
-            return "has not said yet whether it takes priorities; it is sent none"
+            return "accepts priorities; whether it orders by them is unknown"
+        if metadata.orders is None and not metadata.prompted:
+            return "has not answered yet whether it accepts priorities; it gets none"
         if metadata.orders is None and not self.engine.probe and self.kind == "vllm":
-            return "was not asked whether it takes priorities (probe = false); it is sent none"
-        return "takes no priorities, so its order stays its own; it is sent none"
+            return "was not probed for priorities (probe = false); it gets none"
+        return "accepts no priorities and keeps its own order; it gets none"
 
-    def speaks(self, model: str) -> bool:
-        """Whether it serves the model."""
+    def serves(self, model: str) -> bool:
+        """Return whether the engine lists the model."""
         return model in self.capabilities.models
 
-    def trouble(self, now_s: float) -> str:
-        """Why it gets no requests, in a few words; "" where it does."""
+    def unavailable_reason(self, now_s: float) -> str:
+        """Return why the worker gets no requests; "" if it does."""
         if not self.health.up:
             return f"down: {self.health.detail}"
-        if not self.client_request:
-            return f"starting: {self.obstacle or 'being asked what it can do'}"
-        if self.reading is not None and self.reading.sleeping:
+        if not self.identified:
+            return f"starting: {self.probe_error or 'being probed'}"
+        if self.sample is not None and self.sample.sleeping:
             return "sleeping"
         if self.breaker.state(now_s) == OPEN:
             return "circuit open"
         if self.ejected:
-            return "worse than its peers"
+            return EJECTED
         return "draining" if self.draining else ""
 
     def state(self, now_s: float) -> WorkerState:
-        """It now, for the scheduler."""
-        self._note_return(now_s)
+        """Return the current state for the scheduler."""
+        reason = self.unavailable_reason(now_s)
+        # Only a worker that was available, failed and recovered ramps up; draining and returning is no failure.
+        available = reason in ("", "draining")
+        if available and not self._was_available and self._ever_available:
+            self._recovered_s = now_s
+        self._was_available = available
+        self._ever_available |= available
+        half_open, ramp = self.breaker.state(now_s) == HALF_OPEN, self._ramp(now_s)
+        signals = Signals() if self.sample is None else self.sample.signals
+        fresh = now_s < self._stale_s()
         return WorkerState(
             self.name,
             self.capabilities.models,
-            up=not self.trouble(now_s),
-            in_flight=self._limit(now_s),
+            up=not reason,
+            in_flight=1 if half_open else self.engine.in_flight if ramp is None else ramp,
             slots=self.metadata.slots,
             kv_tokens=self.metadata.kv_tokens,
-            tokens_per_s=self.tokens_per_s if self._fresh(now_s) else None,
-            signals=self._signals(now_s),
+            tokens_per_s=self.tokens_per_s if fresh else None,
+            signals=signals if fresh else Signals(at_s=signals.at_s),
             epoch=self.epoch,
-            was=self.was,
-            place=self.url,
+            renamed_from=self.renamed_from,
+            address=self.url,
         )
 
     def next_s(self, now_s: float) -> float:
-        """When its state changes although nothing happens; inf never."""
-        steps_s = math.inf
+        """Return when the state changes without an event; inf if never."""
+        ramp_s = math.inf
         if self._ramp(now_s) is not None:
-            steps_s = self._back_s + RAMP_S * (math.floor((now_s - self._back_s) / RAMP_S) + 1)
+            ramp_s = self._recovered_s + RAMP_S * (math.floor((now_s - self._recovered_s) / RAMP_S) + 1)
         stale_s = self._stale_s()
-        return min(self.breaker.next_s(now_s), steps_s, stale_s if stale_s > now_s else math.inf)
+        return min(self.breaker.next_s(now_s), ramp_s, stale_s if stale_s > now_s else math.inf)
 
-    def take(self, reading: Reading) -> bool:
-        """Notes what it tells now; whether it started anew since the last time."""
-        before, self.reading = self.reading, reading
-        if before is None:
+    def update(self, sample: MetricsSample) -> bool:
+        """Take new metrics; return whether they show a restart of the engine."""
+        previous, self.sample = self.sample, sample
+        if previous is None:
             return False
-        if not reading.follows(before):
+        if not sample.follows(previous):
             self.restarted()
-            self.reading = reading
+            self.sample = sample
             return True
-        passed_s = reading.signals.at_s - before.signals.at_s
-        if reading.tokens is not None and before.tokens is not None and passed_s > _LEAST_RATE_S:
-            self.tokens_per_s = (reading.tokens - before.tokens) / passed_s
+        elapsed_s = sample.signals.at_s - previous.signals.at_s
+        if sample.tokens is not None and previous.tokens is not None and elapsed_s > _MIN_RATE_PERIOD_S:
+            self.tokens_per_s = (sample.tokens - previous.tokens) / elapsed_s
         return False
 
     def restarted(self) -> None:
-        """Nothing of what it had is there any more."""
+        """Forget what belonged to the previous process."""
         self.epoch += 1
-        self.reading = self.tokens_per_s = None
+        self.sample = self.tokens_per_s = None
         self.breaker.reset()
 
-    def make_way(self) -> None:
-        """Another one takes its name: it ends what it has under a name of its own."""
-        self.was, self.name = self.name, f"{self.name} (leaving {self.epoch})"
+    def release_name(self) -> None:
+        """Drain under another name, because another engine takes this one."""
+        self.renamed_from, self.name = self.name, f"{self.name} (leaving {self.epoch})"
         self.draining = True
 
-    async def close(self) -> None:
-        """Closes its connections."""
-        await self.session.close()
-
-    def _note_return(self, now_s: float) -> None:
-        """Its way back begins where it was well, was not, and is again; going and coming alone is none."""
-        well = self.trouble(now_s) in ("", "draining")
-        if well and not self._was_well and self._ever_well:
-            self._back_s = now_s
-        self._was_well = well
-        self._ever_well |= well
-
-    def _limit(self, now_s: float) -> int | None:
-        if self.breaker.state(now_s) == HALF_OPEN:
-            return 1
-        ramp = self._ramp(now_s)
-        return self.engine.in_flight if ramp is None else ramp
-
     def _ramp(self, now_s: float) -> int | None:
-        """The cap on its way back; None where it has none."""
-        full = self.engine.in_flight or self.metadata.slots or self._dispatch.start
-        steps = (now_s - self._back_s) / RAMP_S
-        if steps >= math.log2(full) or self.breaker.state(now_s) != CLOSED:
+        """Return the limit of requests during recovery; None outside of it."""
+        limit = self.engine.in_flight or self.metadata.slots or self._dispatch.start
+        steps = (now_s - self._recovered_s) / RAMP_S
+        if steps >= math.log2(limit) or self.breaker.state(now_s) != CLOSED:
             return None
-        return min(full, int(2 ** max(0, math.floor(steps))))
+        return min(limit, int(2 ** max(0, math.floor(steps))))
 
     def _stale_s(self) -> float:
-        if self.reading is None:
+        if self.sample is None:
             return -math.inf
-        return self.reading.signals.at_s + STALE_TIMES * self._dispatch.adapt_every_s
-
-    def _fresh(self, now_s: float) -> bool:
-        return now_s < self._stale_s()
-
-    def _signals(self, now_s: float) -> Signals:
-        if self.reading is None:
-            return Signals()
-        signals = self.reading.signals
-        return signals if self._fresh(now_s) else Signals(at_s=signals.at_s)
+        return self.sample.signals.at_s + STALE_FACTOR * self._dispatch.adapt_every_s
 
 
-def name_of(engine: Engine) -> str:
-    """How an engine is called: as configured, or host and port."""
-    return engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
-
-
-_log = logging.getLogger("lengthwise.gateway")
 _JITTER = 0.2
-_LEAST_S = 0.1
-"""Between two checks, even where requests fail."""
-_BODY_BYTES = 1 << 16
+_MIN_CHECK_S = 0.1
+"""Shortest time between two checks, even while requests fail."""
+_MAX_BODY_BYTES = 1 << 16
 MODELS_EVERY_S = 30.0
-WHERE = ("url", "name", "kind", "api_key", "tls")
-"""Of an engine: where one of these changes, it is another one, or is spoken to otherwise."""
-HELLO_FIRST_S, HELLO_MOST_S = 1.0, 60.0
-"""An engine that did not answer the tiny prompt is asked again after the first, then after twice as long each time."""
+IDENTITY = ("url", "name", "kind", "api_key", "tls")
+"""Settings of an engine; a change of one makes it another engine, or needs another session."""
+MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0
+"""Wait before the tiny prompt is sent again, doubled each time."""
 
 
 class Monitor:
-    """Keeps one worker's health, facts and signals fresh until it is cancelled.
+    """Keep the health, metadata and signals of one worker current until cancelled.
 
     Args:
-        worker: Whose.
-        resilience: How often, how long.
-        adapt_every_s: Between two looks at signals.
-        clock: The gateway's.
-        changed: Called after every change; with True where requests must know at once.
-        priority: Whether it matters that the engine takes priorities.
-        dice: Of the jitter.
+        changed: Called after every change; with True if requests in progress must know at once.
+        priority: Whether the gateway uses engine priorities.
+        rng: Randomizes the intervals.
+
+    Attributes:
+        checked: Set after the first check.
     """
 
     def __init__(
         self,
         worker: Worker,
-        resilience: Care,
+        resilience: ResilienceConfig,
         adapt_every_s: float,
         clock: Clock,
         changed: Callable[[bool], None],
         *,
         priority: bool,
-        dice: random.Random,
+        rng: random.Random,
     ) -> None:
         self.worker, self.checked = worker, asyncio.Event()
-        self._care, self._every_s, self._clock = resilience, adapt_every_s, clock
-        self._changed, self._priority, self._dice = changed, priority, dice
+        self._resilience, self._sample_interval_s, self._clock = resilience, adapt_every_s, clock
+        self._changed, self._priority, self._rng = changed, priority, rng
         self._wake = asyncio.Event()
         self._path = "/v1/models" if worker.engine.kind in ("openai", "transformers") else "/health"
-        self._models_s = self._hello_s = float("-inf")
-        self._hello_rest_s = HELLO_FIRST_S
+        self._models_s = self._prompt_s = -math.inf
+        self._prompt_wait_s = MIN_PROMPT_WAIT_S
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check the worker and sample its metrics until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_after())
-            group.create_task(self._scrape())
+            group.create_task(self._run_checks())
+            group.create_task(self._run_sampling())
 
-    def configure(self, resilience: Care, adapt_every_s: float) -> None:
-        """From now on so often and so long."""
-        self._care, self._every_s = resilience, adapt_every_s
+    def configure(self, resilience: ResilienceConfig, adapt_every_s: float) -> None:
+        """Change intervals and timeouts."""
+        self._resilience, self._sample_interval_s = resilience, adapt_every_s
 
-    def follow(self, engine: Engine) -> bool:
-        """Takes other settings for the engine that is there; False where it is another, or reached otherwise."""
-        worker, before = self.worker, self.worker.engine
-        if any(getattr(engine, name) != getattr(before, name) for name in WHERE):
+    def reconfigure_engine(self, engine: Engine) -> bool:
+        """Apply other settings to the engine; return False if they describe another engine or session."""
+        worker, previous = self.worker, self.worker.engine
+        if any(getattr(engine, name) != getattr(previous, name) for name in IDENTITY):
             return False
         worker.engine = engine
-        if engine.generation_defaults != before.generation_defaults:
-            fills_in = False if engine.generation_defaults == "none" else None
-            worker.metadata = replace(worker.metadata, capabilities=replace(worker.capabilities, own_defaults=fills_in))
+        if engine.generation_defaults != previous.generation_defaults:
+            own_defaults = False if engine.generation_defaults == "none" else None
+            self._set_capabilities(own_defaults=own_defaults)
         return True
 
-    def poll(self) -> None:
-        """Checks as soon as may be: a request could not even be sent."""
+    def check_soon(self) -> None:
+        """Check at the next opportunity, because a request could not even be sent."""
         self._wake.set()
 
-    async def _look_after(self) -> None:
+    async def _run_checks(self) -> None:
         while True:
             try:
                 await self._check()
-            except Exception:  # noqa: BLE001 - one engine's oddity must not end the watch
-                _log.exception("engine %s: the check itself failed", self.worker.name)
+            except Exception:  # noqa: BLE001 - an unexpected response of one engine must not end its monitor
+                _log.exception("engine %s: the health check raised", self.worker.name)
             self.checked.set()
-            await asyncio.sleep(_LEAST_S)
-            rest_s = self._care.health_every_s * self._dice.uniform(1 - _JITTER, 1 + _JITTER) - _LEAST_S
+            await asyncio.sleep(_MIN_CHECK_S)
+            wait_s = self._resilience.health_every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER) - _MIN_CHECK_S
             try:
-                async with asyncio.timeout(max(0.0, rest_s)):
+                async with asyncio.timeout(max(0.0, wait_s)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
 
-    async def _check(self) -> None:
+    async def _check(self) -> None:  # noqa: C901 - one pass in its order
         worker, refused = self.worker, self.worker.health.was_refused
-        bad = await self._unwell()
-        if bad is not None:
-            if worker.health.bad(self._clock(), *bad):
-                _log.warning("engine %s is down: %s", worker.name, bad[1])
+        try:
+            status = await self._health_status()
+            if status in (404, 405) and self._path == "/health":
+                self._path = "/v1/models"
+                status = await self._health_status()
+            kind, detail = UNHEALTHY, "" if 200 <= status < 300 else f"http {status} at {self._path}"
+        except FetchError as error:
+            kind, detail = error.kind, str(error)
+        if detail:
+            if worker.health.failed(self._clock(), kind, detail):
+                _log.warning("engine %s is down: %s", worker.name, detail)
                 self._changed(True)
             return
-        if refused and worker.client_request:
-            await self._came_back()
-        came = worker.health.good(self._clock())
-        if not worker.client_request:
-            await self._submit()
+        if refused and worker.identified:
+            # The port was closed in between: another process, unless its start time shows that it is the same.
+            previous, sample = worker.sample, await self._fetch_metrics()
+            started = None if previous is None else previous.started
+            if started is None or sample is None or sample.started != started:
+                worker.restarted()
+                worker.sample, worker.identified = sample, False
+        came_up = worker.health.passed(self._clock())
+        if not worker.identified:
+            await self._identify()
         elif self._clock() - self._models_s > MODELS_EVERY_S:
-            await self._refresh()
-        if (
-            worker.client_request
-            and not worker.metadata.received
-            and self._clock() - self._hello_s >= self._hello_rest_s
-        ):
-            await self._greet()
-        if came:
-            if worker.client_request:
+            self._models_s = self._clock()
+            models = await list_models(worker.engine, worker.session)
+            if models and models != worker.capabilities.models:  # adapters come and go while the engine runs
+                self._set_capabilities(models=models)
+                self._changed(True)
+        prompt_due = self._clock() - self._prompt_s >= self._prompt_wait_s
+        if worker.identified and not worker.metadata.prompted and prompt_due:
+            metadata = await send_prompt(worker.engine, worker.session, worker.metadata, priority=self._priority)
+            self._prompt_s, self._prompt_wait_s = self._clock(), min(2 * self._prompt_wait_s, MAX_PROMPT_WAIT_S)
+            models, worker.metadata = worker.capabilities.models, metadata
+            self._set_capabilities(models=models)
+            self._changed(True)
+        if came_up:
+            if worker.identified:
                 _log.info("engine %s is up: %s %s", worker.name, worker.kind, worker.capabilities.version)
             self._changed(True)
 
-    async def _unwell(self) -> tuple[str, str] | None:
-        """What is wrong, None nothing."""
-        try:
-            status = await self._status()
-            if status in (404, 405) and self._path == "/health":
-                self._path = "/v1/models"
-                status = await self._status()
-        except MissError as miss:
-            return miss.kind, str(miss)
-        return None if 200 <= status < 300 else (UNWELL, f"http {status} at {self._path}")
+    async def _health_status(self) -> int:
+        worker, timeout_s = self.worker, self._resilience.connect_s
+        return (await get(worker.session, worker.url + self._path, timeout_s=timeout_s, max_bytes=_MAX_BODY_BYTES))[0]
 
-    async def _status(self) -> int:
-        url = self.worker.url + self._path
-        status, _ = await get(self.worker.session, url, within_s=self._care.connect_s, max_bytes=_BODY_BYTES)
-        return status
-
-    async def _came_back(self) -> None:
-        """It was gone and is here again: another process, unless it shows that it is the same."""
-        worker, before = self.worker, self.worker.reading
-        now = await self._read()
-        known = before is not None and now is not None and before.started is not None
-        if known and before is not None and now is not None and now.started == before.started:
-            return
-        worker.restarted()
-        worker.reading, worker.client_request = now, False
-
-    async def _submit(self) -> None:
-        """Finds out what it can do; until that is known it gets no requests."""
+    async def _identify(self) -> None:
+        """Probe the engine; the worker gets no requests until that succeeds."""
         worker = self.worker
         try:
-            worker.metadata = await find_facts(worker.engine, worker.session, priority=self._priority)
+            worker.metadata = await probe_metadata(worker.engine, worker.session, priority=self._priority)
         except InputError as error:
-            if worker.obstacle != str(error):
+            if worker.probe_error != str(error):
                 _log.warning("engine %s cannot be used: %s", worker.name, error)
-            worker.obstacle = str(error)
+            worker.probe_error = str(error)
             return
-        worker.client_request, worker.obstacle = True, ""
-        self._models_s = self._hello_s = self._clock()
-        self._hello_rest_s = HELLO_FIRST_S
+        worker.identified, worker.probe_error = True, ""
+        self._models_s = self._prompt_s = self._clock()
+        self._prompt_wait_s = MIN_PROMPT_WAIT_S
         self._changed(True)
 
-    async def _refresh(self) -> None:
-        """What may change while it runs: its models (adapters)."""
-        worker, self._models_s = self.worker, self._clock()
-        models = await find_models(worker.engine, worker.session)
-        if models and models != worker.capabilities.models:
-            worker.metadata = replace(worker.metadata, capabilities=replace(worker.capabilities, models=models))
-            self._changed(True)
-
-    async def _greet(self) -> None:
-        """Once more what it did not tell while it was busy."""
+    def _set_capabilities(self, **changes: Any) -> None:
         worker = self.worker
-        metadata = await greeted(worker.engine, worker.session, worker.metadata, priority=self._priority)
-        self._hello_s, self._hello_rest_s = self._clock(), min(2 * self._hello_rest_s, HELLO_MOST_S)
-        worker.metadata = replace(
-            metadata, capabilities=replace(metadata.capabilities, models=worker.capabilities.models)
-        )
-        self._changed(True)
+        worker.metadata = replace(worker.metadata, capabilities=replace(worker.capabilities, **changes))
 
-    async def _scrape(self) -> None:
+    async def _run_sampling(self) -> None:
+        worker = self.worker
         while True:
-            await asyncio.sleep(self._every_s * self._dice.uniform(1 - _JITTER / 4, 1))
-            worker = self.worker
-            if not (worker.health.up and worker.client_request and worker.capabilities.metrics):
+            await asyncio.sleep(self._sample_interval_s * self._rng.uniform(1 - _JITTER / 4, 1))
+            if not (worker.health.up and worker.identified and worker.capabilities.metrics):
                 continue
             try:
-                reading = await self._read()
-            except Exception:  # noqa: BLE001 - as above
+                sample = await self._fetch_metrics()
+            except Exception:  # noqa: BLE001 - as in _run_checks
                 _log.exception("engine %s: its metrics could not be read", worker.name)
                 continue
-            if reading is not None:
-                self._take(reading)
+            if sample is None:
+                continue
+            slept = worker.sample is not None and worker.sample.sleeping
+            restarted = worker.update(sample)
+            if restarted:
+                _log.warning("engine %s restarted", worker.name)
+                worker.identified = False
+                self.check_soon()
+            self._changed(restarted or slept != sample.sleeping)
 
-    def _take(self, reading: Reading) -> None:
-        worker = self.worker
-        slept = worker.reading is not None and worker.reading.sleeping
-        again = worker.take(reading)
-        if again:
-            _log.warning("engine %s started anew", worker.name)
-            worker.client_request = False
-            self.poll()
-        self._changed(again or slept != reading.sleeping)
-
-    async def _read(self) -> Reading | None:
-        worker = self.worker
+    async def _fetch_metrics(self) -> MetricsSample | None:
+        worker, timeout_s = self.worker, self._resilience.connect_s
         try:
-            status, body = await get(
-                worker.session, f"{worker.url}/metrics", within_s=self._care.connect_s, max_bytes=MAX_BYTES
-            )
-        except MissError as miss:
-            if miss.kind == REFUSED:
-                self.poll()
+            status, body = await get(worker.session, f"{worker.url}/metrics", timeout_s=timeout_s, max_bytes=MAX_BYTES)
+        except FetchError as error:
+            if error.kind == REFUSED:
+                self.check_soon()
             return None
-        return read(body, self._clock()) if status == 200 else None
+        return parse_metrics(body, self._clock()) if status == 200 else None

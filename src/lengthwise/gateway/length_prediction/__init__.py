@@ -1,4 +1,4 @@
-"""How long an answer will be: a predictor in line or in a process, set right by what finishes here."""
+"""Predict output lengths and learn from those that finish."""
 
 import lazy_loader
 

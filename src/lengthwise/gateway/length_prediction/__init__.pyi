@@ -1,5 +1,5 @@
-from .forecaster import Forecaster, Oracle, told_tokens
+from .forecaster import Forecaster, Oracle, requested_tokens
 from .prediction import Belief
-from .predictor_process import Care
+from .predictor_process import ProcessLimits
 
-__all__ = ["Belief", "Care", "Forecaster", "Oracle", "told_tokens"]
+__all__ = ["Belief", "Forecaster", "Oracle", "ProcessLimits", "requested_tokens"]

@@ -1,4 +1,4 @@
-"""Predicts how long answers become; whatever goes wrong with that, no request fails or waits for it."""
+"""Predict output lengths; no request fails or waits, whatever goes wrong with a predictor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -16,43 +15,40 @@ from lengthwise.gateway.config import Forecasting
 from lengthwise.gateway.length_prediction.learning import Learner
 from lengthwise.gateway.length_prediction.prediction import (
     STATISTICS,
-    Answer,
     Belief,
-    InLine,
-    Question,
-    Source,
-    Tally,
-    given,
-    measured_s,
-    shown,
-    within,
+    FaultCounter,
+    InlineRunner,
+    PendingRow,
+    PredictorRunner,
+    Query,
+    condition,
+    measure_latency_s,
+    truncate_text,
 )
-from lengthwise.gateway.length_prediction.predictor_process import Care, InProcess
+from lengthwise.gateway.length_prediction.predictor_process import ProcessLimits, ProcessRunner
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import Floats, LengthPrediction, Outcome, Request
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
 
 Late = Callable[[int, LengthPrediction], None]
-_ALIKE = 256.0
+_DEFAULT_TOKENS = 256.0
 NONE, DEFAULT = "none", "default"
 
 
 class Forecaster(Listener):
-    """Predicts lengths and learns from those that finish.
+    """Predicts lengths and learns from finished requests; an async context manager.
 
-    A predictor that takes less than ``inline_below_s`` for a prompt, and is one of ours, is asked on the event
-    loop; every other one in a process of its own, which may hang, die, or answer rubbish. Where no answer comes
-    in time, lengths of lately finished outputs stand in.
+    A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; every other
+    one in a process, which may hang, crash, or send anything. Without a result in time, the prediction is the
+    distribution of the last finished outputs.
 
     Args:
-        config: Who predicts, and how it is kept from doing harm.
-        clock: The gateway's.
-        late: Told of an answer that came after its deadline.
-        predictor: One in place of the configured; it must bear pickling unless it is asked in line.
+        late: Called with a prediction that came after its deadline.
+        predictor: A predictor in place of the configured one; it must be picklable unless it runs on the event loop.
         place: "inline", "process", or "auto".
-        resilience: How a process is treated.
-        believes_told: Whether a length that the client fixed itself is taken for known.
+        limits: Limits of the process.
+        use_requested: Whether a length that the client fixes counts as known.
     """
 
     def __init__(
@@ -63,219 +59,191 @@ class Forecaster(Listener):
         *,
         predictor: Any = None,
         place: str = "auto",
-        resilience: Care | None = None,
-        believes_told: bool = True,
+        limits: ProcessLimits | None = None,
+        use_requested: bool = True,
     ) -> None:
-        self.config, self.clock, self.late, self.believes_told = config, clock, late, believes_told
+        self.config, self.clock, self.late, self.use_requested = config, clock, late, use_requested
         self.learner = Learner(config.learn_every)
-        self.tally = Tally()
+        self.faults = FaultCounter()
         self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "report", "oracle"), 0)
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
+        self.reads_text = False
         self._statistic = STATISTICS[config.statistic]
-        self._predictor, self._place, self._care = predictor, place, resilience
-        self._source: Source | None = None
-        self._reads_text = False
+        self._predictor, self._place, self._limits = predictor, place, limits
+        self._runner: PredictorRunner | None = None
 
     async def __aenter__(self) -> Self:
-        """Ready to predict.
+        """Load the predictor.
 
         Raises:
-            InputError: The predictor cannot be had.
+            InputError: The predictor cannot be loaded.
         """
-        await self._open()
+        name, predictor, inline_below_s = self.config.predictor, self._predictor, self.config.inline_below_s
+        if predictor is None and name == NONE:
+            return self
+        if predictor is None and name == DEFAULT and self._place != "process":
+            from lengthwise.predict import default
+
+            predictor = default()
+        elif predictor is None and name != DEFAULT and not Path(name).exists():  # noqa: ASYNC240 - once at the start
+            raise InputError(f'the predictor must be "default", "none" or a file; there is no file {name}')
+        if self._place == "inline" or (self._place == "auto" and _is_own(predictor)):
+            self.seconds = measure_latency_s(predictor)
+            if self._place == "inline" or self.seconds < inline_below_s:
+                self._run_inline(predictor)
+                return self
+        process = ProcessRunner(name, self._predictor, self.faults, self._limits)
+        await process.start()
+        self._runner, self.reads_text, self.seconds = process, process.reads_text, process.seconds
+        if self._place == "auto" and self._predictor is None and process.seconds < inline_below_s:
+            from lengthwise.predict import opened
+
+            await process.stop()
+            self._run_inline(opened(name))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process, if there is one."""
-        if self._source is not None:
-            await self._source.stop()
-            self._source = None
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether its predictor reads the text that has been generated."""
-        return self._reads_text
+    async def __aexit__(self, *_: object) -> None:
+        """Stop the process."""
+        if self._runner is not None:
+            await self._runner.stop()
+            self._runner = None
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
-        """What is predicted before the first token, in ``deadline_s`` at the latest."""
-        if self.believes_told and request.told_tokens > 0:
-            return self._counted(self._fixed(request, float(request.told_tokens), "report"))
-        if self._source is None:
-            return self._counted(self._unpredicted(request))
-        question = Question(shown(text), request.prompt_tokens, request.model)
-        row = await self._on_response(self._source.submit(question), functools.partial(self._came_late, request))
-        return self._counted(self._believed(request, row))
+        """Return the prediction before the first token, within ``deadline_s``."""
+        if self.use_requested and request.requested_tokens > 0:
+            prediction = _fixed(request, float(request.requested_tokens), "report")
+        elif self._runner is None:  # equal predictions keep the order of arrival
+            prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
+        else:
+            query = Query(truncate_text(text), request.prompt_tokens, request.model)
+            row = await self._wait(self._runner.submit(query), functools.partial(self._resolve_late, request))
+            prediction = self._believe(request, row)
+        self.sources[prediction.source] += 1
+        return prediction
 
     async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
-        """What is predicted now that some tokens have come: the lengths above them.
-
-        The predictor is asked anew only where it reads the text so far and there is one.
-        """
+        """Return the prediction after some tokens; the predictor runs again only if it reads the generated text."""
         before, so_far = request.length_prediction, request.generated_tokens
-        if generated_text and self._reads_text and self._source is not None and before.source == "predictor":
-            question = Question(shown(text), request.prompt_tokens, request.model, so_far, shown(generated_text))
-            row = await self._on_response(self._source.submit(question), None)
+        if generated_text and self.reads_text and self._runner is not None and before.source == "predictor":
+            generated = truncate_text(generated_text)
+            query = Query(truncate_text(text), request.prompt_tokens, request.model, so_far, generated)
+            row = await self._wait(self._runner.submit(query), None)
             if row is not None:
-                return self._of_row(request, row, before, so_far)
+                return self._update(request, row, before, so_far)
         return self.known(request)
 
     def known(self, request: Request) -> LengthPrediction:
-        """The same forecast, given the tokens so far: no predictor is asked."""
+        """Return the current prediction given the tokens so far, without a predictor."""
         before, so_far = request.length_prediction, request.generated_tokens
-        whole = before.complete if isinstance(before, Belief) else before.quantiles
-        if whole is not None:
-            return self._of_row(request, given(whole, so_far), before, so_far)
+        complete = before.complete if isinstance(before, Belief) else before.quantiles
+        if complete is not None:
+            return self._update(request, condition(complete, so_far), before, so_far)
         total = max(before.total_tokens, so_far + 1.0)
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learns from what has finished: not from what was given up, failed, or had its length fixed.
+        """Learn from a finished request, unless its length was fixed.
 
-        An output as long as was allowed, or whose ``detail`` is "length", counts as cut.
+        An output of the allowed length, or with ``detail`` "length", is censored.
         """
-        posterior, tokens = request.length_prediction, request.generated_tokens
-        if outcome is not Outcome.FINISHED or not isinstance(posterior, Belief) or not self.config.learn:
+        prediction, tokens = request.length_prediction, request.generated_tokens
+        if outcome is not Outcome.FINISHED or not isinstance(prediction, Belief) or not self.config.learn:
             return
-        if tokens < 1 or request.choices != 1 or (self.believes_told and request.told_tokens > 0):
+        if tokens < 1 or request.choices != 1 or (self.use_requested and request.requested_tokens > 0):
             return
-        cut = detail == "length" or tokens >= request.max_tokens
-        if self.learner.finished_with(request.model, posterior, tokens, cut=cut):
+        censored = detail == "length" or tokens >= request.max_tokens
+        if self.learner.observe(request.model, prediction, tokens, censored=censored):
             self.drifts, self.drifted_s = self.drifts + 1, now_s
 
     def state(self) -> dict[str, Any]:
-        """For the admin page: who predicts and where, sources, faults, what was learnt."""
-        source = self._source
-        where = "none" if source is None else "process" if source.waits else "inline"
+        """Return the state for the admin page: predictor, sources, faults, and what was learnt."""
+        runner = self._runner
         return {
             "predictor": self.config.predictor if self._predictor is None else type(self._predictor).__name__,
-            "where": where,
+            "where": "none" if runner is None else "process" if runner.waits else "inline",
             "seconds_a_prompt": self.seconds,
             "statistic": self.config.statistic,
             "sources": dict(self.sources),
             "late": self.late_answers,
-            "faults": dict(self.tally.faults),
-            "last_error": self.tally.last_error,
-            "process": {} if source is None else source.state(),
+            "faults": dict(self.faults.faults),
+            "last_error": self.faults.last_error,
+            "process": {} if runner is None else runner.state(),
             "drifts": self.drifts,
             "drifted_s": self.drifted_s,
             **self.learner.state(),
         }
 
-    async def _open(self) -> None:
-        name, given_one = self.config.predictor, self._predictor
-        if given_one is None and name == NONE:
-            return
-        if given_one is None and name != DEFAULT:
-            _require_file(name)
-        if given_one is None and name == DEFAULT and self._place != "process":
-            from lengthwise.predict import default
+    def _run_inline(self, predictor: Any) -> None:
+        self._runner = InlineRunner(predictor, self.faults)
+        self.reads_text = bool(inspect.getattr_static(predictor, "reads_text", False))
 
-            given_one = default()
-        if self._place == "inline" or (self._place == "auto" and _is_ours(given_one)):
-            self.seconds = measured_s(given_one)
-            if self._place == "inline" or self.seconds < self.config.inline_below_s:
-                self._in_line(given_one)
-                return
-        await self._in_process(name)
-
-    async def _in_process(self, name: str) -> None:
-        process = InProcess(name, self._predictor, self.tally, self._care)
-        await process.start()
-        self._source, self._reads_text, self.seconds = process, process.reads_text, process.seconds
-        if self._place == "auto" and self._predictor is None and process.seconds < self.config.inline_below_s:
-            from lengthwise.predict import opened
-
-            await process.stop()
-            self._in_line(opened(name))
-
-    def _in_line(self, predictor: Any) -> None:
-        self._source = InLine(predictor, self.tally)
-        self._reads_text = bool(inspect.getattr_static(predictor, "reads_text", False))
-
-    async def _on_response(self, answer: Answer, late: Callable[[Answer], None] | None) -> Floats | None:
-        """The answer, or None once the deadline is over."""
-        source = self._source
-        if answer.done() or source is None or not source.waits:
-            return await answer
-        await asyncio.wait([answer], timeout=self.config.deadline_s)
-        if answer.done():
-            return answer.result()
-        self.tally.add({"late": 1})
+    async def _wait(self, row: PendingRow, late: Callable[[PendingRow], None] | None) -> Floats | None:
+        """Return the row, or None after the deadline."""
+        if row.done() or self._runner is None or not self._runner.waits:
+            return await row
+        await asyncio.wait([row], timeout=self.config.deadline_s)
+        if row.done():
+            return row.result()
+        self.faults.add({"late": 1})
         if late is not None:
-            answer.add_done_callback(late)
+            row.add_done_callback(late)
         return None
 
-    def _came_late(self, request: Request, answer: Answer) -> None:
-        row = None if answer.cancelled() else answer.result()
+    def _resolve_late(self, request: Request, pending: PendingRow) -> None:
+        row = None if pending.cancelled() else pending.result()
         if row is None or self.late is None:
             return
         self.late_answers += 1
-        posterior = self._believed(request, row)
-        if request.generated_tokens and posterior.complete is not None:
-            so_far = request.generated_tokens
-            posterior = self._of_row(request, given(posterior.complete, so_far), posterior, so_far)
-        self.late(request.id, posterior)
+        prediction, so_far = self._believe(request, row), request.generated_tokens
+        if so_far and prediction.complete is not None:
+            prediction = self._update(request, condition(prediction.complete, so_far), prediction, so_far)
+        self.late(request.id, prediction)
 
-    def _believed(self, request: Request, raw: Floats | None) -> Belief:
-        """The forecast of a predictor's row, corrected; of what stands in where there is none."""
+    def _believe(self, request: Request, raw: Floats | None) -> Belief:
+        """Return the prediction of a predictor's corrected row, or of the prior without one."""
         if raw is None:
-            whole = self.learner.prior(request.model)
+            complete = self.learner.prior(request.model)
         else:
-            whole = self.learner.corrected(request.model, raw) if self.config.learn else raw
-        total, bounded = self._bounded(request, whole, 0)
-        return Belief(total, "prior" if raw is None else "predictor", bounded, 0, raw, whole, total)
+            complete = self.learner.corrected(request.model, raw) if self.config.learn else raw
+        total, bounded = self._bound(request, complete, 0)
+        return Belief(total, "prior" if raw is None else "predictor", bounded, 0, raw, complete, total)
 
-    def _bounded(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
-        """The statistic, and the quantiles within what has come and what was asked for."""
-        bounded = within(row, so_far + 1.0 if so_far else 1.0, float(request.max_tokens))
-        return min(max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)), bounded  # a sum is rounded
+    def _bound(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
+        """Return the statistic and the quantiles, both between the tokens so far and the limit of the request."""
+        minimum = so_far + 1.0 if so_far else 1.0
+        bounded = np.minimum(np.maximum(row, minimum), max(1.0, float(request.max_tokens)))
+        # The sum of the mean is rounded, and could leave the bounds.
+        return min(max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)), bounded
 
-    def _of_row(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> Belief:
-        """The forecast after so many tokens, by its quantiles."""
-        total, bounded = self._bounded(request, row, so_far)
-        known = before if isinstance(before, Belief) else Belief(0.0, complete=before.quantiles)
-        first = known.first_tokens or total
-        return Belief(total, before.source, bounded, so_far, known.raw, known.complete, first)
-
-    def _fixed(self, request: Request, tokens: float, source: str) -> LengthPrediction:
-        """The forecast of a length that is known."""
-        sure = min(max(1.0, tokens), max(1.0, float(request.max_tokens)))
-        return LengthPrediction(sure, source, np.full(len(LEVELS), sure))
-
-    def _unpredicted(self, request: Request) -> LengthPrediction:
-        """All alike: whoever came first goes first."""
-        return LengthPrediction(min(_ALIKE, max(1.0, float(request.max_tokens))), "prior")
-
-    def _counted(self, length_prediction: LengthPrediction) -> LengthPrediction:
-        self.sources[length_prediction.source] += 1
-        return length_prediction
+    def _update(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> Belief:
+        """Return the prediction of a row after ``so_far`` tokens."""
+        total, bounded = self._bound(request, row, so_far)
+        origin = before if isinstance(before, Belief) else Belief(0.0, complete=before.quantiles)
+        first_tokens = origin.first_tokens or total
+        return Belief(total, before.source, bounded, so_far, origin.raw, origin.complete, first_tokens)
 
 
-def _require_file(name: str) -> None:
-    if not Path(name).exists():
-        raise InputError(f'the predictor must be "default", "none" or a file; there is no file {name}')
+def _fixed(request: Request, tokens: float, source: str) -> LengthPrediction:
+    """Return the prediction of a known length."""
+    total = min(max(1.0, tokens), max(1.0, float(request.max_tokens)))
+    return LengthPrediction(total, source, np.full(len(LEVELS), total))
 
 
-def _is_ours(predictor: Any) -> bool:
-    """Whether it is of a class of this package, and what it wraps is too."""
+def _is_own(predictor: Any) -> bool:
+    """Return whether the predictor, and all that it wraps, are classes of this package."""
     if predictor is None or not type(predictor).__module__.startswith("lengthwise.predict"):
         return False
     parts = [getattr(predictor, name, None) for name in ("inner", "prior")]
-    return all(part is None or _is_ours(part) for part in parts)
+    return all(part is None or _is_own(part) for part in parts)
 
 
 class Oracle(Forecaster):
-    """Says of each request the length that it will have.
+    """Predicts the true length of each request.
 
     Args:
-        config: Its statistic does not matter.
-        clock: The gateway's.
-        late: Told of an answer that came after its deadline.
-        length: Of a request and its prompt; None where it is not known (what stands in is then said).
+        length: Returns the length for a request and its prompt, or None if unknown, for an ordinary prediction.
     """
 
     def __init__(
@@ -285,35 +253,36 @@ class Oracle(Forecaster):
         late: Late | None = None,
         *,
         length: Callable[[Request, str | None], float | None],
-        **rest: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(config, clock, late, **rest)
+        super().__init__(config, clock, late, **options)
         self._length = length
 
     async def first(self, request: Request, text: str | None) -> LengthPrediction:
-        """The truth."""
+        """Return the true length."""
         tokens = self._length(request, text)
         if tokens is None:
             return await super().first(request, text)
-        return self._counted(self._fixed(request, float(tokens), "oracle"))
+        self.sources["oracle"] += 1
+        return _fixed(request, float(tokens), "oracle")
 
     async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
-        """Still the truth."""
+        """Return the true length again."""
         if request.length_prediction.source == "oracle":
             return request.length_prediction
         return await super().retry(request, text, generated_text)
 
 
-def told_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
-    """How long the output must become, by what was asked for; 0: that is for the model to say.
+def requested_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
+    """Return the output length that a request fixes; 0 if the model decides it.
 
-    It is fixed where only one token may come, and where the end of a text does not end it (``ignore_eos``)
-    before ``min_tokens`` = ``max_tokens``, and no stop string may either.
+    The length is fixed if only one token is allowed, or ``ignore_eos`` holds, ``min_tokens`` = ``max_tokens``, and no
+    stop string or token may end the output.
 
     Args:
-        body: The request as it came.
-        fields: Its fields; asked for only where the body may hold what matters.
-        max_tokens: The most that was asked for; None: nothing was.
+        body: JSON of the request.
+        fields: Returns the parsed body; called only if the body may contain ``ignore_eos``.
+        max_tokens: Limit of the client, or None.
     """
     if max_tokens is None:
         return 0
@@ -321,7 +290,6 @@ def told_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens
         return 1
     if b'"ignore_eos"' not in body:
         return 0
-    found = fields()
-    fixed = found.get("ignore_eos") is True and found.get("min_tokens") == max_tokens
-    ends = found.get("stop") or found.get("stop_token_ids")
-    return max_tokens if fixed and not ends else 0
+    parsed = fields()
+    is_fixed = parsed.get("ignore_eos") is True and parsed.get("min_tokens") == max_tokens
+    return max_tokens if is_fixed and not (parsed.get("stop") or parsed.get("stop_token_ids")) else 0

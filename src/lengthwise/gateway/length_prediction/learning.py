@@ -1,4 +1,4 @@
-"""Learns from the lengths that finish here, model by model."""
+"""Learn from finished outputs, model by model: corrected quantiles, a prior, and drift of lengths."""
 
 from __future__ import annotations
 
@@ -14,90 +14,75 @@ import numpy.typing as npt
 from lengthwise.gateway.length_prediction.prediction import Belief
 from lengthwise.gateway.request import MAX_TOKENS, Floats
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE
+from lengthwise.statistics import kaplan_meier, ranked_cdf
 
 Bools = npt.NDArray[np.bool_]
 
 
 def recent_weights(n: int, half_life: float) -> Floats:
-    """[n] weights of n values, the oldest first: after ``half_life`` more they count half."""
+    """Return [n] weights, oldest first, which halve every ``half_life`` values into the past."""
     return np.asarray(0.5 ** (np.arange(n - 1, -1, -1) / half_life))
 
 
-def quantiles(values: Floats, cut: Bools, weight: Floats, levels: Floats, tail: float) -> Floats:
-    """[k] of column k of ``values`` [n, k] (or of the one column [n, 1]) the quantile at ``levels`` [k].
+def quantiles(values: Floats, censored: Bools, weight: Floats, levels: Floats, tail: float) -> Floats:
+    """Return [k] the quantile at ``levels`` [k] of column k of ``values`` [n, k], or of the one column of [n, 1].
 
-    Cut values are at least what they are (Kaplan and Meier, weighted). Beyond the last that was seen to its
-    end lies an exponential tail of mean ``tail`` from the greatest value on.
+    Censored values are lower bounds (weighted Kaplan-Meier). Above the largest uncensored value the distribution is
+    exponential, with mean ``tail`` from the largest value on.
     """
-    ends_first = np.argsort(cut, kind="stable")
-    values, cut, weight = values[ends_first], cut[ends_first], weight[ends_first]
-    order = np.argsort(values, axis=0, kind="stable")
-    ranked, ends = np.take_along_axis(values, order, axis=0), (~cut)[order]
-    w = weight[order]
-    at_risk = np.cumsum(w[::-1], axis=0)[::-1]
-    cdf = 1 - np.cumprod(1 - np.where(ends, w / at_risk, 0.0), axis=0)
-    reached = cdf[-1]
-    place = (cdf < np.minimum(levels, reached) - 1e-12).sum(axis=0)
-    place = np.minimum(place, len(values) - 1)
+    ranked, cdf = ranked_cdf(values, censored, weight)
+    top = cdf[-1]
+    place = np.minimum((cdf < np.minimum(levels, top) - 1e-12).sum(axis=0), len(values) - 1)
     inside = ranked[place, np.arange(ranked.shape[1])] if ranked.shape[1] > 1 else ranked[place, 0]
-    missing = np.maximum(1 - reached, 1e-12)
-    beyond = np.clip((levels - reached) / missing, 0, 0.99)
-    return np.asarray(np.where(levels > reached + 1e-9, ranked[-1] - np.log1p(-beyond) * tail, inside))
+    beyond = np.clip((levels - top) / np.maximum(1 - top, 1e-12), 0, 0.99)
+    return np.asarray(np.where(levels > top + 1e-9, ranked[-1] - np.log1p(-beyond) * tail, inside))
 
 
-def reached(values: Floats, cut: Bools, at: Floats) -> Floats:
-    """[m] the share of ``values`` [n] that is at most each of ``at``, cut ones by Kaplan and Meier."""
-    order = np.lexsort((cut, values))
-    ranked, ends = values[order], ~cut[order]
-    alive = np.cumprod(1 - ends / np.arange(len(values), 0, -1))
-    cdf = np.concatenate([[0.0], 1 - alive])
-    return np.asarray(cdf[np.searchsorted(ranked, at, side="right")])
+def cumulative_share(values: Floats, censored: Bools, at: Floats) -> Floats:
+    """Return [m] the share of ``values`` [n] at most each of ``at``, by Kaplan-Meier."""
+    observed, cdf = kaplan_meier(values, censored)
+    return np.concatenate([[0.0], cdf])[np.searchsorted(observed, at, side="right")]
 
 
 REFERENCE, DRIFT_WINDOW, ALPHA = 512, 128, 0.001
 
 
 class Drift:
-    """Compares each window of misses with the first ones.
+    """Drift detector: compares each window of residuals with the first ones.
 
-    A miss is the logarithm of the length over its prediction, before any correction. Every ``window`` of them
-    is tested against the first ``reference``: by the statistic of Kolmogorov and Smirnov, or, where outputs
-    were cut, by the log-rank test (Mantel 1966). While nothing changes a test alarms with probability
-    ``alpha`` at most (asymptotically): one false alarm in window / alpha requests, 128,000 by default. After an
-    alarm the window becomes the beginning of a new reference.
-
-    Args:
-        reference: Misses that are compared with.
-        window: Misses of one test.
-        alpha: Of one test.
+    A residual is the logarithm of length over predicted median, before any correction. Every ``window`` of them is
+    tested against the first ``reference``, by the Kolmogorov-Smirnov statistic or, with censored outputs, by the
+    log-rank test (Mantel 1966). Without a change a test alarms with probability ``alpha`` at most (asymptotically):
+    one false alarm in window / alpha requests, 128,000 by default. After an alarm the window starts a new reference.
     """
 
     def __init__(self, reference: int = REFERENCE, window: int = DRIFT_WINDOW, alpha: float = ALPHA) -> None:
         self.reference, self.window, self.alpha = reference, window, alpha
         self.tests = self.alarms = self.seen = 0
         self.last_at: int | None = None
-        self._known: list[tuple[float, bool]] = []
+        self._reference: list[tuple[float, bool]] = []
         self._new: list[tuple[float, bool]] = []
 
-    def add(self, miss: float, *, cut: bool) -> bool:
-        """One more; whether it completes a window that has drifted."""
+    def add(self, residual: float, *, censored: bool) -> bool:
+        """Add a residual; return whether it completes a window that drifted."""
         self.seen += 1
-        if len(self._known) < self.reference:
-            self._known.append((miss, cut))
+        if len(self._reference) < self.reference:
+            self._reference.append((residual, censored))
             return False
-        self._new.append((miss, cut))
+        self._new.append((residual, censored))
         if len(self._new) < self.window:
             return False
         new, self._new = self._new, []
         self.tests += 1
-        if not differ(*_columns(self._known), *_columns(new), self.alpha):
+        (x, x_censored), (y, y_censored) = (np.array(sample).T for sample in (self._reference, new))
+        if not differ(x, x_censored > 0, y, y_censored > 0, self.alpha):
             return False
         self.alarms += 1
-        self.last_at, self._known = self.seen, new
+        self.last_at, self._reference = self.seen, new
         return True
 
     def state(self) -> dict[str, Any]:
-        """For people."""
+        """Return the state for the admin page."""
         return {
             "tests": self.tests,
             "alarms": self.alarms,
@@ -106,91 +91,80 @@ class Drift:
         }
 
 
-def differ(x: Floats, x_cut: Bools, y: Floats, y_cut: Bools, alpha: float) -> bool:
-    """Whether two samples are of different distributions, at a false-alarm rate of ``alpha``."""
-    if x_cut.any() or y_cut.any():
-        return abs(log_rank(x, x_cut, y, y_cut)) > NormalDist().inv_cdf(1 - alpha / 2)
-    least = math.sqrt(-math.log(alpha / 2) / 2 * (len(x) + len(y)) / (len(x) * len(y)))
-    return kolmogorov_smirnov(x, y) > least
+def differ(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools, alpha: float) -> bool:
+    """Return whether two samples have different distributions, at a false-alarm rate of ``alpha``."""
+    if x_censored.any() or y_censored.any():
+        return abs(log_rank(x, x_censored, y, y_censored)) > NormalDist().inv_cdf(1 - alpha / 2)
+    critical = math.sqrt(-math.log(alpha / 2) / 2 * (len(x) + len(y)) / (len(x) * len(y)))
+    return kolmogorov_smirnov(x, y) > critical
 
 
 def kolmogorov_smirnov(x: Floats, y: Floats) -> float:
-    """The greatest distance of two empirical distributions."""
+    """Return the largest distance between two empirical distributions."""
     both = np.concatenate([x, y])
-    ranks = (np.searchsorted(np.sort(part), both, side="right") / len(part) for part in (x, y))
-    first, second = ranks
+    first, second = (np.searchsorted(np.sort(part), both, side="right") / len(part) for part in (x, y))
     return float(np.abs(first - second).max())
 
 
-def log_rank(x: Floats, x_cut: Bools, y: Floats, y_cut: Bools) -> float:
-    """Ends of ``y`` seen over those expected if both were alike, in standard deviations; about normal then."""
-    value, ends = np.concatenate([x, y]), ~np.concatenate([x_cut, y_cut])
+def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> float:
+    """Return observed minus expected events of ``y`` in standard deviations; about normal for equal distributions."""
+    value, events = np.concatenate([x, y]), ~np.concatenate([x_censored, y_censored])
     of_y = np.arange(len(value)) >= len(x)
-    times = np.unique(value[ends])
-    left = len(value) - np.searchsorted(np.sort(value), times)
-    left_y = len(y) - np.searchsorted(np.sort(y), times)
-    at = np.searchsorted(times, value[ends])
-    dead = np.bincount(at, minlength=len(times))
-    dead_y = np.bincount(at, of_y[ends], minlength=len(times))
-    share = left_y / np.maximum(left, 1)
-    spread = dead * share * (1 - share) * (left - dead) / np.maximum(left - 1, 1)
-    return float((dead_y - dead * share).sum() / math.sqrt(max(float(spread.sum()), 1e-12)))
-
-
-def _columns(pairs: list[tuple[float, bool]]) -> tuple[Floats, Bools]:
-    return np.array([miss for miss, _ in pairs]), np.array([cut for _, cut in pairs], bool)
+    times = np.unique(value[events])
+    at_risk = len(value) - np.searchsorted(np.sort(value), times)
+    at_risk_y = len(y) - np.searchsorted(np.sort(y), times)
+    at = np.searchsorted(times, value[events])
+    deaths = np.bincount(at, minlength=len(times))
+    deaths_y = np.bincount(at, of_y[events], minlength=len(times))
+    share = at_risk_y / np.maximum(at_risk, 1)
+    variance = deaths * share * (1 - share) * (at_risk - deaths) / np.maximum(at_risk - 1, 1)
+    return float((deaths_y - deaths * share).sum() / math.sqrt(max(float(variance.sum()), 1e-12)))
 
 
 WINDOW, HALF_LIFE = 512, 256.0
-"""Finished requests that are remembered, and after how many more one counts half."""
+"""Remembered outputs, and after how many more an output counts half."""
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
 _MIN_OUTPUTS, _SHRINK = 8, 8.0
-"""From so many on a model's scale is corrected; with so many the correction is trusted by half."""
-_SHAPE_FROM, _SHAPE_WHOLLY = 32, 96
-"""Between so many its quantiles are moved more and more as conformal prediction says."""
+"""Outputs from which on the scale is corrected, and outputs at which the correction has half its weight."""
+_SHAPE_FROM, _SHAPE_FULL = 32, 96
+"""Between these numbers of outputs the conformal correction takes over."""
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 
 
 class Ring:
-    """The last rows of numbers, oldest first.
+    """The last ``size`` rows of numbers, oldest first."""
 
-    Args:
-        columns: Of a row.
-        most: Rows that are kept.
-    """
-
-    def __init__(self, columns: int, most: int = WINDOW) -> None:
-        self._rows, self._at, self.count = np.empty((2 * most, columns)), 0, 0
-        self._most = most
+    def __init__(self, columns: int, size: int = WINDOW) -> None:
+        self._rows, self._end, self.count, self._size = np.empty((2 * size, columns)), 0, 0, size
 
     def add(self, row: Any) -> None:
-        """One more; the oldest goes where there are too many."""
-        if self._at == len(self._rows):
-            kept = self.rows.copy()
-            self._rows[: len(kept)], self._at = kept, len(kept)
-        self._rows[self._at] = row
-        self._at += 1
-        self.count = min(self.count + 1, self._most)
+        """Append a row and drop the oldest one beyond ``size``."""
+        if self._end == len(self._rows):
+            rows = self.rows.copy()
+            self._rows[: len(rows)], self._end = rows, len(rows)
+        self._rows[self._end] = row
+        self._end += 1
+        self.count = min(self.count + 1, self._size)
 
-    def keep(self, last: int) -> None:
-        """Forgets all but the last."""
+    def truncate(self, last: int) -> None:
+        """Forget all rows but the last ones."""
         self.count = min(self.count, last)
 
     @property
     def rows(self) -> Floats:
-        """[count, columns] as they came."""
-        return self._rows[self._at - self.count : self._at]
+        """Return [count, columns] the rows in order."""
+        return self._rows[self._end - self.count : self._end]
 
 
 class Learned:
-    """Corrects one model's predictions by how they missed.
+    """Corrects the predictions for one model by its residuals.
 
-    A quantile q_p becomes q_p exp(m) first: m is the median of log(length / predicted median), drawn to 0
-    while there are few. With more, q_p exp(s z_p): s = log(q_0.9 / q_0.1) is the predictor's own doubt, z_p
-    the p-quantile of log(length / q_p) / s over the last outputs, so that each quantile is exceeded as often
-    as it says (split conformal prediction, Romano, Patterson and Candes 2019; with weights that forget,
-    Barber, Candes, Ramdas and Tibshirani 2023). Cut outputs count as longer than seen.
+    At first a quantile q_p becomes q_p exp(m): m is the median of log(length / predicted median), shrunk to 0 while
+    outputs are few. Later it becomes q_p exp(s z_p): s = log(q_0.9 / q_0.1) is the predictor's own spread, z_p the
+    p-quantile of log(length / q_p) / s over the last outputs, so that each quantile is exceeded as often as it states
+    (split conformal prediction, Romano, Patterson and Candes 2019; with decaying weights, Barber, Candes, Ramdas and
+    Tibshirani 2023). Truncated outputs are censored.
 
     Args:
         every: Finished requests between two corrections, once there are many.
@@ -201,190 +175,175 @@ class Learned:
         self.scale, self.shape_share = 0.0, 0.0
         self.drift = Drift()
         self._shift: Floats | None = None
-        self._misses = Ring(len(LEVELS) + 2)
-        """log length / each quantile; the predictor's doubt; whether it was cut."""
-        self._places = Ring(2)
-        """Where in what was believed the length fell; whether it was cut."""
+        self._residuals = Ring(len(LEVELS) + 2)
+        """log length / each quantile; the predictor's spread; whether censored."""
+        self._levels = Ring(2)
+        """Level of the length in the corrected prediction; whether censored."""
         self._new = 0
 
     def corrected(self, raw: Floats) -> Floats:
-        """[25] the predictor's quantiles as this model's outputs have them."""
+        """Return [25] the corrected quantiles of the predictor's."""
         if self._shift is None:
             return raw
-        moved = (1 - self.shape_share) * self.scale + self.shape_share * _warning(raw) * self._shift
+        moved = (1 - self.shape_share) * self.scale + self.shape_share * _spread(raw) * self._shift
         row = np.maximum.accumulate(raw * np.exp(np.minimum(np.maximum(moved, -8.0), 8.0)))
         return np.minimum(np.maximum(row, 1.0), MAX_TOKENS)
 
-    def finished_with(self, raw: Floats, complete: Floats, tokens: int, *, cut: bool) -> bool:
-        """Learns from an output; whether its lengths have drifted with it."""
+    def observe(self, raw: Floats, complete: Floats, tokens: int, *, censored: bool) -> bool:
+        """Learn from an output; return whether it shows a drift of lengths."""
         row = np.empty(len(LEVELS) + 2)
-        misses = np.log(tokens / raw, out=row[:-2])
-        row[-2], row[-1] = _warning(raw), cut
-        self._misses.add(row)
-        self._places.add((np.interp(tokens, complete, LEVELS), cut))
+        residuals = np.log(tokens / raw, out=row[:-2])
+        row[-2], row[-1] = _spread(raw), censored
+        self._residuals.add(row)
+        self._levels.add((np.interp(tokens, complete, LEVELS), censored))
         self.finished += 1
         self._new += 1
-        drifted = self.drift.add(float(misses[_MEDIAN]), cut=cut)
+        drifted = self.drift.add(float(residuals[_MEDIAN]), censored=censored)
         if drifted:
-            self._misses.keep(self.drift.window)
-            self._places.keep(0)
-        if drifted or self._new >= min(self.every, max(_MIN_OUTPUTS, self._misses.count // 2)):
+            self._residuals.truncate(self.drift.window)
+            self._levels.truncate(0)
+        if drifted or self._new >= min(self.every, max(_MIN_OUTPUTS, self._residuals.count // 2)):
             self._correct()
         return drifted
 
     def coverage(self) -> dict[str, float]:
-        """Share of lengths at most each quantile that was told; nothing before there is some."""
-        if not self._places.count:
+        """Return the share of lengths at most each predicted quantile; empty without outputs."""
+        if not self._levels.count:
             return {}
-        place, cut = self._places.rows.T
-        shares = reached(place, cut > 0, np.array(_COVERED))
+        level, censored = self._levels.rows.T
+        shares = cumulative_share(level, censored > 0, np.array(_COVERED))
         return {f"{level:g}": float(share) for level, share in zip(_COVERED, shares, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """For people."""
+        """Return the state for the admin page."""
         return {
             "finished": self.finished,
             "scale": float(np.exp(self.scale)),
             "calibrated_share": self.shape_share,
             "coverage": self.coverage(),
-            "coverage_of": self._places.count,
+            "coverage_of": self._levels.count,
             "drift": self.drift.state(),
         }
 
     def _correct(self) -> None:
-        self._new = 0
-        n = self._misses.count
+        self._new, n = 0, self._residuals.count
         if n < _MIN_OUTPUTS:
             return
-        rows = self._misses.rows
-        misses, doubt, cut = rows[:, :-2], rows[:, -2:-1], rows[:, -1] > 0
+        rows = self._residuals.rows
+        residuals, spread, censored = rows[:, :-2], rows[:, -2:-1], rows[:, -1] > 0
         weight = recent_weights(n, HALF_LIFE)
-        each = float(weight.sum() ** 2 / (weight**2).sum())
-        self.scale = float(quantiles(misses[:, [_MEDIAN]], cut, weight, np.array([0.5]), 1 / TAIL_SHAPE)[0]) * (
-            n / (n + _SHRINK)
-        )
-        self.shape_share = min(max((n - _SHAPE_FROM) / (_SHAPE_WHOLLY - _SHAPE_FROM), 0.0), 1.0)
-        self._shift = _conformal(misses / doubt, cut, weight, each, float(np.median(doubt)))
+        median = quantiles(residuals[:, [_MEDIAN]], censored, weight, np.array([0.5]), 1 / TAIL_SHAPE)
+        self.scale = float(median[0]) * (n / (n + _SHRINK))
+        self.shape_share = min(max((n - _SHAPE_FROM) / (_SHAPE_FULL - _SHAPE_FROM), 0.0), 1.0)
+        effective = float(weight.sum() ** 2 / (weight**2).sum())
+        # Conformal levels are on the safe side by one sample.
+        above, below = LEVELS * (effective + 1) / effective, LEVELS - (1 - LEVELS) / effective
+        levels = np.where(LEVELS >= 0.5, np.minimum(1, above), np.maximum(0, below))
+        tail = 1 / (TAIL_SHAPE * float(np.median(spread)))
+        self._shift = quantiles(residuals / spread, censored, weight, levels, tail)
         self.corrections += 1
 
 
-def _conformal(scores: Floats, cut: Bools, weight: Floats, n: float, warning: float) -> Floats:
-    """[25] of each level the score that so many do not exceed, on the safe side by one sample."""
-    safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
-    return quantiles(scores, cut, weight, safe, 1 / (TAIL_SHAPE * warning))
-
-
-def _warning(raw: Floats) -> float:
+def _spread(raw: Floats) -> float:
     return max(math.log(raw.item(_HIGH) / raw.item(_LOW)), _MIN_SPREAD)
 
 
-_MEDIAN_TOKENS, _SPREAD = 200.0, 1.1
-"""Before anything has finished: a log-normal about as wide as lengths of chats are."""
 _MIN_LENGTHS = 8
-
-
-def _unknown() -> Floats:
-    z = np.array([NormalDist().inv_cdf(min(max(float(p), 0.002), 0.998)) for p in LEVELS])
-    return np.asarray(_MEDIAN_TOKENS * np.exp(_SPREAD * z))
-
-
-UNKNOWN: Floats = _unknown()
-"""[25] quantiles of a length of which nothing at all is known."""
+UNKNOWN: Floats = 200.0 * np.exp(1.1 * np.array([NormalDist().inv_cdf(min(max(p, 0.002), 0.998)) for p in LEVELS]))
+"""[25] quantiles before any output has finished: a log-normal about as wide as the lengths of chats."""
 
 
 class Lengths:
-    """Lengths of outputs, cut ones counted as longer than seen.
+    """Quantiles of output lengths, truncated outputs censored.
 
     Args:
-        every: Finished requests between two looks, once there are many.
+        every: Finished requests between two updates, once there are many.
+
+    Attributes:
+        row: [25] quantiles; None before there are enough outputs.
     """
 
     def __init__(self, every: int) -> None:
-        self._every, self._new = every, 0
-        self._seen = Ring(2)
+        self._every, self._new, self._lengths = every, 0, Ring(2)
         self.row: Floats | None = None
-        """[25] their quantiles; None before there are some."""
 
-    def add(self, tokens: int, *, cut: bool) -> None:
-        """One more."""
-        self._seen.add((math.log(tokens), cut))
+    def add(self, tokens: int, *, censored: bool) -> None:
+        """Add the length of an output."""
+        self._lengths.add((math.log(tokens), censored))
         self._new += 1
-        if self._seen.count >= _MIN_LENGTHS and self._new >= min(self._every, max(_MIN_LENGTHS, self._seen.count // 2)):
+        count = self._lengths.count
+        if count >= _MIN_LENGTHS and self._new >= min(self._every, max(_MIN_LENGTHS, count // 2)):
             self._new = 0
-            log, is_cut = self._seen.rows.T
-            weight = recent_weights(len(log), HALF_LIFE)
-            row = np.exp(quantiles(log[:, None], is_cut > 0, weight, LEVELS, 1 / TAIL_SHAPE))
+            log, is_censored = self._lengths.rows.T
+            weight = recent_weights(count, HALF_LIFE)
+            row = np.exp(quantiles(log[:, None], is_censored > 0, weight, LEVELS, 1 / TAIL_SHAPE))
             self.row = np.maximum.accumulate(np.maximum(row, 1.0))
 
 
-MOST_MODELS = 64
-_RANKED, _SHOWN = 256, 16
+MAX_MODELS = 64
+_RANKED, _MAX_REPORTED = 256, 16
 
 
 class Learner:
-    """Corrections by model, what stands in by model, and how well the order was predicted.
+    """Corrections and priors by model, and the rank correlation of predictions.
 
     Args:
         every: Finished requests of a model between two corrections.
-        most_models: Of more, the one that was longest without a finished request is forgotten.
+        max_models: Beyond, the model that was longest without a finished request is forgotten.
     """
 
-    def __init__(self, every: int, most_models: int = MOST_MODELS) -> None:
-        self._every, self._most = every, most_models
+    def __init__(self, every: int, max_models: int = MAX_MODELS) -> None:
+        self._every, self._max_models = every, max_models
         self._models: OrderedDict[str, tuple[Learned, Lengths]] = OrderedDict()
         self._all = Lengths(every)
         self._ranked: deque[tuple[float, int]] = deque(maxlen=_RANKED)
         self.finished = 0
 
     def corrected(self, model: str, raw: Floats) -> Floats:
-        """[25] the predictor's quantiles, as this model's outputs have them; a new model's as they are."""
+        """Return [25] the corrected quantiles; those of a new model unchanged."""
         known = self._models.get(model)
         return raw if known is None else known[0].corrected(raw)
 
     def prior(self, model: str) -> Floats:
-        """[25] lengths of this model's outputs, else of all, else of what is known of none."""
+        """Return [25] quantiles of the model's outputs, else of all outputs, else UNKNOWN."""
         known = self._models.get(model)
         if known is not None and known[1].row is not None:
             return known[1].row
         return UNKNOWN if self._all.row is None else self._all.row
 
-    def finished_with(self, model: str, posterior: Belief, tokens: int, *, cut: bool) -> bool:
-        """Learns from an output that ended by itself or at its limit; whether lengths have drifted with it."""
-        learned, lengths = self._of(model)
+    def observe(self, model: str, posterior: Belief, tokens: int, *, censored: bool) -> bool:
+        """Learn from an output that finished or reached its limit; return whether lengths drifted."""
+        if model not in self._models:
+            self._models[model] = (Learned(self._every), Lengths(self._every))
+            if len(self._models) > self._max_models:
+                self._models.popitem(last=False)
+        self._models.move_to_end(model)
+        learned, lengths = self._models[model]
         self.finished += 1
-        lengths.add(tokens, cut=cut)
-        self._all.add(tokens, cut=cut)
+        lengths.add(tokens, censored=censored)
+        self._all.add(tokens, censored=censored)
         if posterior.raw is None or posterior.complete is None:
             return False
-        if not cut:
+        if not censored:
             self._ranked.append((posterior.first_tokens, tokens))
-        return learned.finished_with(posterior.raw, posterior.complete, tokens, cut=cut)
+        return learned.observe(posterior.raw, posterior.complete, tokens, censored=censored)
 
     def tau(self) -> float | None:
-        """Kendall's tau-b of predicted and true lengths over the last outputs; None before there are some."""
+        """Return Kendall's tau-b of predicted and true lengths of the last outputs; None without enough of them."""
         if len(self._ranked) < 2:
             return None
-        said, true = np.array(self._ranked).T
-        rows, columns = np.triu_indices(len(said), 1)
-        a, b = np.sign(said[rows] - said[columns]), np.sign(true[rows] - true[columns])
-        spread = float(np.sqrt((a**2).sum() * (b**2).sum()))
-        return float((a * b).sum()) / spread if spread else None
+        predicted, true = np.array(self._ranked).T
+        rows, columns = np.triu_indices(len(predicted), 1)
+        a, b = np.sign(predicted[rows] - predicted[columns]), np.sign(true[rows] - true[columns])
+        norm = float(np.sqrt((a**2).sum() * (b**2).sum()))
+        return float((a * b).sum()) / norm if norm else None
 
     def state(self) -> dict[str, Any]:
-        """For people: the models that finished last first."""
-        latest = islice(reversed(self._models.items()), _SHOWN)
+        """Return the state for the admin page, the models with the latest outputs."""
+        latest = islice(reversed(self._models.items()), _MAX_REPORTED)
         return {
             "finished": self.finished,
             "tau": self.tau(),
             "tau_of": len(self._ranked),
             "models": {name: learned.state() for name, (learned, _) in latest},
         }
-
-    def _of(self, model: str) -> tuple[Learned, Lengths]:
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = (Learned(self._every), Lengths(self._every))
-            if len(self._models) > self._most:
-                self._models.popitem(last=False)
-        self._models.move_to_end(model)
-        return known

@@ -1,4 +1,4 @@
-"""A predictor in a process of its own: whatever it does, nobody here waits for it longer than they want."""
+"""A predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
 
 from __future__ import annotations
 
@@ -7,358 +7,289 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import pickle
 import signal
 import struct
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from lengthwise.gateway.child_process import close, reaped, spawned
-from lengthwise.gateway.length_prediction.prediction import (
-    Answer,
-    Message,
-    Question,
-    Tally,
-    ask,
-    measured_s,
-    nothing,
-    sound,
+from lengthwise.gateway.child_process import (
+    FrameTooLongError,
+    ParentPipe,
+    close,
+    frame,
+    read_frame,
+    spawn_module,
+    wait_terminated,
 )
+from lengthwise.gateway.length_prediction.prediction import (
+    FaultCounter,
+    PendingRow,
+    PredictedRows,
+    Query,
+    measure_latency_s,
+    predict_rows,
+    resolve,
+)
+from lengthwise.gateway.request import MAX_TOKENS
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.schema.errors import InputError
 
-LENGTH = struct.Struct("<I")
-MOST_ANSWER_BYTES = 1 << 22
+_MAX_RESPONSE_BYTES = 1 << 22
 _HEAD = struct.Struct("<II")
-_ROW_BYTES = 8 * len(LEVELS)
 
 
-class Rubbish(Exception):  # noqa: N818 - what came, and the process that sent it is ended for it
-    """What came is no answer to what was asked."""
+class ProtocolError(Exception):
+    """The process sent something else than the response to its query, and is killed."""
 
 
-def framed(payload: bytes) -> bytes:
-    """The payload after its length."""
-    return LENGTH.pack(len(payload)) + payload
+def _encode(number: int, predicted: PredictedRows) -> bytes:
+    """Return the rows of a batch as bytes."""
+    rows = np.ascontiguousarray(predicted.rows, "<f8")
+    valid = np.ascontiguousarray(predicted.valid, np.uint8)
+    metadata = json.dumps({"faults": predicted.faults, "error": predicted.error}).encode()
+    return _HEAD.pack(number, len(valid)) + valid.tobytes() + rows.tobytes() + metadata
 
 
-def told(number: int, message: Message) -> bytes:
-    """Answers as bytes."""
-    beside = json.dumps({"faults": message.faults, "error": message.error}).encode()
-    rows = np.ascontiguousarray(message.rows, "<f8")
-    good = np.ascontiguousarray(message.good, np.uint8)
-    return _HEAD.pack(number, len(message.good)) + good.tobytes() + rows.tobytes() + beside
-
-
-def heard(payload: bytes, number: int, n: int) -> Message:
-    """The answers to n questions; Rubbish where it is none."""
-    start, end = _HEAD.size + n, _HEAD.size + n + n * _ROW_BYTES
+def _decode(payload: bytes, number: int, n: int) -> PredictedRows:
+    """Return the rows of a batch of n queries; raise ProtocolError for anything else."""
+    start = _HEAD.size + n
+    end = start + n * 8 * len(LEVELS)
     if len(payload) < end or _HEAD.unpack_from(payload) != (number, n):
-        raise Rubbish(f"an answer to batch {number} of {n} was expected")
-    good = np.frombuffer(payload, np.uint8, n, _HEAD.size) == 1
+        raise ProtocolError(f"expected the response to batch {number} of {n}")
+    valid = np.frombuffer(payload, np.uint8, n, _HEAD.size) == 1
     rows = np.frombuffer(payload, "<f8", n * len(LEVELS), start).reshape(n, len(LEVELS))
-    if not all(sound(row) for row in rows[good]):
-        raise Rubbish("rows that are no distributions")
-    beside = _object(payload[end:])
-    faults = beside.get("faults")
-    counted = {str(k): int(v) for k, v in faults.items() if isinstance(v, int)} if isinstance(faults, dict) else {}
-    error = beside.get("error")
-    return Message(rows, good, counted, None if error is None else str(error))
+    used = rows[valid]
+    if not ((used[:, 0] >= 1) & (used[:, -1] <= MAX_TOKENS) & (used[:, 1:] >= used[:, :-1]).all(axis=1)).all():
+        raise ProtocolError("rows that are no distributions")
+    metadata = _parse_object(payload[end:])
+    faults, error = metadata.get("faults"), metadata.get("error")
+    counts = {str(k): int(v) for k, v in faults.items() if isinstance(v, int)} if isinstance(faults, dict) else {}
+    return PredictedRows(rows, valid, counts, None if error is None else str(error))
 
 
-def greeting(payload: bytes) -> dict[str, Any]:
-    """What a process says when it is ready, or cannot be; Rubbish where it is something else."""
-    found = _object(payload)
-    if not isinstance(found.get("seconds"), float) and not isinstance(found.get("refused"), str):
-        raise Rubbish("a greeting was expected")
-    return found
-
-
-def _object(payload: bytes) -> dict[str, Any]:
+def _parse_object(payload: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(payload)
+        parsed = json.loads(payload)
     except ValueError:
-        raise Rubbish("no JSON") from None
-    if not isinstance(found, dict):
-        raise Rubbish("no JSON object")
-    return found
+        raise ProtocolError("no JSON") from None
+    if not isinstance(parsed, dict):
+        raise ProtocolError("no JSON object")
+    return parsed
 
 
 _log = logging.getLogger(__name__)
-_MOST_BATCH, _MOST_BATCH_CHARS = 256, 1 << 20
-_END_S = 2.0
+_MAX_BATCH, _MAX_BATCH_CHARS = 256, 1 << 20
+_TERMINATE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Care:
-    """How a process is treated.
+class ProcessLimits:
+    """Limits of a predictor's process.
 
     Attributes:
-        start_s: It must greet within this.
-        hang_s: An answer that takes longer never comes: it is ended.
-        rest_s: Before it is started again; doubles with every failure in a row, up to ``most_rest_s``.
-        most_rest_s: The longest rest.
-        most_waiting: Questions that may wait; more get no answer.
-        max_bytes: Memory of its own.
+        start_s: Timeout of its start.
+        hang_s: Timeout of a response, after which the process is killed.
+        backoff_s: Wait before a restart; doubles with every failure in a row, up to ``max_backoff_s``.
+        max_waiting: Queries that may wait; further ones get no result.
+        max_bytes: Memory of the process.
     """
 
     start_s: float = 60.0
     hang_s: float = 5.0
-    rest_s: float = 0.1
-    most_rest_s: float = 30.0
-    most_waiting: int = 2048
+    backoff_s: float = 0.1
+    max_backoff_s: float = 30.0
+    max_waiting: int = 2048
     max_bytes: int = 8 << 30
 
 
-class InProcess:
-    """Asks a predictor in a process; all that wait while it is busy go into its next batch.
+class ProcessRunner:
+    """Runs a predictor in a process; queries that arrive while it is busy form its next batch.
 
     Args:
-        file: The predictor's file or "default"; "" where one is handed over.
-        predictor: One that can be pickled, in place of a file.
-        tally: Where faults are counted: those of rows, "died", "hung", "rubbish", "down", "busy".
-        resilience: How it is treated.
+        file: The predictor's file or "default"; "" with ``predictor``.
+        predictor: A predictor that can be pickled, in place of a file.
+        faults: Counts faults of rows, and "died", "hung", "rubbish", "down", "busy".
     """
 
     waits = True
 
-    def __init__(self, file: str, predictor: Any, tally: Tally, resilience: Care | None = None) -> None:
-        self.tally, self._care = tally, resilience or Care()
+    def __init__(self, file: str, predictor: Any, faults: FaultCounter, limits: ProcessLimits | None = None) -> None:
+        self.faults, self._limits = faults, limits or ProcessLimits()
         self._pickled = None if predictor is None else pickle.dumps(predictor)
         self._file = file
-        self._waiting: deque[tuple[Question, Answer]] = deque()
-        self._client_request: list[Answer] = []
-        self._something = asyncio.Event()
-        self._greeted = asyncio.Event()
+        self._queue: deque[tuple[Query, PendingRow]] = deque()
+        self._batch: list[PendingRow] = []
+        self._wake, self._started = asyncio.Event(), asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
         self.seconds, self.reads_text, self.up, self.starts = float("inf"), False, False, 0
-        self._failed, self._refused = 0, ""
+        self._failures, self._refused = 0, ""
 
     async def start(self) -> None:
-        """Returns when it has greeted for the first time, or has been given up for now.
+        """Return after the first start, or after its failure.
 
         Raises:
-            InputError: It told that the predictor cannot be had.
+            InputError: The process reports that the predictor cannot be loaded.
         """
-        self._life = asyncio.get_running_loop().create_task(self._live())
-        await self._greeted.wait()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        await self._started.wait()
         if self._refused:
             await self.stop()
             raise InputError(f"the predictor cannot be used: {self._refused}")
 
     async def stop(self) -> None:
-        """Ends the process."""
-        if self._life is not None:
-            self._life.cancel()
+        """Stop the process."""
+        if self._task is not None:
+            self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._life
-            self._life = None
+                await self._task
+            self._task = None
         await asyncio.gather(*self._reaping)
 
-    def submit(self, question: Question) -> Answer:
-        """An answer when the process has made it; None at once while there is none."""
-        answer: Answer = asyncio.get_running_loop().create_future()
-        if not self.up or len(self._waiting) >= self._care.most_waiting:
-            self.tally.add({"busy" if self.up else "down": 1})
-            answer.set_result(None)
-            return answer
-        self._waiting.append((question, answer))
-        self._something.set()
-        return answer
+    def submit(self, query: Query) -> PendingRow:
+        """Start a prediction; its result is None at once while there is no process, or too many wait."""
+        row: PendingRow = asyncio.get_running_loop().create_future()
+        if not self.up or len(self._queue) >= self._limits.max_waiting:
+            self.faults.add({"busy" if self.up else "down": 1})
+            row.set_result(None)
+            return row
+        self._queue.append((query, row))
+        self._wake.set()
+        return row
 
     def state(self) -> dict[str, Any]:
-        """Whether it is up, its number, how often it was started."""
+        """Return the state for the admin page."""
         pid = self._process.pid if self._process is not None else None
-        return {"up": self.up, "pid": pid, "starts": self.starts, "waiting": len(self._waiting)}
+        return {"up": self.up, "pid": pid, "starts": self.starts, "waiting": len(self._queue)}
 
-    async def _live(self) -> None:
-        """One process after another, until it is stopped."""
+    async def _run(self) -> None:
+        """Run one process after another until stopped."""
+        limits = self._limits
         while not self._refused:
             try:
-                await self._one()
-            except Exception as error:  # noqa: BLE001 - whatever ends a process, another is started
-                self._note(error)
+                await self._run_process()
+            except Exception as error:  # noqa: BLE001 - whatever ends a process, another one starts
+                self._failures += 1
+                kinds = {TimeoutError: "hung", ProtocolError: "rubbish", FrameTooLongError: "rubbish"}
+                kind = kinds.get(type(error), "died")
+                self.faults.add({kind: 1}, f"{kind}: {type(error).__name__}: {error}")
+                _log.warning("the predictor's process %s and is restarted: %s", kind, error)
             finally:
-                await self._end()
-            rest_s = self._care.rest_s * 2 ** min(self._failed - 1, 30) if self._failed else 0.0
-            await asyncio.sleep(min(rest_s, self._care.most_rest_s))
+                await self._reset()
+            backoff_s = limits.backoff_s * 2 ** min(self._failures - 1, 30) if self._failures else 0.0
+            await asyncio.sleep(min(backoff_s, limits.max_backoff_s))
 
-    async def _one(self) -> None:
-        """The life of one process: greeting, batches, an exception at its end."""
+    async def _run_process(self) -> None:
+        """Start a process and run batches until it exits."""
         self.starts += 1
-        resilience, process = self._care, await spawned(__name__)
+        limits, process = self._limits, await spawn_module(__name__)
         self._process = process
         out = process.stdin
         assert out is not None
-        task = {"path": sys.path, "file": self._file, "pickled": self._pickled, "max_bytes": resilience.max_bytes}
-        out.write(framed(pickle.dumps(task)))
-        async with asyncio.timeout(resilience.start_s):
-            hello = greeting(await self._read())
+        task = {"path": sys.path, "file": self._file, "pickled": self._pickled, "max_bytes": limits.max_bytes}
+        out.write(frame(pickle.dumps(task)))
+        async with asyncio.timeout(limits.start_s):
+            hello = _parse_object(await read_frame(process, _MAX_RESPONSE_BYTES))
+        if not isinstance(hello.get("seconds"), float) and not isinstance(hello.get("refused"), str):
+            raise ProtocolError("expected the greeting of the process")
         self._refused = hello.get("refused", "")
         if not self._refused:
             self.seconds, self.reads_text = hello["seconds"], bool(hello.get("reads_text"))
             self.up = True
-        self._greeted.set()
-        watch = asyncio.get_running_loop().create_task(self._monitor_task(process))
+        self._started.set()
+
+        async def wake_on_exit() -> None:
+            await process.wait()
+            self._wake.set()
+
+        waiter = asyncio.get_running_loop().create_task(wake_on_exit())
         try:
             for number in itertools.count():
                 if not self.up or process.returncode is not None:
                     break
-                await self._something.wait()
-                await self._batch(number, out)
+                await self._wake.wait()
+                if queries := self._next_batch():
+                    out.write(frame(pickle.dumps((number, queries), pickle.HIGHEST_PROTOCOL)))
+                    async with asyncio.timeout(limits.hang_s):
+                        await out.drain()
+                        predicted = _decode(await read_frame(process, _MAX_RESPONSE_BYTES), number, len(queries))
+                    self.faults.add(predicted.faults, predicted.error)
+                    self._failures = 0
+                    resolve(self._batch, predicted)
+                    self._batch = []
         finally:
-            watch.cancel()
+            waiter.cancel()
         if self.up:
-            raise ConnectionResetError(f"it ended with {process.returncode}")
+            raise ConnectionResetError(f"it exited with {process.returncode}")
 
-    async def _monitor_task(self, process: asyncio.subprocess.Process) -> None:
-        """Wakes who waits for questions when the process ends."""
-        await process.wait()
-        self._something.set()
-
-    async def _batch(self, number: int, out: asyncio.StreamWriter) -> None:
-        """Asks what waits, as much as is well done at once, and hands out what is answered."""
-        questions = self._taken()
-        if not questions:
-            return
-        out.write(framed(pickle.dumps((number, questions), pickle.HIGHEST_PROTOCOL)))
-        async with asyncio.timeout(self._care.hang_s):
-            await out.drain()
-            said = heard(await self._read(), number, len(questions))
-        self.tally.add(said.faults, said.error)
-        self._failed = 0
-        for place, answer in enumerate(self._client_request):
-            if not answer.done():
-                answer.set_result(said.rows[place] if said.good[place] else None)
-        self._client_request = []
-
-    def _taken(self) -> list[Question]:
-        questions: list[Question] = []
+    def _next_batch(self) -> list[Query]:
+        queries: list[Query] = []
         chars = 0
-        while self._waiting and len(questions) < _MOST_BATCH and chars < _MOST_BATCH_CHARS:
-            question, answer = self._waiting.popleft()
-            if not answer.done():
-                questions.append(question)
-                self._client_request.append(answer)
-                chars += len(question.text) + len(question.output)
-        if not self._waiting:
-            self._something.clear()
-        return questions
+        while self._queue and len(queries) < _MAX_BATCH and chars < _MAX_BATCH_CHARS:
+            query, row = self._queue.popleft()
+            if not row.done():
+                queries.append(query)
+                self._batch.append(row)
+                chars += len(query.text) + len(query.output)
+        if not self._queue:
+            self._wake.clear()
+        return queries
 
-    async def _read(self) -> bytes:
-        stream = self._process.stdout if self._process is not None else None
-        assert stream is not None
-        length = LENGTH.unpack(await stream.readexactly(LENGTH.size))[0]
-        if length > MOST_ANSWER_BYTES:
-            raise Rubbish(f"an answer of {length} bytes")
-        return await stream.readexactly(length)
-
-    def _note(self, error: Exception) -> None:
-        """Counts why a process ended."""
-        self._failed += 1
-        kind = {TimeoutError: "hung", Rubbish: "rubbish"}.get(type(error), "died")
-        self.tally.add({kind: 1}, f"{kind}: {type(error).__name__}: {error}")
-        _log.warning("the predictor's process %s and is started again: %s", kind, error)
-
-    async def _end(self) -> None:
-        """Ends the process that is there; who waits gets no answer."""
+    async def _reset(self) -> None:
+        """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
-        for answer in [*self._client_request, *(answer for _, answer in self._waiting)]:
-            if not answer.done():
-                answer.set_result(None)
-        self._client_request = []
-        self._waiting.clear()
-        self._something.clear()
-        self._greeted.set()
+        for row in [*self._batch, *(row for _, row in self._queue)]:
+            if not row.done():
+                row.set_result(None)
+        self._batch = []
+        self._queue.clear()
+        self._wake.clear()
+        self._started.set()
         if process is not None:
             close(process)
-            reaping = asyncio.get_running_loop().create_task(reaped(process, _END_S))
+            reaping = asyncio.get_running_loop().create_task(wait_terminated(process, _TERMINATE_S))
             self._reaping.add(reaping)
             reaping.add_done_callback(self._reaping.discard)
             await asyncio.shield(reaping)
 
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-
-
 def main() -> None:
-    """Answers until its input ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _tied_to_parent()
-    questions = sys.stdin.buffer
-    first = _read(questions)
-    if first is None:
-        return
-    task = pickle.loads(first)  # noqa: S301 - the parent's own words
-    sys.path[:] = task["path"]
-    _bounded(task["max_bytes"])
-    predictor = _greet(task, answers)
-    while predictor is not None and (payload := _read(questions)) is not None:
-        number, asked = pickle.loads(payload)  # noqa: S301
-        _write(answers, told(number, _client_request(predictor, asked)))
-
-
-def _greet(task: dict[str, Any], answers: BinaryIO) -> Any:
-    """The predictor, once it is told how quick it is, or why it cannot be had (None)."""
-    try:
-        predictor = _predictor(task)
-    except Exception as error:  # noqa: BLE001 - the parent is told, whatever it is
-        _write(answers, json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
-        return None
-    hello = {"seconds": measured_s(predictor), "reads_text": bool(getattr(predictor, "reads_text", False))}
-    _write(answers, json.dumps(hello).encode())
-    return predictor
-
-
-def _predictor(task: dict[str, Any]) -> Any:
-    if task["pickled"] is not None:
-        return pickle.loads(task["pickled"])  # noqa: S301
-    from lengthwise.predict import opened
-
-    return opened(task["file"])
-
-
-def _client_request(predictor: Any, questions: list[Any]) -> Message:
-    """Answers; memory that was not to be had, or an answer too strange to be judged, is a fault like others."""
-    try:
-        return ask(predictor, questions)
-    except Exception as error:  # noqa: BLE001 - the process need not end for it
-        return nothing(len(questions), error)
-
-
-def _bounded(max_bytes: int) -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - no path
-        file.write("1000")
-
-
-def _tied_to_parent() -> None:
+    """Serve queries on stdin until it ends; entry point of the child process."""
+    pipe = ParentPipe()
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    first = pipe.receive()
+    if first is None:
+        return
+    task = pickle.loads(first)  # noqa: S301 - from the parent process
+    sys.path[:] = task["path"]
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
 
+        resource.setrlimit(resource.RLIMIT_DATA, (task["max_bytes"], task["max_bytes"]))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - no path
+        file.write("1000")
+    try:
+        if task["pickled"] is not None:
+            predictor = pickle.loads(task["pickled"])  # noqa: S301 - from the parent process
+        else:
+            from lengthwise.predict import opened
 
-def _read(file: BinaryIO) -> bytes | None:
-    head = file.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return file.read(LENGTH.unpack(head)[0])
-
-
-def _write(file: BinaryIO, payload: bytes) -> None:
-    file.write(framed(payload))
-    file.flush()
+            predictor = opened(task["file"])
+    except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
+        pipe.send(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
+        return
+    reads_text = bool(getattr(predictor, "reads_text", False))
+    pipe.send(json.dumps({"seconds": measure_latency_s(predictor), "reads_text": reads_text}).encode())
+    while (payload := pipe.receive()) is not None:
+        number, queries = pickle.loads(payload)  # noqa: S301 - from the parent process
+        pipe.send(_encode(number, predict_rows(predictor, queries)))

@@ -1,4 +1,4 @@
-"""Looks back at traffic that passed: what length-aware order would have gained on it."""
+"""Observation of gateway traffic: the gain that length-aware ordering would have brought."""
 
 import lazy_loader
 

@@ -3,4 +3,20 @@ from .ordering_gain import Change, Gain, OrderGain, OrderTimes, as_json, gain, r
 from .replay import Service, fit
 from .trace import Trace, of_journal, of_rows
 
-__all__ = ["Change", "Gain", "Monitor", "OrderGain", "OrderTimes", "Record", "Service", "Trace", "as_json", "fit", "gain", "of_journal", "of_rows", "report", "text_report"]
+__all__ = [
+    "Change",
+    "Gain",
+    "Monitor",
+    "OrderGain",
+    "OrderTimes",
+    "Record",
+    "Service",
+    "Trace",
+    "as_json",
+    "fit",
+    "gain",
+    "of_journal",
+    "of_rows",
+    "report",
+    "text_report",
+]

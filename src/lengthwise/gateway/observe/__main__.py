@@ -1,4 +1,4 @@
-"""A look back in a process of its own: rows come in as lines of JSON, the finding goes out as JSON."""
+"""Estimate the gain in a process of its own: JSON lines on stdin, JSON on stdout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lengthwise.gateway.telemetry import from_dict
 
 
 def main() -> None:
-    """Reads the order's settings and then rows from stdin; writes the finding to stdout."""
+    """Read the order's settings, then rows; write the gain."""
     os.nice(10)
     order = Order(**json.loads(sys.stdin.readline()))
-    found = gain(of_rows(from_dict(json.loads(line)) for line in sys.stdin), order)
-    sys.stdout.write(json.dumps(as_json(found)))
+    estimate = gain(of_rows(from_dict(json.loads(line)) for line in sys.stdin), order)
+    sys.stdout.write(json.dumps(as_json(estimate)))
 
 
 if __name__ == "__main__":

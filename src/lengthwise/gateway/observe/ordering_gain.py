@@ -1,15 +1,14 @@
-"""What length-aware order would have gained on the traffic that passed, with an interval.
+"""Estimate of the gain of length-aware ordering on recorded traffic, with confidence intervals.
 
-The engines are fitted to what was seen (``service``), and the simulator serves the recorded requests under first
-come, first served and under the length-aware orders, by the very ranks and takeovers that the gateway would use
-(``replay``; whether a cut pays for itself the gateway alone asks besides).
+Engines are fitted to the observations, and the simulator serves the recorded requests under FCFS and the length-aware
+orders with the gateway's own ranks and takeovers (``replay``).
 
-Intervals come from a block bootstrap (Künsch 1989): stretches of consecutive requests are drawn
-with replacement, with their gaps, so that bursts stay bursts; all orders serve the same draws. The draws' scatter
-(of the logarithm of the ratio, on a scale that evens it out) is laid around the recorded traffic's own value, with
-Student's factor for as many stretches as make a draw. Lengths with a heavy tail show less of it in a short record
-than there is: on such an M/G/1 queue of 1,500 requests intervals of 97.5 % held the truth of theory in 90 % of the
-runs, and all others promised less than the truth.
+Intervals come from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with replacement,
+including their gaps, so that bursts stay bursts; all orders serve the same draws. The standard deviation of the
+draws' log ratios, on a variance-stabilizing scale, is laid around the recorded traffic's own value, with Student's
+factor for the number of blocks. A short record shows less of a heavy tail than exists: on an M/G/1 queue of 1,500
+requests with such lengths, 97.5 % intervals cover the theoretical value in 90 % of runs, and all others underestimate
+the gain.
 """
 
 from __future__ import annotations
@@ -36,24 +35,25 @@ from lengthwise.gateway.observe.replay import (
     resampled,
     workload_of,
 )
-from lengthwise.gateway.observe.trace import MIN_SEEN, Floats, Trace, of_journal, pools_of, tells
+from lengthwise.gateway.observe.trace import MIN_STREAMED, Floats, Trace, is_measurable, of_journal, pools_of
 from lengthwise.schema.workload import Workload
+from lengthwise.statistics import circular_blocks, t_quantile
 
 SWITCH_ON = "switch on"
-NOBODY_WAITS = "no gain to be had: nobody waits"
-MATCHING = "no gain to be had: lengths are alike"
-NO_GAIN = "no gain to be had"
-TAIL_PAYS = "the tail pays more than the mean gains"
-UNSURE = "not sure yet"
-UNLIKE = "not known: the engines do not behave as fitted"
-OUT_OF_ORDER = "not known: requests did not go first come, first served"
-CAME_WHOLE = "not known: answers come whole"
-TOO_LITTLE = "not enough traffic"
+NO_QUEUE = "no gain possible: no request waits"
+EQUAL_LENGTHS = "no gain possible: lengths are alike"
+NO_GAIN = "no gain found"
+TAIL_LOSES = "the tail loses more than the mean gains"
+NOT_SIGNIFICANT = "not significant yet"
+BAD_FIT = "unknown: the engines do not behave as fitted"
+OUT_OF_ORDER = "unknown: requests were not served first come, first served"
+NOT_STREAMED = "unknown: responses are not streamed"
+TOO_FEW = "not enough traffic"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A relative change against FCFS (-0.2: a fifth less), with its interval."""
+    """A relative change against FCFS (-0.2: 20 % less), with its interval."""
 
     value: float
     low: float
@@ -65,14 +65,10 @@ NO_CHANGE = Change(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True)
 class OrderGain:
-    """What an order would have done on these requests.
+    """Change of mean and 99th percentile of JCT under an order.
 
     Attributes:
-        name: "srtf" (order of those who wait), "isrtf" (and cuts), "oracle" (true lengths, no cuts).
-        mean: Change of the mean JCT.
-        p99: Change of the 99th percentile of JCT.
-        mean_jct_s: Mean JCT.
-        p99_jct_s: Its 99th percentile.
+        name: "srtf" (order of waiting requests), "isrtf" (with preemption), "oracle" (true lengths, no preemption).
     """
 
     name: str
@@ -84,13 +80,7 @@ class OrderGain:
 
 @dataclass(frozen=True)
 class OrderTimes:
-    """What an order would have given these requests: seconds as mean, median, 90 % and 99 %.
-
-    Attributes:
-        name: "fcfs", or an order's.
-        jct_s: Arrival to end.
-        queue_s: Waiting in all.
-    """
+    """JCT and total queueing time under an order or FCFS: mean, median, 90 % and 99 % quantile."""
 
     name: str
     jct_s: tuple[float, ...]
@@ -99,23 +89,21 @@ class OrderTimes:
 
 @dataclass(frozen=True)
 class Gain:
-    """What length-aware order would have gained.
+    """Estimated gain of length-aware ordering.
 
     Attributes:
-        decision: One of this module's.
-        description: Why.
-        requests: That were looked at; those of engines that tell nothing are not among them.
-        span_s: From the first arrival to the last.
-        waited_share: Of all JCT, before a seat was free, as it was.
-        observed_jct_s: Mean JCT as it was.
-        fcfs_jct_s: Mean JCT of the simulated first come, first served.
-        fcfs_p99_jct_s: Its 99th percentile.
-        in_order: Whether requests really went first come, first served, so that the last three can be compared.
-        orders: One each.
-        cuts: Change of the mean JCT from srtf to isrtf, with its interval: what cuts add.
-        times: One each, FCFS first.
-        services: The engines as they were fitted, a pool each.
-        level: Of the intervals: both orders' hold together with 95 %.
+        decision: One of this module's constants.
+        description: Reason of the decision.
+        requests: Requests used; those of engines without streamed responses are not.
+        span_s: First arrival to last.
+        waited_share: Observed share of all JCT before a slot was free.
+        observed_jct_s: Mean.
+        fcfs_jct_s: Mean under simulated FCFS.
+        in_order: Whether requests were really served FCFS, so that the last two are comparable.
+        cuts: Change of the mean JCT from srtf to isrtf: the effect of preemption.
+        times: FCFS first.
+        services: Fitted engines, one per pool.
+        level: Of each interval; those of both orders hold together with 95 %.
     """
 
     decision: str
@@ -135,105 +123,86 @@ class Gain:
 
     @property
     def model_error(self) -> float:
-        """Simulated FCFS over what was seen, less 1; NaN where requests did not go in order, or took no time."""
+        """Simulated FCFS over observed JCT, minus 1; NaN where they are not comparable."""
         return self.fcfs_jct_s / self.observed_jct_s - 1 if self.in_order and self.observed_jct_s > 0 else math.nan
 
     def order(self, name: str) -> OrderGain:
-        """The gain of an order by name."""
-        return next(one for one in self.orders if one.name == name)
+        """Return the gain of an order by name."""
+        return next(order for order in self.orders if order.name == name)
 
 
 def as_json(gain: Gain) -> dict[str, Any]:
-    """Plain values; what is not known is None."""
-    told: dict[str, Any] = _plain(asdict(gain))
-    return told | {"model_error": _plain(gain.model_error)}
+    """Return plain values; NaN becomes None."""
+    values: dict[str, Any] = _plain(asdict(gain) | {"model_error": gain.model_error})
+    return values
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _plain(v) for name, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 MIN_GAIN = 0.01
-"""A smaller gain in mean JCT is not worth the trouble, however sure it is."""
-MOST_ERROR = 0.35
-"""Beyond it the simulated FCFS is not what was seen, and says nothing."""
+"""A smaller gain in mean JCT does not justify a change, however significant."""
+MAX_ERROR = 0.35
+"""Beyond it simulated FCFS differs too much from the observations."""
 
 
-def judged(found: Gain) -> Gain:
-    """The finding with its verdict and the sentence that gives the reason."""
-    decision, description = _evaluate(found)
-    return replace(found, decision=decision, description=description)
+def judged(gain: Gain) -> Gain:
+    """Return the gain with its decision and the sentence that gives the reason."""
+    decision, description = _decide(gain)
+    return replace(gain, decision=decision, description=description)
 
 
-def _evaluate(found: Gain) -> tuple[str, str]:
-    oracle = found.order(ORACLE)
-    if found.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
-        return NOBODY_WAITS, (
-            f"Of all time from arrival to end {_percent(found.waited_share)} is waiting: every request finds a free "
-            "seat, and no order shortens a queue that is not there."
+def _decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
+    oracle, srtf, isrtf, cuts = gain.order(ORACLE), gain.order(SRTF), gain.order(ISRTF), gain.cuts
+    if gain.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
+        return NO_QUEUE, (
+            f"Waiting is {_percent(gain.waited_share)} of all time from arrival to finish: every request finds a free "
+            "slot, and no order shortens an empty queue."
         )
-    if not found.in_order:
+    if not gain.in_order:
         return OUT_OF_ORDER, (
-            "Simulated first come, first served cannot be held against what was seen, since others went first. Look "
-            "back at traffic of mode observe or fcfs."
+            "Simulated first come, first served is not comparable with the observations, which had another order. "
+            "Use traffic of mode observe or fcfs."
         )
-    if not abs(found.model_error) <= MOST_ERROR:
-        return UNLIKE, (
-            f"Simulated first come, first served, the mean JCT is {found.fcfs_jct_s:.3g} s; seen were "
-            f"{found.observed_jct_s:.3g} s. Something else than a full batch limits the engines, or they changed."
+    if not abs(gain.model_error) <= MAX_ERROR:
+        return BAD_FIT, (
+            f"The mean JCT is {gain.fcfs_jct_s:.3g} s in simulated first come, first served, but "
+            f"{gain.observed_jct_s:.3g} s in the observations. Something other than a full batch limits the engines, "
+            "or they changed."
         )
-    return _comparison([found.order(SRTF), found.order(ISRTF)], oracle, found.cuts)
-
-
-def _comparison(candidates: list[OrderGain], oracle: OrderGain, cuts: Change) -> tuple[str, str]:
-    sure = [one for one in candidates if one.mean.high < 0 and -one.mean.value >= MIN_GAIN]
-    bearable = [one for one in sure if not one.p99.value > -one.mean.value]
-    if bearable:
-        best = _named_one(bearable, cuts)
-        over = _improvement(cuts) if best.name == ISRTF and len(bearable) > 1 else ""
-        return SWITCH_ON, f"{_named(best)} {_changes(best)}{over}{_retained(best, oracle)}."
-    if sure:
-        best = _named_one(sure, cuts)
-        return (TAIL_PAYS, f"{_named(best)} {_changes(best)}; a lower max_wait_s trades the one for the other.")
-    best = min(candidates, key=lambda one: one.mean.value)
+    has_better_cuts = cuts.high < 0 and -cuts.value >= MIN_GAIN
+    significant = [order for order in (srtf, isrtf) if order.mean.high < 0 and -order.mean.value >= MIN_GAIN]
+    acceptable = [order for order in significant if not order.p99.value > -order.mean.value]
+    if significant:
+        candidates = acceptable or significant
+        best = candidates[-1] if has_better_cuts else candidates[0]
+        if not acceptable:
+            return TAIL_LOSES, f"mode = {best.name} {_changes(best)}; a lower max_wait_s trades the one for the other."
+        text = f"mode = {best.name} {_changes(best)}"
+        if best.name == ISRTF and len(acceptable) > 1:
+            text += f", against mode = srtf mean JCT by {_interval(cuts)}"
+        if oracle.mean.value < -MIN_GAIN:
+            text += f"; that is {_percent(best.mean.value / oracle.mean.value)} of the gain with known lengths"
+        return SWITCH_ON, f"{text}."
+    best = min((srtf, isrtf), key=lambda order: order.mean.value)
     if -oracle.mean.value < MIN_GAIN:
-        return MATCHING, f"Even with lengths known beforehand, shortest first {_changes(oracle)}."
-    if best.mean.value <= -MIN_GAIN and not best.mean.high < 0:
-        return UNSURE, f"{_named(best)} {_changes(best)}: the interval holds 0. Observe longer."
-    return NO_GAIN, (
-        f"{_named(best)} {_changes(best)}; with lengths known beforehand shortest first {_changes(oracle)}."
-    )
+        return EQUAL_LENGTHS, f"Even with known lengths, shortest first {_changes(oracle)}."
+    if best.mean.value <= -MIN_GAIN:
+        return NOT_SIGNIFICANT, f"mode = {best.name} {_changes(best)}: the interval contains 0. Observe longer."
+    return NO_GAIN, f"mode = {best.name} {_changes(best)}; with known lengths shortest first {_changes(oracle)}."
 
 
-def _named_one(those: list[OrderGain], cuts: Change) -> OrderGain:
-    """The last of them, isrtf, where it surely beats srtf or stands alone; else srtf, which cuts nobody."""
-    return those[-1] if cuts.high < 0 and -cuts.value >= MIN_GAIN else those[0]
+def _changes(order: OrderGain) -> str:
+    return f"changes mean JCT by {_interval(order.mean)} and its 99th percentile by {_signed(order.p99.value)}"
 
 
-def _improvement(cuts: Change) -> str:
-    return f", against mode = srtf mean JCT by {_signed(cuts.value)} ({_signed(cuts.low)} to {_signed(cuts.high)})"
-
-
-def _named(one: OrderGain) -> str:
-    return {SRTF: "mode = srtf", ISRTF: "mode = isrtf"}[one.name]
-
-
-def _changes(one: OrderGain) -> str:
-    mean = one.mean
-    return (
-        f"changes mean JCT by {_signed(mean.value)} ({_signed(mean.low)} to {_signed(mean.high)}) "
-        f"and its 99th percentile by {_signed(one.p99.value)}"
-    )
-
-
-def _retained(best: OrderGain, oracle: OrderGain) -> str:
-    if not oracle.mean.value < -MIN_GAIN:
-        return ""
-    return f"; that is {_percent(best.mean.value / oracle.mean.value)} of what known lengths would bring"
+def _interval(change: Change) -> str:
+    return f"{_signed(change.value)} ({_signed(change.low)} to {_signed(change.high)})"
 
 
 def _signed(share: float) -> str:
@@ -249,15 +218,13 @@ DRAWS = 100
 LEVEL = 0.975
 MAX_REQUESTS = 5000
 BLOCKS = 12
-"""So many stretches make a draw, unless that would make them shorter than 50 requests."""
-MIN_RELEVANT = 0.01
-"""Of a mean JCT: whoever goes first by less has overtaken nobody."""
-STATISTICS = ("mean", "p99")
-CUTS = (ISRTF, SRTF)
-"""The key of the mean with cuts over that without."""
-EVEN = 0.05
-"""Logarithms of ratios well above it scatter in proportion to their square, well below all alike."""
-MOST_EVEN = 0.98
+"""Blocks of a draw, as long as blocks have at least 50 requests."""
+_MIN_RELEVANT = 0.01
+"""Of the mean JCT: an earlier dispatch by less does not count as out of order."""
+_CUTS = (ISRTF, SRTF)
+_LINEAR_LOG = 0.05
+"""Log ratios scatter in proportion to their square far above it, and constantly far below it."""
+_MAX_STABILIZED = 0.98
 
 
 def gain(
@@ -267,205 +234,185 @@ def gain(
     draws: int = DRAWS,
     level: float = LEVEL,
     seed: int = 0,
-    most: int = MAX_REQUESTS,
+    max_requests: int = MAX_REQUESTS,
 ) -> Gain:
-    """What the orders of ``ORDERS`` would have done on a trace.
+    """Estimate the gain of the orders of ``ORDERS`` on a trace.
 
     Args:
-        trace: What passed; its last ``most`` requests count.
-        order: The settings that would be used (takeover, windows, bound on waiting).
-        draws: Resamples behind the intervals.
+        trace: Recorded requests; the last ``max_requests`` count.
+        order: Settings of the orders (takeover, windows, maximum wait).
+        draws: Bootstrap samples.
         level: Of the intervals.
-        seed: Of the resamples.
-        most: Requests that are looked at.
+        seed: Of the bootstrap.
+        max_requests: Limit of the requests used.
     """
-    if len(trace) > most:
-        trace = trace.take(np.arange(len(trace) - most, len(trace)))
+    trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     if len(trace) < MIN_REQUESTS:
-        return Gain(TOO_LITTLE, _too_few(len(trace)), len(trace), trace.span_s)
-    telling = [part for part in pools_of(trace) if tells(part)]
-    if not telling:
-        return Gain(CAME_WHOLE, _INTEGERS, len(trace), trace.span_s)
-    pools = [_Pool.of(part, order) for part in telling]
-    true = _ratios([pool.replayed(order) for pool in pools])
+        text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
+        return Gain(TOO_FEW, text, len(trace), trace.span_s)
+    parts = [part for part in pools_of(trace) if is_measurable(part)]
+    if not parts:
+        return Gain(NOT_STREAMED, _NEEDS_STREAMS, len(trace), trace.span_s)
+    pools = [_Pool.of(part, order) for part in parts]
+    replayed = [{name: replay(pool.workload, pool.service, name, order) for name in ORDERS} for pool in pools]
+    ratios = _ratios(replayed)
     rng = np.random.default_rng(seed)
-    drawn = [_ratios([pool.drawn(rng, order) for pool in pools]) for _ in range(draws)]
-    runs = _merged([pool.replayed(order) for pool in pools])
-    fcfs = runs[FCFS].jct_s
-    found = Gain(
-        "",
-        "",
-        sum(len(part) for part in telling),
-        trace.span_s,
-        waited_share=_waited_share(pools),
-        observed_jct_s=float(np.concatenate([part.jct_s for part in telling]).mean()),
-        fcfs_jct_s=float(fcfs.mean()),
-        fcfs_p99_jct_s=float(np.quantile(fcfs, 0.99)),
-        in_order=all(_in_order(part) for part in telling),
-        orders=tuple(_order_gain(name, runs[name].jct_s, true, drawn, level) for name in ORDERS[1:]),
-        cuts=_change(true[CUTS], [draw[CUTS] for draw in drawn], level),
-        times=tuple(OrderTimes(name, _times(runs[name].jct_s), _times(runs[name].queued_for_s)) for name in ORDERS),
-        services=tuple(pool.service for pool in pools),
-        level=level,
+    drawn = [_ratios([pool.draw(rng, order) for pool in pools]) for _ in range(draws)]
+
+    def change(*key: str) -> Change:
+        return _change(ratios[key], [draw[key] for draw in drawn], level)
+
+    runs = _merged(replayed)
+    means_s = {name: _times(run.jct_s) for name, run in runs.items()}
+    waited = np.average([pool.service.waited_share for pool in pools], weights=[len(part) for part in parts])
+    return judged(
+        Gain(
+            "",
+            "",
+            sum(len(part) for part in parts),
+            trace.span_s,
+            waited_share=float(waited),
+            observed_jct_s=float(np.concatenate([part.jct_s for part in parts]).mean()),
+            fcfs_jct_s=means_s[FCFS][0],
+            fcfs_p99_jct_s=means_s[FCFS][-1],
+            in_order=all(_in_order(part) for part in parts),
+            orders=tuple(
+                OrderGain(name, change(name, "mean"), change(name, "p99"), means_s[name][0], means_s[name][-1])
+                for name in ORDERS[1:]
+            ),
+            cuts=change(*_CUTS),
+            times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
+            services=tuple(pool.service for pool in pools),
+            level=level,
+        )
     )
-    return judged(found)
 
 
 @dataclass
 class _Pool:
-    """Engines that serve the same, their requests, and what is known of both."""
+    """Requests of equal engines, the gaps between their arrivals, and the fitted service."""
 
     workload: Workload
     service: Service
     gaps_s: Floats
-    runs: dict[str, Replayed] | None = None
 
     @classmethod
     def of(cls, trace: Trace, order: Order) -> _Pool:
-        arrivals = trace.arrival_s
-        gaps = np.diff(arrivals, prepend=arrivals[0])
-        gaps[0] = gaps[1:].mean() if len(gaps) > 1 else 0.0
-        return cls(workload_of(trace, order.window_tokens), fit(trace), gaps)
+        gaps_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
+        gaps_s[0] = gaps_s[1:].mean() if len(gaps_s) > 1 else 0.0
+        return cls(workload_of(trace, order.window_tokens), fit(trace), gaps_s)
 
-    def replayed(self, order: Order) -> dict[str, Replayed]:
-        """The requests as they came, under every order."""
-        if self.runs is None:
-            self.runs = {name: replay(self.workload, self.service, name, order) for name in ORDERS}
-        return self.runs
-
-    def drawn(self, rng: np.random.Generator, order: Order) -> dict[str, Replayed]:
-        """A draw of stretches of them, under every order."""
+    def draw(self, rng: np.random.Generator, order: Order) -> dict[str, Replayed]:
+        """Return a bootstrap sample under every order."""
         n = len(self.workload)
         length = min(n, max(50, n // BLOCKS))
         starts = rng.integers(0, n, -(-n // length))
-        rows = ((starts[:, None] + np.arange(length)) % n).ravel()[:n]
-        other = resampled(self.workload, self.gaps_s, rows)
-        return {name: replay(other, self.service, name, order) for name in ORDERS}
-
-
-Ratios = dict[tuple[str, str], float]
+        sample = resampled(self.workload, self.gaps_s, circular_blocks(starts, length, n))
+        return {name: replay(sample, self.service, name, order) for name in ORDERS}
 
 
 def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
-    """By order all pools' requests that are served under every order."""
-    jct = {name: np.concatenate([pool[name].jct_s for pool in pools]) for name in ORDERS}
-    waited = {name: np.concatenate([pool[name].queued_for_s for pool in pools]) for name in ORDERS}
-    served = np.all([np.isfinite(one) for one in jct.values()], axis=0)
-    return {name: Replayed(jct[name][served], waited[name][served]) for name in ORDERS}
+    """Return all pools' requests by order, only those that every order serves."""
+    jct_s = {name: np.concatenate([pool[name].jct_s for pool in pools]) for name in ORDERS}
+    queue_s = {name: np.concatenate([pool[name].queued_for_s for pool in pools]) for name in ORDERS}
+    served = np.all([np.isfinite(values) for values in jct_s.values()], axis=0)
+    return {name: Replayed(jct_s[name][served], queue_s[name][served]) for name in ORDERS}
 
 
 def _times(values: Floats) -> tuple[float, ...]:
-    """Mean, median, 90 % and 99 %."""
+    """Return mean, median, 90 % and 99 % quantile."""
     return float(values.mean()), *map(float, np.quantile(values, (0.5, 0.9, 0.99)))
 
 
-def _ratios(pools: list[dict[str, Replayed]]) -> Ratios:
-    """Statistics over those of FCFS."""
+def _ratios(pools: list[dict[str, Replayed]]) -> dict[tuple[str, ...], float]:
+    """Return mean and 99th percentile of JCT over those of FCFS, and the mean of isrtf over that of srtf."""
     runs = {name: run.jct_s for name, run in _merged(pools).items()}
-    told = {}
+    ratios: dict[tuple[str, ...], float] = {}
     for name in ORDERS[1:]:
-        told[name, "mean"] = float(runs[name].mean() / runs[FCFS].mean())
-        told[name, "p99"] = float(np.quantile(runs[name], 0.99) / np.quantile(runs[FCFS], 0.99))
-    told[CUTS] = float(runs[ISRTF].mean() / runs[SRTF].mean())
-    return told
-
-
-def _order_gain(name: str, jct_s: Floats, true: Ratios, drawn: list[Ratios], level: float) -> OrderGain:
-    mean, p99 = (_change(true[name, s], [draw[name, s] for draw in drawn], level) for s in STATISTICS)
-    return OrderGain(name, mean, p99, float(jct_s.mean()), float(np.quantile(jct_s, 0.99)))
+        ratios[name, "mean"] = float(runs[name].mean() / runs[FCFS].mean())
+        ratios[name, "p99"] = float(np.quantile(runs[name], 0.99) / np.quantile(runs[FCFS], 0.99))
+    ratios[_CUTS] = float(runs[ISRTF].mean() / runs[SRTF].mean())
+    return ratios
 
 
 def _change(ratio: float, drawn: list[float], level: float) -> Change:
-    """The interval of a ratio, less 1."""
+    """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
-    from scipy.special import stdtrit
-
-    even = _balanced(np.log(drawn))
-    half = float(stdtrit(BLOCKS - 1, (1 + level) / 2) * even.std(ddof=1))
-    center = float(_balanced(np.log([ratio]))[0])
-    low, high = (_ratio(center + side * half) - 1 for side in (-1, 1))
+    half = t_quantile(level, BLOCKS - 1) * float(_stabilized(np.log(drawn)).std(ddof=1))
+    center = float(_stabilized(np.log([ratio]))[0])
+    low, high = (_ratio(center + sign * half) - 1 for sign in (-1, 1))
     return Change(ratio - 1, low, high)
 
 
-def _balanced(logs: Floats) -> Floats:
-    """On a scale on which large gains scatter as small ones do: the scatter of a gain grows with its square."""
-    return logs / (np.abs(logs) + EVEN)
+def _stabilized(logs: Floats) -> Floats:
+    """Return log ratios on a scale with constant variance: the variance of a gain grows with its size."""
+    return logs / (np.abs(logs) + _LINEAR_LOG)
 
 
-def _ratio(uniform: float) -> float:
-    share = min(abs(uniform), MOST_EVEN)
-    return math.exp(math.copysign(EVEN * share / (1 - share), uniform))
-
-
-def _waited_share(pools: list[_Pool]) -> float:
-    shares, sizes = [pool.service.waited_share for pool in pools], [len(pool.workload) for pool in pools]
-    return float(np.average(shares, weights=sizes))
+def _ratio(stabilized: float) -> float:
+    """Return the inverse of ``_stabilized``, exponentiated."""
+    share = min(abs(stabilized), _MAX_STABILIZED)
+    return math.exp(math.copysign(_LINEAR_LOG * share / (1 - share), stabilized))
 
 
 def _in_order(trace: Trace) -> bool:
-    """Whether hardly anybody was sent to an engine before somebody who had come earlier and asked for the same.
+    """Return whether at most 2 % of requests were dispatched before an earlier arrival for the same model.
 
-    Earlier by so little that nobody's time from arrival to end tells it does not count.
+    Dispatches that differ by less than 1 % of the mean JCT do not count: they do not change any JCT noticeably.
     """
-    overtaken, little_s = 0, MIN_RELEVANT * float(trace.jct_s.mean())
+    num_overtaken, tolerance_s = 0, _MIN_RELEVANT * float(trace.jct_s.mean())
     for model in np.unique(trace.model):
-        sent = trace.dispatched_s[trace.model == model]
-        overtaken += int((sent < np.maximum.accumulate(sent) - little_s).sum())
-    return overtaken <= 0.02 * len(trace)
+        dispatched_s = trace.dispatched_s[trace.model == model]
+        num_overtaken += int((dispatched_s < np.maximum.accumulate(dispatched_s) - tolerance_s).sum())
+    return num_overtaken <= 0.02 * len(trace)
 
 
-_INTEGERS = (
-    "Of an answer that comes whole nobody sees when its engine began it, and so neither steps nor seats. At least "
-    f"{MIN_SEEN} answers of some tokens must be streamed (stream: true); the others may come as they like."
+_NEEDS_STREAMS = (
+    "A buffered response does not show when its engine started it; steps and slots remain unknown. At least "
+    f"{MIN_STREAMED} responses of some tokens must be streamed (stream: true); the others may be buffered."
 )
-
-
-def _too_few(n: int) -> str:
-    return f"{n} requests got an answer so far; at least {MIN_REQUESTS} are needed. A day tells more than an hour."
-
-
-_NAMES = {
+_LABELS = {
     "srtf": "srtf (shortest predicted first)",
-    "isrtf": "isrtf (and cuts, re-predicted)",
-    "oracle": "lengths known, no cuts",
+    "isrtf": "isrtf (with preemption)",
+    "oracle": "lengths known, no preemption",
 }
 
 
 def report(path: Path | str, order: Order = Order(), *, draws: int = DRAWS, seed: int = 0) -> Gain:  # noqa: B008
-    """What length-aware order would have gained on a journal's traffic.
+    """Estimate the gain on a journal's traffic.
 
     Raises:
-        InputError: It is no journal, or cannot be read.
+        InputError: The file is no journal or not readable.
     """
     return gain(of_journal(path), order, draws=draws, seed=seed)
 
 
-def text_report(found: Gain) -> str:
-    """The finding as lines of text."""
-    lines = [f"Verdict: {found.decision}", found.description, ""]
-    lines.append(f"{found.requests} requests over {_duration(found.span_s)}")
-    if not found.orders:
+def text_report(gain: Gain) -> str:
+    """Return the gain as lines of text."""
+    lines = [f"Verdict: {gain.decision}", gain.description, ""]
+    lines.append(f"{gain.requests} requests over {_duration(gain.span_s)}")
+    if not gain.orders:
         return "\n".join(lines)
-    lines.append(f"{100 * found.waited_share:.1f} % of all time from arrival to end was waiting for a seat")
-    for service in found.services:
-        max_num_seqs = "not met" if service.max_num_seqs is None else f"{service.max_num_seqs} at a time"
-        step = f"{1e3 * service.step_s:.3g} ms + {1e3 * service.seq_s:.3g} ms a sequence"
-        prompt = f"{1e3 * service.prompt_s:.3g} ms a prompt token"
+    lines.append(f"{100 * gain.waited_share:.1f} % of all time from arrival to finish was waiting for a slot")
+    for service in gain.services:
+        limit = "not reached" if service.max_num_seqs is None else f"{service.max_num_seqs} sequences"
+        step = f"{1e3 * service.step_s:.3g} ms + {1e3 * service.seq_s:.3g} ms per sequence"
+        prompt = f"{1e3 * service.prompt_s:.3g} ms per prompt token"
         lines.append(
-            f"{service.engines} engine(s): a step {step} + {prompt} (off by {100 * service.error:.0f} % in the "
-            f"median); limit {max_num_seqs}"
+            f"{service.engines} engine(s): a step takes {step} + {prompt} (median error {100 * service.error:.0f} %); "
+            f"concurrency limit: {limit}"
         )
     lines += ["", f"{'':34}{'mean JCT':>10}  {'change':<30}{'P99 JCT':>10}  change"]
-    lines.append(f"{'as it was':34}{found.observed_jct_s:>8.3f} s")
-    lines.append(f"{'fcfs (simulated)':34}{found.fcfs_jct_s:>8.3f} s  {'':<30}{found.fcfs_p99_jct_s:>8.3f} s")
-    for one in found.orders:
+    lines.append(f"{'observed':34}{gain.observed_jct_s:>8.3f} s")
+    lines.append(f"{'fcfs (simulated)':34}{gain.fcfs_jct_s:>8.3f} s  {'':<30}{gain.fcfs_p99_jct_s:>8.3f} s")
+    for order in gain.orders:
         lines.append(
-            f"{_NAMES[one.name]:34}{one.mean_jct_s:>8.3f} s  {_format_change(one.mean):<30}{one.p99_jct_s:>8.3f} s  "
-            f"{_format_change(one.p99)}"
+            f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {_format_change(order.mean):<30}"
+            f"{order.p99_jct_s:>8.3f} s  {_format_change(order.p99)}"
         )
-    lines.append(f"{'isrtf against srtf':34}{'':>10}  {_format_change(found.cuts)}")
-    lines += ["", f"Intervals: {100 * found.level:g} % each, by drawing stretches of this traffic anew."]
+    lines.append(f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.cuts)}")
+    lines += ["", f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""The same requests under several orders, on engines as they were seen: by the simulator and its own policies.
+"""Replay of recorded requests under several orders by the simulator, on engines fitted to what was observed.
 
-Cuts of ``isrtf`` are decided by the takeover alone. The gateway asks besides whether a cut pays for itself, by prices
-that it has learned of each engine (``core.look``): it makes fewer of them.
+In ``isrtf`` the takeover alone decides about preemptions. The gateway also checks whether a preemption pays off, at
+prices that it has learned of each worker: it preempts less often.
 """
 
 from __future__ import annotations
@@ -13,37 +13,45 @@ import numpy as np
 
 from lengthwise import engine
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.observe.trace import LEAST_MORE, Bools, Floats, Ints, Trace, completed, joined
+from lengthwise.gateway.observe.trace import (
+    MIN_DECODE_TOKENS,
+    Bools,
+    Floats,
+    Ints,
+    Trace,
+    max_concurrency_at_first_tokens,
+    with_first_tokens,
+)
 from lengthwise.schema.cost_tables import CostTables, Front, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
 
-FULL_SHARE = 1e-3
-"""So much of the time at least that many requests ran at once: the seats."""
+_FULL_SHARE = 1e-3
+"""Share of the busy time in which at least ``max_num_seqs`` requests run at once."""
 MIN_WAITED_SHARE = 0.02
-"""Of all JCT; where less is waited for, no limit of the engines was met."""
-NO_LIMIT = 4096
-ROUNDS = 30
-"""Of least squares, each weighed by the one before."""
-EXACT = 0.02
-"""Relative errors below it weigh as their squares, others as they are: a stall must not count as its square."""
+"""Share of all JCT; with less waiting no limit of the engines was reached."""
+_NO_LIMIT = 4096
+_ROUNDS = 30
+"""Of iteratively reweighted least squares."""
+_EXACT = 0.02
+"""Relative errors below it count squared, larger ones linearly: a stall must not count squared."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A pool of like engines.
+    """A pool of equal engines.
 
     Attributes:
-        step_s: Of any step.
-        seq_s: More for each sequence in it.
-        prompt_s: More for each prompt token in it.
-        front_s: On the way to the engine and back.
-        max_num_seqs: Requests that ran at once at an engine, where that was a limit; else None.
-        engines: How many served at a time: names of engines that came and went one after the other are one.
-        waited_share: Of all JCT, before a seat was free.
-        error: Median relative error of the seconds from first token to end.
+        step_s: Fixed seconds of a step.
+        seq_s: Seconds per sequence in a step.
+        prompt_s: Seconds per prompt token in a step.
+        front_s: Network and parsing, both ways.
+        max_num_seqs: Concurrency limit of an engine; None: never reached.
+        engines: Engines at a time: successive names of one engine count once.
+        waited_share: Share of all JCT before a slot was free.
+        error: Median relative error of the seconds from first token to finish.
     """
 
     step_s: float
@@ -57,135 +65,119 @@ class Service:
 
 
 def fit(trace: Trace) -> Service:
-    """The service of a trace whose engines all serve the same."""
-    met = joined(trace)
-    trace, seen = completed(trace)
-    max_num_seqs = max_num_seqs_of(trace) if seen.all() else met
-    found = _found(trace)
-    a, a_s = _decoding(trace, seen)
-    b, b_s = _starting(trace, found, max_num_seqs, seen)
-    coefficients = _least_deviations(np.vstack([a, b]), np.concatenate([a_s, b_s]))
+    """Fit a service to the trace of one pool."""
+    concurrency = max_concurrency_at_first_tokens(trace)
+    trace, is_observed = with_first_tokens(trace)
+    max_num_seqs = max_num_seqs_of(trace) if is_observed.all() else concurrency
+    in_flight = _in_flight_at_dispatch(trace)
+    decode_rows, decode_s = _decode_equations(trace, is_observed)
+    # Until the first token: the request's own step, and on average half of the running one.
+    steps = np.where(in_flight > 0, 1.5, 1.0)
+    start_s = trace.first_token_s - trace.dispatched_s
+    usable = (in_flight < max_num_seqs) & trace.complete & is_observed & (start_s > 0)
+    start_rows = np.column_stack([steps, steps * (in_flight + 1), trace.prompt_tokens, np.ones(len(trace))])[usable]
+    coefficients = _fit_absolute(np.vstack([decode_rows, start_rows]), np.concatenate([decode_s, start_s[usable]]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
-    error = float(np.median(np.abs(a @ coefficients / a_s - 1))) if len(a_s) else math.nan
-    running = np.minimum(found + 1, max_num_seqs)
-    start_s = front_s + _steps(found) * (step_s + seq_s * running) + prompt_s * trace.prompt_tokens
-    late_s = np.maximum(trace.first_token_s - trace.dispatched_s - start_s, 0.0) * (found >= max_num_seqs)
-    share = float((trace.queued_for_s + late_s).sum() / max(trace.jct_s.sum(), 1e-12))
+    error = float(np.median(np.abs(decode_rows @ coefficients / decode_s - 1))) if len(decode_s) else math.nan
+    running = np.minimum(in_flight + 1, max_num_seqs)
+    expected_s = front_s + steps * (step_s + seq_s * running) + prompt_s * trace.prompt_tokens
+    engine_queue_s = np.maximum(start_s - expected_s, 0.0) * (in_flight >= max_num_seqs)
+    share = float((trace.queued_for_s + engine_queue_s).sum() / max(trace.jct_s.sum(), 1e-12))
     limit = max_num_seqs if share >= MIN_WAITED_SHARE else None
     return Service(max(step_s, 1e-9), seq_s, prompt_s, front_s, limit, engines_of(trace), share, error)
 
 
 def max_num_seqs_of(trace: Trace) -> int:
-    """The most requests that an engine ran at once for a noticeable share of its busy time."""
-    most = 1
+    """Return the maximum concurrency that a worker had for a relevant share of its busy time."""
+    maximum = 1
     for worker in np.unique(trace.worker):
-        mine = (trace.worker == worker) & trace.complete & (trace.finished_s > trace.first_token_s)
-        most = max(most, _usual_most(trace.first_token_s[mine], trace.finished_s[mine]))
-    return most
+        rows = (trace.worker == worker) & trace.complete & (trace.finished_s > trace.first_token_s)
+        times = np.concatenate([trace.first_token_s[rows], trace.finished_s[rows]])
+        changes = np.repeat([1, -1], int(rows.sum()))
+        order = np.lexsort((changes, times))
+        running, durations = np.cumsum(changes[order])[:-1], np.diff(times[order])
+        if len(running):
+            seconds = np.bincount(running, weights=durations)
+            seconds[0] = 0.0
+            at_least = np.cumsum(seconds[::-1])[::-1]
+            maximum = max(maximum, int(np.flatnonzero(at_least >= _FULL_SHARE * max(at_least[0], 1e-12))[-1]))
+    return maximum
 
 
 def engines_of(trace: Trace) -> int:
-    """The engines that were given requests when one was sent, each from its first to its last: the median."""
-    given = np.zeros(len(trace), np.int64)
+    """Return the median number of workers in use at a dispatch, each from its first dispatch to its last."""
+    in_use = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
-        sent_s = trace.dispatched_s[trace.worker == worker]
-        given += (trace.dispatched_s >= sent_s.min()) & (trace.dispatched_s <= sent_s.max())
-    return max(1, round(float(np.median(given)))) if len(given) else 1
+        dispatched_s = trace.dispatched_s[trace.worker == worker]
+        in_use += (trace.dispatched_s >= dispatched_s.min()) & (trace.dispatched_s <= dispatched_s.max())
+    return max(1, round(float(np.median(in_use)))) if len(in_use) else 1
 
 
-def _usual_most(from_s: Floats, to_s: Floats) -> int:
-    times = np.concatenate([from_s, to_s])
-    steps = np.concatenate([np.ones(len(from_s)), -np.ones(len(to_s))])
-    order = np.lexsort((steps, times))
-    there, lasts = np.cumsum(steps[order])[:-1], np.diff(times[order])
-    if not len(there):
-        return 1
-    held = np.bincount(there.astype(np.int64), weights=lasts)
-    held[0] = 0.0
-    at_least = np.cumsum(held[::-1])[::-1]
-    return max(1, int(np.flatnonzero(at_least >= FULL_SHARE * max(at_least[0], 1e-12))[-1]))
-
-
-def _found(trace: Trace) -> Ints:
-    """[n] requests at the engine that each one was sent to, when it was sent."""
-    found = np.zeros(len(trace), np.int64)
+def _in_flight_at_dispatch(trace: Trace) -> Ints:
+    """Return [n] requests at the worker when each one was dispatched to it."""
+    in_flight = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
-        mine = np.flatnonzero(trace.worker == worker)
-        sent, ended = np.sort(trace.dispatched_s[mine]), np.sort(trace.finished_s[mine])
-        at = trace.dispatched_s[mine]
-        before = np.searchsorted(sent, at, side="left")
-        found[mine] = np.maximum(before - np.searchsorted(ended, at, side="right"), 0)
-    return found
+        rows = np.flatnonzero(trace.worker == worker)
+        dispatched_s = trace.dispatched_s[rows]
+        started = np.searchsorted(np.sort(dispatched_s), dispatched_s, side="left")
+        finished = np.searchsorted(np.sort(trace.finished_s[rows]), dispatched_s, side="right")
+        in_flight[rows] = np.maximum(started - finished, 0)
+    return in_flight
 
 
-def _decoding(trace: Trace, seen: Bools) -> tuple[Floats, Floats]:
-    """Rows (n, K, P, 0) and seconds from first token to end, of requests that ran through."""
+def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]:
+    """Return rows (steps, sequence steps, prompt tokens, 0) and seconds from first token to finish."""
     rows, seconds = [], []
     for worker in np.unique(trace.worker):
-        there = np.flatnonzero(trace.worker == worker)
-        from_s, to_s = trace.first_token_s[there], trace.finished_s[there]
-        more = trace.output_tokens[there] - 1
-        good = (trace.complete & seen)[there] & (more >= LEAST_MORE) & (to_s > from_s)
-        tokens = _increments(from_s, to_s, more.astype(float))
-        order = np.argsort(from_s, kind="stable")
-        prompts = np.concatenate([[0.0], np.cumsum(trace.prompt_tokens[there][order])])
-        firsts = from_s[order]
-        computed = prompts[np.searchsorted(firsts, to_s, "right")] - prompts[np.searchsorted(firsts, from_s, "right")]
-        rows.append(np.column_stack([more, tokens, computed, np.zeros(len(there))])[good])
-        seconds.append((to_s - from_s)[good])
+        own = trace.take(np.flatnonzero(trace.worker == worker))
+        start_s, end_s = own.first_token_s, own.finished_s
+        usable = own.complete & is_observed[trace.worker == worker] & (own.decode_tokens >= MIN_DECODE_TOKENS)
+        usable &= end_s > start_s
+        order = np.argsort(start_s, kind="stable")
+        prompts, firsts = np.concatenate([[0.0], np.cumsum(own.prompt_tokens[order])]), start_s[order]
+        computed = prompts[np.searchsorted(firsts, end_s, "right")] - prompts[np.searchsorted(firsts, start_s, "right")]
+        tokens = _tokens_between(start_s, end_s, own.decode_tokens)
+        rows.append(np.column_stack([own.decode_tokens, tokens, computed, np.zeros(len(own))])[usable])
+        seconds.append((end_s - start_s)[usable])
     return np.vstack(rows).astype(float), np.concatenate(seconds)
 
 
-def _increments(from_s: Floats, to_s: Floats, tokens: Floats) -> Floats:
-    """[n] tokens that all got from ``from_s`` to ``to_s``, each at its own even pace."""
-    lasts = np.maximum(to_s - from_s, 1e-9)
-    times = np.concatenate([from_s, from_s + lasts])
-    slopes = np.concatenate([tokens / lasts, -tokens / lasts])
+def _tokens_between(start_s: Floats, end_s: Floats, tokens: Floats) -> Floats:
+    """Return [n] tokens of all requests between ``start_s`` and ``end_s``, each generated at a constant rate."""
+    durations = np.maximum(end_s - start_s, 1e-9)
+    times = np.concatenate([start_s, start_s + durations])
+    slopes = np.concatenate([tokens / durations, -tokens / durations])
     order = np.argsort(times, kind="stable")
-    at, pace = times[order], np.cumsum(slopes[order])
-    grown = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(at))])
-    return np.asarray(np.interp(from_s + lasts, at, grown) - np.interp(from_s, at, grown))
+    at, rate = times[order], np.cumsum(slopes[order])
+    total = np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(at))])
+    return np.asarray(np.interp(start_s + durations, at, total) - np.interp(start_s, at, total))
 
 
-def _starting(trace: Trace, found: Ints, max_num_seqs: int, seen: Bools) -> tuple[Floats, Floats]:
-    """Rows (1.5, 1.5 x running, prompt, 1) and seconds to the first token, where a seat was free."""
-    seconds = trace.first_token_s - trace.dispatched_s
-    good = (found < max_num_seqs) & trace.complete & seen & (seconds > 0)
-    steps = _steps(found)
-    rows = np.column_stack([steps, steps * (found + 1), trace.prompt_tokens, np.ones(len(trace))])
-    return rows[good].astype(float), seconds[good]
+def _fit_absolute(rows: Floats, seconds: Floats) -> Floats:
+    """Return non-negative coefficients that minimize absolute errors relative to the fitted seconds.
 
-
-def _steps(found: Ints) -> Floats:
-    """Until the first token: its own step, and half of another's where others run."""
-    return np.where(found > 0, 1.5, 1.0)
-
-
-def _least_deviations(rows: Floats, seconds: Floats) -> Floats:
-    """Coefficients from 0, of least absolute errors relative to what is fitted.
-
-    Relative to what was seen, tokens that came in a bunch (a few microseconds for all of them) would weigh most
-    and pull the fit to 0; squared, stalls would. Hence half of the requests decide, whatever the others show.
+    Errors relative to the observed seconds would give most weight to tokens that came in a burst (microseconds in
+    total) and pull the fit to 0; squared errors would do so for stalls. Here half of the requests decide.
     """
     if not len(seconds):
         return np.array([1e-3, 0.0, 0.0, 0.0])
     from scipy.optimize import nnls
 
     size = np.maximum(np.abs(rows).max(axis=0), 1e-12)
-    solved, scale, weight = np.zeros(4), np.full(len(rows), float(np.median(seconds))), np.ones(len(rows))
-    for _ in range(ROUNDS):
+    coefficients, scale, weight = np.zeros(4), np.full(len(rows), float(np.median(seconds))), np.ones(len(rows))
+    for _ in range(_ROUNDS):
         by = weight / scale
-        solved = nnls(rows / size * by[:, None], seconds * by)[0] / size
-        fitted = rows @ solved
+        coefficients = nnls(rows / size * by[:, None], seconds * by)[0] / size
+        fitted = rows @ coefficients
         scale = np.maximum(fitted, max(float(np.quantile(fitted, 0.1)), 1e-9))
-        weight = 1 / np.sqrt(np.maximum(np.abs(fitted - seconds) / scale, EXACT))
-    return np.asarray(solved)
+        weight = 1 / np.sqrt(np.maximum(np.abs(fitted - seconds) / scale, _EXACT))
+    return np.asarray(coefficients)
 
 
 FCFS, SRTF, ISRTF, ORACLE = "fcfs", "srtf", "isrtf", "oracle"
 ORDERS = (FCFS, SRTF, ISRTF, ORACLE)
-STEP_TOKENS = 2048
-BLOCK = 16
+_STEP_TOKENS = 2048
+_BLOCK_SIZE = 16
 _LINK = LinkSpec("link", 1e9, 1e-6, "")
 _NODE = NodeSpec("node", 8, _LINK, 8, _LINK, _LINK, "")
 _GPU = GpuSpec("engine", {"bfloat16": 1e12}, 1e9, 1e11, 0.0, 0.0, 0.0, "", "")
@@ -194,132 +186,110 @@ _MODEL = ModelSpec("observed", 1, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128
 
 @dataclass(frozen=True)
 class Replayed:
-    """[n] seconds a request; NaN where it was not served.
-
-    Attributes:
-        jct_s: Arrival to end.
-        queued_for_s: In queues in all, cuts included.
-    """
+    """[n] JCT and total queueing time; NaN for unserved requests."""
 
     jct_s: Floats
     queued_for_s: Floats
 
 
 def replay(workload: Workload, service: Service, name: str, order: Order = Order()) -> Replayed:  # noqa: B008 - frozen
-    """A workload under one of ORDERS; ``oracle`` is told the true lengths."""
+    """Simulate a workload under one of ORDERS; ``oracle`` knows the true lengths."""
     if name == ORACLE:
-        truth = workload.output_tokens.astype(float)
-        workload = replace(workload, predicted_tokens=truth, predictions=None)
-    records = engine.simulate(workload, _deployment(workload, service, scheduler(name, order)), keep_steps=0)
-    r = records.requests
+        lengths = workload.output_tokens.astype(float)
+        workload = replace(workload, predicted_tokens=lengths, predictions=None)
+    r = engine.simulate(workload, deployment_of(workload, service, scheduler(name, order)), keep_steps=0).requests
     served = r.status == Status.FINISHED
     return Replayed(np.where(served, r.finished_s - r.arrival_s, np.nan), np.where(served, r.queued_for_s, np.nan))
 
 
 def scheduler(name: str, order: Order) -> Scheduler:
-    """One of ORDERS as the simulator's point on its axes, with the gateway's settings."""
+    """Return one of ORDERS as a scheduler of the simulator with the gateway's settings."""
     if name == FCFS:
         return Scheduler(router="central", memory="paged_by_chunk")
-    takeover = order.takeover if name == ISRTF else "never"
     return Scheduler(
         rank="srtf",
         leave="longest_remaining",
         memory="paged_by_chunk",
         router="central",
-        takeover=takeover,
+        takeover=order.takeover if name == ISRTF else "never",
         max_wait_s=order.max_wait_s,
         window_tokens=order.window_tokens,
     )
 
 
 def workload_of(trace: Trace, window_tokens: int) -> Workload:
-    """What arrived, with what was predicted of it."""
+    """Return the recorded requests with their predictions, one per window of tokens."""
+    totals, counts = [], []
+    columns = (trace.predicted_tokens.tolist(), trace.output_tokens.tolist(), trace.repredictions)
+    for first, output, repredictions in zip(*columns, strict=True):
+        values = [first]
+        if repredictions:
+            tokens = np.maximum.accumulate([-1, *(at for at, _ in repredictions)])
+            predictions = [first, *(total for _, total in repredictions)]
+            windows = np.arange(1 + int(output) // window_tokens) * window_tokens
+            values = [predictions[i - 1] for i in np.searchsorted(tokens, windows, side="right")]
+        totals += values
+        counts.append(len(values))
+    start = np.concatenate([[0], np.cumsum(counts)])
+    total = np.clip(np.array(totals, float), 1.0, 1e9)
+    generated = (np.arange(len(total)) - np.repeat(start[:-1], counts)) * window_tokens
     return Workload(
         trace.arrival_s - trace.arrival_s[0],
         trace.prompt_tokens,
         trace.output_tokens,
         trace.predicted_tokens,
-        predictions=_predictions(trace, window_tokens),
+        predictions=Predictions(window_tokens, start, total, np.maximum(total - generated, 1.0)),
         name="observed",
     )
 
 
 def resampled(workload: Workload, gaps_s: Floats, rows: Ints) -> Workload:
-    """Some of the requests in that order, each so long after the one before as it came in truth."""
+    """Return some of the requests, each with its original gap to its predecessor."""
     gaps = gaps_s[rows]
-    made = workload.predictions
     return Workload(
         np.cumsum(gaps) - gaps[0],
         workload.prompt_tokens[rows],
         workload.output_tokens[rows],
-        predictions=None if made is None else made.take(rows),
+        predictions=None if workload.predictions is None else workload.predictions.take(rows),
         predicted_tokens=None if workload.predicted_tokens is None else workload.predicted_tokens[rows],
         name=workload.name,
     )
 
 
-def _predictions(trace: Trace, window_tokens: int) -> Predictions:
-    """A row a window: the last prediction that was there by then."""
-    totals, lengths = [], []
-    for first, output, again in zip(
-        trace.predicted_tokens.tolist(), trace.output_tokens.tolist(), trace.retry, strict=True
-    ):
-        values = [first]
-        if again:
-            values = _by_window(first, again, 1 + int(output) // window_tokens, window_tokens)
-        totals += values
-        lengths.append(len(values))
-    start = np.concatenate([[0], np.cumsum(lengths)])
-    total = np.clip(np.array(totals, float), 1.0, 1e9)
-    so_far = np.arange(len(total)) - np.repeat(start[:-1], lengths)
-    return Predictions(window_tokens, start, total, np.maximum(total - so_far * window_tokens, 1.0))
-
-
-def _by_window(first: float, retry: tuple[tuple[int, float], ...], windows: int, window_tokens: int) -> list[float]:
-    values, told, now = [], list(retry), first
-    for window in range(windows):
-        while told and told[0][0] <= window * window_tokens:
-            now = told.pop(0)[1]
-        values.append(now)
-    return values
-
-
-def _deployment(workload: Workload, service: Service, scheduler: Scheduler) -> Deployment:
-    longest = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
-    max_num_seqs = service.max_num_seqs or NO_LIMIT
-    blocks = -(-longest // BLOCK)
-    limits = EngineLimits(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=STEP_TOKENS + max_num_seqs, block_size=BLOCK, watermark=0.0
+def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) -> Deployment:
+    """Return the fitted engines as a deployment with enough KV memory for the workload."""
+    max_model_len = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
+    max_num_seqs = service.max_num_seqs or _NO_LIMIT
+    max_tokens = _STEP_TOKENS + max_num_seqs
+    num_blocks = -(-max_model_len // _BLOCK_SIZE) * (min(max_num_seqs, len(workload)) + 1)
+    # A cost that sequences and prompt tokens share goes to the table by tokens, the difference to its own table.
+    zeros, two = np.zeros(2), np.arange(2.0)
+    token_s = min(service.seq_s, service.prompt_s)
+    chunks = grid_axis(max_tokens)
+    costs = CostTables(
+        layer_s=service.step_s + token_s * two,
+        comm_s=zeros,
+        first_s=zeros,
+        send_s=zeros,
+        head_s=(service.seq_s - token_s) * two,
+        host_s=zeros,
+        prefill_s=np.tile(((service.prompt_s - token_s) * chunks)[:, None], (1, 2)),
+        decode_s=np.zeros((2, 2)),
+        stage_layers=np.array([1]),
+        source="fitted to the gateway's observations",
+        front=Front(request_s=service.front_s),
     )
     return Deployment(
         _MODEL,
         _GPU,
         _NODE,
         Parallelism(1, 1, service.engines),
-        limits,
+        EngineLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, block_size=_BLOCK_SIZE, watermark=0.0
+        ),
         scheduler,
-        _tables(service, STEP_TOKENS + max_num_seqs),
-        KvPlan(blocks * (min(max_num_seqs, len(workload)) + 1), BLOCK, 0.0, 0.0, 0.0, 0.0),
-        max_model_len=longest,
+        costs,
+        KvPlan(num_blocks, _BLOCK_SIZE, 0.0, 0.0, 0.0, 0.0),
+        max_model_len=max_model_len,
         name="engines as observed",
-    )
-
-
-def _tables(service: Service, max_tokens: int) -> CostTables:
-    """Steps of the fitted seconds: what sequences and prompt tokens have in common by tokens, the rest apart."""
-    nothing, two = np.zeros(2), np.arange(2.0)
-    token_s = min(service.seq_s, service.prompt_s)
-    chunks = grid_axis(max_tokens)
-    return CostTables(
-        layer_s=service.step_s + token_s * two,
-        comm_s=nothing,
-        first_s=nothing,
-        send_s=nothing,
-        head_s=(service.seq_s - token_s) * two,
-        host_s=nothing,
-        prefill_s=np.tile(((service.prompt_s - token_s) * chunks)[:, None], (1, 2)),
-        decode_s=np.zeros((2, 2)),
-        stage_layers=np.array([1]),
-        source="fitted to what the gateway saw",
-        front=Front(request_s=service.front_s),
     )

@@ -1,12 +1,22 @@
-"""Our schedulers inside vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``.
+"""Schedulers for vLLM: ``--scheduler-cls lengthwise.gateway.plugin.LengthScheduler`` or ``...RraScheduler``.
 
-The first serves in order of length, the second in the phases of an RRA schedule. They run in vLLM's own environment,
-which needs nothing beside this package (installed without its dependencies, or named by PYTHONPATH). Importing
-them imports no vLLM.
+The first orders requests by predicted length, the second runs the phases of an RRA schedule. They run in vLLM's own
+environment, which needs only this package (installed without its dependencies, or on PYTHONPATH). Importing them does
+not import vLLM.
 """
 
 from lengthwise.gateway.plugin.length_scheduler import LengthScheduler
-from lengthwise.gateway.plugin.rra_scheduler import Phase, Rounds, RraScheduler, Seen
+from lengthwise.gateway.plugin.rra_scheduler import EngineState, Phase, PhaseTracker, RraScheduler
 from lengthwise.gateway.plugin.settings import Hint, RraSettings, Settings, hint_of
 
-__all__ = ["Hint", "LengthScheduler", "Phase", "Rounds", "RraScheduler", "RraSettings", "Seen", "Settings", "hint_of"]
+__all__ = [
+    "EngineState",
+    "Hint",
+    "LengthScheduler",
+    "Phase",
+    "PhaseTracker",
+    "RraScheduler",
+    "RraSettings",
+    "Settings",
+    "hint_of",
+]

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler, held to the phases of an RRA schedule (ExeGPT, section 4.1)."""
+"""vLLM's own scheduler, restricted to the phases of an RRA schedule (ExeGPT, section 4.1)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
 from lengthwise.gateway.plugin.settings import RraSettings, rra_settings_of
-from lengthwise.gateway.plugin.vllm_adapter import Guarded, Rules, doubts_of_attributes, doubts_of_classes, log
+from lengthwise.gateway.plugin.vllm_adapter import (
+    GuardedScheduler,
+    SchedulerPlugin,
+    attribute_warnings,
+    class_warnings,
+    log,
+)
 from lengthwise.policy.contracts import NEW_PHASE, ONE_BY_ONE, Policy
 
-_KEPT = 256
-_STUCK_STEPS = 2
+_MAX_PHASES = 256
+_BLOCKED_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What there is before a step.
+class EngineState:
+    """State before a step.
 
     Attributes:
-        decodes: Sequences that decode on.
-        partial: Prompts of which a part was computed.
+        decodes: Decoding sequences.
+        partial: Partly computed prompts.
         waiting: Requests in the queue.
-        max_num_seqs: How many of them the engine's own limits let in.
+        max_num_seqs: Requests that the engine's own limits can admit.
     """
 
     decodes: int
@@ -40,20 +46,20 @@ class Seen:
 
 @dataclass(slots=True)
 class Phase:
-    """One encoding and the decode iterations after it.
+    """A prefill phase and the decode iterations after it.
 
     Attributes:
         number: From 1.
         started_s: On the engine's monotonic clock.
-        admitted: Requests that were encoded.
-        prompt_tokens: Computed in the encoding; what a prefix cache held is not in it.
-        encode_steps: The encoding took so many steps of the engine.
-        encode_s: From its beginning to the first decode iteration.
-        decode_steps: Iterations.
+        admitted: Requests whose prompts were computed.
+        prompt_tokens: Computed prompt tokens, without those of the prefix cache.
+        encode_steps: Steps of the prefill phase.
+        encode_s: From its start to the first decode iteration.
+        decode_steps: Decode iterations.
         decode_batch: Sequences in the first of them.
         decode_seqs: Sequences summed over them.
-        decode_s: From the first of them to the next phase's beginning.
-        requests: The engine's names of who was encoded.
+        decode_s: From the first of them to the next phase.
+        requests: The engine's ids of the admitted requests.
     """
 
     number: int
@@ -69,232 +75,216 @@ class Phase:
     requests: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """As a JSON-able mapping."""
+        """Return the phase as JSON values."""
         return asdict(self)
 
 
-class Rounds:
-    """The phases of one engine, by the batching policy that the simulator runs.
+class PhaseTracker:
+    """Phases of one engine by the simulator's batching policy.
 
-    Ask ``admits`` before a step, tell ``encoded`` or ``decoded`` after it.
+    Call ``admits`` before a step, ``encoded`` or ``decoded`` after it.
 
     Args:
         policy: An RRA batching.
-        clock: Seconds.
-        report: Called with each phase that is over.
+        on_phase: Called with each finished phase.
 
     Attributes:
-        phases: The last of those that are over.
-        now: The phase that is under way.
-        blocked: Two steps in a row had nothing to do.
+        phases: The last finished phases.
+        current: The running phase.
     """
 
     def __init__(
-        self, policy: Policy, clock: Callable[[], float], report: Callable[[Phase], None] = lambda _: None
+        self, policy: Policy, clock: Callable[[], float], on_phase: Callable[[Phase], None] = lambda _: None
     ) -> None:
-        self._policy, self._clock, self._report = policy, clock, report
-        self._own = {f"parameter_{k}": value for k, value in enumerate(policy.all_parameters)}
-        self.phases: deque[Phase] = deque(maxlen=_KEPT)
-        self.now: Phase | None = None
-        self._encoding, self._left, self._empty, self._number = False, 0, 0, 0
+        self._policy, self._clock, self._on_phase = policy, clock, on_phase
+        self._parameters = {f"parameter_{k}": value for k, value in enumerate(policy.all_parameters)}
+        self.phases: deque[Phase] = deque(maxlen=_MAX_PHASES)
+        self.current: Phase | None = None
+        self._is_encoding, self._remaining, self._empty_steps, self._number = False, 0, 0, 0
 
     @property
     def blocked(self) -> bool:
-        """Whether it had better not hold anybody back in the next step."""
-        return self._empty >= _STUCK_STEPS
+        """Whether consecutive steps had nothing to do, so that the next one must not be restricted."""
+        return self._empty_steps >= _BLOCKED_STEPS
 
-    def admits(self, seen: Seen, tokens: Iterable[int] = ()) -> int | None:
-        """How many more may be admitted by a step that encodes; None: the step decodes.
+    def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
+        """Return the number of requests that a prefill step may still admit; None: the step decodes.
 
-        Args:
-            seen: What there is.
-            tokens: Of each who waits, in order; looked at only where batches are resized by work.
+        ``tokens`` are those of each waiting request in order, read only where the schedule resizes batches by them.
         """
-        if self.blocked:  # as if nobody were there: whatever was waited for, it does not come
-            self._encoding, seen = False, Seen(0, 0, seen.waiting, seen.max_num_seqs)
-        if self._encoding:
-            self._left = min(self._left, seen.waiting)
-            if seen.partial or min(self._left, seen.max_num_seqs) > 0:
-                return self._left
-            self._encoding = False
-        begins, count = self._client_request(seen, tokens)
-        if begins and (count or seen.decodes):
-            self._begin()
-        if count > 0 or (seen.partial and not seen.decodes):
-            self._encoding, self._left = True, count
+        if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
+            self._is_encoding, state = False, replace(state, decodes=0, partial=0)
+        if self._is_encoding:
+            self._remaining = min(self._remaining, state.waiting)
+            if state.partial or min(self._remaining, state.max_num_seqs) > 0:
+                return self._remaining
+            self._is_encoding = False
+        starts, count = self._new_phase(state, tokens)
+        if starts and (count or state.decodes):
+            self._start()
+        if count > 0 or (state.partial and not state.decodes):
+            self._is_encoding, self._remaining = True, count
             return count
         return None
 
     def encoded(self, requests: list[str], tokens: int) -> None:
-        """Notes a step that encoded: who was admitted, how many tokens were computed (none: nobody can be let in)."""
-        phase = self.now or self._begin()
-        self._empty = 0 if tokens else self._empty + 1
-        self._encoding = tokens > 0
-        self._left = max(0, self._left - len(requests))
+        """Record a prefill step: its admissions and computed tokens (0: no request can be admitted)."""
+        phase = self.current or self._start()
+        self._empty_steps = 0 if tokens else self._empty_steps + 1
+        self._is_encoding = tokens > 0
+        self._remaining = max(0, self._remaining - len(requests))
         phase.requests += requests
         phase.admitted += len(requests)
         phase.prompt_tokens += tokens
         phase.encode_steps += tokens > 0
 
-    def decodes(self) -> None:
-        """Notes, before it, that a step decodes: the first one ends the encoding."""
-        phase = self.now or self._begin()
+    def start_decode(self) -> None:
+        """Record, before it, a decode step: the first one ends the prefill phase."""
+        phase = self.current or self._start()
         if phase.decode_steps == 0:
             phase.encode_s = self._clock() - phase.started_s
 
     def decoded(self, sequences: int) -> None:
-        """Notes a step that decoded."""
-        phase = self.now or self._begin()
-        self._empty = 0 if sequences else self._empty + 1
+        """Record a decode step."""
+        phase = self.current or self._start()
+        self._empty_steps = 0 if sequences else self._empty_steps + 1
         if sequences:
             phase.decode_batch = phase.decode_batch or sequences
             phase.decode_steps += 1
             phase.decode_seqs += sequences
 
     def end(self) -> None:
-        """The phase that is under way is over; one in which nothing was done is forgotten."""
-        phase, self.now = self.now, None
+        """End the running phase; an empty one is dropped."""
+        phase, self.current = self.current, None
         if phase is not None and not (phase.admitted or phase.encode_steps or phase.decode_steps):
             self._number -= 1
         elif phase is not None:
             phase.decode_s = self._clock() - phase.started_s - phase.encode_s
             self.phases.append(phase)
-            self._report(phase)
+            self._on_phase(phase)
 
-    def _begin(self) -> Phase:
+    def _start(self) -> Phase:
         self.end()
         self._number += 1
-        self.now = Phase(self._number, self._clock())
-        return self.now
+        self.current = Phase(self._number, self._clock())
+        return self.current
 
-    def _client_request(self, seen: Seen, tokens: Iterable[int]) -> tuple[bool, int]:
-        """(whether a phase begins, how many may be admitted)."""
-        steps = 1 + self.now.decode_steps if self.now else 0
-        most, flags = self._submit(seen, steps, 0, 0, 0)
-        begins = most > 0 and flags & NEW_PHASE != 0
-        if not begins:
+    def _new_phase(self, state: EngineState, tokens: Iterable[int]) -> tuple[bool, int]:
+        """Return whether the policy starts a phase, and how many requests it admits."""
+        steps = 1 + self.current.decode_steps if self.current else 0
+        limit, flags = self._ask_policy(state, steps, 0, 0, 0)
+        if limit <= 0 or not flags & NEW_PHASE:
             return False, 0
-        most = min(most, seen.waiting, seen.max_num_seqs)
-        return True, most if flags & ONE_BY_ONE == 0 else self._one_by_one(seen, most, tokens)
-
-    def _one_by_one(self, seen: Seen, most: int, tokens: Iterable[int]) -> int:
-        """How many of those who wait the policy takes, told what each would add."""
+        limit = min(limit, state.waiting, state.max_num_seqs)
+        if not flags & ONE_BY_ONE:
+            return True, limit
         count = sum_tokens = 0
-        for more in tokens:
-            here = Seen(seen.decodes, seen.partial, seen.waiting - count, seen.max_num_seqs)
-            if count >= most or self._submit(here, 0, count, sum_tokens, more)[0] <= 0:
+        for next_tokens in tokens:
+            left = replace(state, waiting=state.waiting - count)
+            if count >= limit or self._ask_policy(left, 0, count, sum_tokens, next_tokens)[0] <= 0:
                 break
-            count, sum_tokens = count + 1, sum_tokens + more
-        return count
+            count, sum_tokens = count + 1, sum_tokens + next_tokens
+        return True, count
 
-    def _submit(self, seen: Seen, steps: int, prompts: int, tokens: int, more: int) -> tuple[int, int]:
-        """(admissions, flags) of the policy: one stage, nothing in flight."""
-        given = {
-            "decodes": seen.decodes,
-            "prefills": seen.partial,
-            "waiting": seen.waiting,
-            "num_running": seen.decodes + seen.partial + prompts,
+    def _ask_policy(
+        self, state: EngineState, steps: int, prompts: int, tokens: int, next_tokens: int
+    ) -> tuple[int, int]:
+        """Return (admissions, flags) of the policy for one stage with no step in flight."""
+        given = self._parameters | {
+            "decodes": state.decodes,
+            "prefills": state.partial,
+            "waiting": state.waiting,
+            "num_running": state.decodes + state.partial + prompts,
             "in_flight": 0,
             "stages": 1,
             "phase_steps": steps,
             "phase_rounds": max(0, steps - 1),
             "step_prompts": prompts,
             "step_tokens": tokens,
-            "next_tokens": more,
-        } | self._own
+            "next_tokens": next_tokens,
+        }
         admit, _, flags = self._policy.function(*(given[name] for name in self._policy.arguments))
         return int(admit), int(flags)
 
 
 NEVER = 1 << 62
-"""No step has this number."""
+"""A step number that no engine reaches."""
 
 
-class Reserved:
-    """One step's restrictions; ``release`` takes them back.
+class StepRestriction:
+    """Restrictions of one step; ``release`` removes them.
 
-    Who rests is passed over by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``): it
-    stays in the batch, keeps its seat and its blocks, and the workers know unscheduled requests anyway.
+    Paused requests are skipped by vLLM's own rule for decodes that are not due yet (``next_decode_eligible_step``):
+    they stay in the batch with their slot and blocks, and workers support unscheduled requests anyway.
 
     Args:
-        scheduler: vLLM's.
-        encodes: The step encodes; else it decodes.
-        admit: How many may be admitted.
-        paused: Who is passed over.
+        encodes: Whether the step prefills; otherwise it decodes.
+        admit: Maximum admissions.
+        paused: Requests to skip.
     """
 
     def __init__(self, scheduler: Any, *, encodes: bool, admit: int, paused: list[Any]) -> None:
         self.encodes = encodes
         self._max_num_seqs = scheduler.max_num_active_reqs
-        self._deadline = [(request, request.next_decode_eligible_step) for request in paused]
+        self._eligible_steps = [(request, request.next_decode_eligible_step) for request in paused]
         taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         try:
             for request in paused:
                 request.next_decode_eligible_step = NEVER
             scheduler.max_num_active_reqs = min(self._max_num_seqs, taken + admit)
         except BaseException:
-            self.release(scheduler)  # nobody else could: whoever rests would rest for ever
+            self.release(scheduler)  # the caller has no object to release; paused requests would stay paused
             raise
 
     def release(self, scheduler: Any) -> None:
-        """All is as it was."""
+        """Restore the scheduler and its requests."""
         scheduler.max_num_active_reqs = self._max_num_seqs
-        for request, step in self._deadline:
+        for request, step in self._eligible_steps:
             request.next_decode_eligible_step = step
 
 
-class Rra:
-    """What is done to one scheduler before and after a step. Any error of it is the caller's to meet.
-
-    Args:
-        settings: The schedule.
-        clock: The time.
-
-    Attributes:
-        rounds: Its phases.
-    """
+class PhaseHooks:
+    """Hooks before and after a step of one scheduler. The caller handles their errors."""
 
     def __init__(self, settings: RraSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._file: TextIO | None = None
         if settings.record:
             self._file = Path(settings.record).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115
-        self.rounds = Rounds(settings.policy(), clock, self._write)
+        self.tracker = PhaseTracker(settings.policy(), clock, self._write)
 
-    def before(self, scheduler: Any) -> Reserved | None:
-        """The step's restrictions; None: the engine is paused, and goes by its own rules."""
+    def before(self, scheduler: Any) -> StepRestriction | None:
+        """Return the step's restrictions; None: the engine is paused and follows its own rules."""
         if scheduler.pause_state:
             return None
         running = scheduler.running
         partial = [request for request in running if request.is_prefill_chunk]
-        decodes = [request for request in running if not request.is_prefill_chunk and not _ends(request)]
+        decodes = [request for request in running if not request.is_prefill_chunk and not _is_last_token(request)]
         queues = scheduler.kv_holding_waiting, scheduler.waiting
-        taken = len(running) + scheduler.num_waiting_for_streaming_input
-        seen = Seen(len(decodes), len(partial), sum(map(len, queues)), max(0, scheduler.max_num_active_reqs - taken))
-        admit = self.rounds.admits(seen, (request.num_tokens for request in itertools.chain(*queues)))
+        available = scheduler.max_num_active_reqs - len(running) - scheduler.num_waiting_for_streaming_input
+        state = EngineState(len(decodes), len(partial), sum(map(len, queues)), max(0, available))
+        admit = self.tracker.admits(state, (request.num_tokens for request in itertools.chain(*queues)))
         if admit is None:
-            self.rounds.decodes()
-        resting = partial if admit is None else decodes
-        return Reserved(
-            scheduler, encodes=admit is not None, admit=admit or 0, paused=[] if self.rounds.blocked else resting
-        )
+            self.tracker.start_decode()
+        paused = [] if self.tracker.blocked else partial if admit is None else decodes
+        return StepRestriction(scheduler, encodes=admit is not None, admit=admit or 0, paused=paused)
 
-    def after(self, reserved: Reserved, report: Any) -> None:
-        """Notes what the step did."""
-        if reserved.encodes:
-            admitted = [new.req_id for new in report.scheduled_new_reqs]
-            admitted += sorted(report.scheduled_cached_reqs.resumed_req_ids)
-            self.rounds.encoded(admitted, report.total_num_scheduled_tokens)
+    def after(self, restriction: StepRestriction, output: Any) -> None:
+        """Record the step."""
+        if restriction.encodes:
+            admitted = [new.req_id for new in output.scheduled_new_reqs]
+            admitted += sorted(output.scheduled_cached_reqs.resumed_req_ids)
+            self.tracker.encoded(admitted, output.total_num_scheduled_tokens)
         else:
-            self.rounds.decoded(len(report.num_scheduled_tokens))
+            self.tracker.decoded(len(output.num_scheduled_tokens))
 
-    def rested(self, scheduler: Any) -> None:
-        """Ends the phase if nobody is left."""
+    def on_output(self, scheduler: Any) -> None:
+        """End the phase if no request is left."""
         if not (scheduler.running or scheduler.waiting or scheduler.kv_holding_waiting):
-            self.rounds.end()
+            self.tracker.end()
 
     def close(self) -> None:
-        """Writes the last phase."""
-        self.rounds.end()
+        """Write the last phase and close the file."""
+        self.tracker.end()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -308,43 +298,43 @@ class Rra:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-            log.warning("lengthwise: phases are not recorded any more: %s", error)
+            log.warning("lengthwise: phases are no longer recorded: %s", error)
 
 
-def _ends(request: Any) -> bool:
-    """Whether its last token is being computed already (asynchronous scheduling): it is not scheduled again."""
+def _is_last_token(request: Any) -> bool:
+    """Return whether the last token is already being computed (asynchronous scheduling), with no step to follow."""
     ahead: int = request.num_output_placeholders
     return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
 
 
-class Phased(Guarded):
-    """Goes before vLLM's own scheduler class. At the first error it gives up for good: stock steps from then on."""
+class PhasedScheduler(GuardedScheduler):
+    """Mixin that separates prefill and decode phases."""
 
-    lengthwise: Rra | None = None
-    _given_up = "holding to phases failed; from now on this engine keeps its own schedule"
+    lengthwise: PhaseHooks | None = None
+    _failure_message = "restricting it to phases failed; from now on this engine keeps its own schedule"
 
-    def schedule(self, *args: Any, **named: Any) -> Any:
-        """A step that encodes, or one that decodes."""
-        held: Reserved | None = self._lengthwise(lambda rra: rra.before(self))
-        if held is None:
-            return super().schedule(*args, **named)  # type: ignore[misc]
+    def schedule(self, *args: Any, **keywords: Any) -> Any:
+        """Run a step that prefills, or one that decodes."""
+        restriction: StepRestriction | None = self._guarded(lambda hooks: hooks.before(self))
+        if restriction is None:
+            return super().schedule(*args, **keywords)  # type: ignore[misc]
         try:
-            told = super().schedule(*args, **named)  # type: ignore[misc]
+            output = super().schedule(*args, **keywords)  # type: ignore[misc]
         finally:
-            held.release(self)
-        self._lengthwise(lambda rra: rra.after(held, told))
-        return told
+            restriction.release(self)
+        self._guarded(lambda hooks: hooks.after(restriction, output))
+        return output
 
-    def update_from_output(self, *args: Any, **named: Any) -> Any:
-        """What a step yields; when nobody is left, the phase is over."""
-        outputs = super().update_from_output(*args, **named)  # type: ignore[misc]
-        self._lengthwise(lambda rra: rra.rested(self))
+    def update_from_output(self, *args: Any, **keywords: Any) -> Any:
+        """Process a step's output; without requests the phase ends."""
+        outputs = super().update_from_output(*args, **keywords)  # type: ignore[misc]
+        self._guarded(lambda hooks: hooks.on_output(self))
         return outputs
 
-    def shutdown(self, *args: Any, **named: Any) -> None:
-        """Ends, and what was recorded is whole."""
-        super().shutdown(*args, **named)  # type: ignore[misc]
-        self._lengthwise(lambda rra: rra.close())
+    def shutdown(self, *args: Any, **keywords: Any) -> None:
+        """Shut down and complete the record."""
+        super().shutdown(*args, **keywords)  # type: ignore[misc]
+        self._guarded(lambda hooks: hooks.close())
 
 
 METHODS: dict[str, tuple[str, ...]] = {"schedule": (), "update_from_output": (), "shutdown": ()}
@@ -361,51 +351,47 @@ REQUEST = frozenset(
     {"num_prompt_tokens", "max_tokens", "num_computed_tokens", "num_output_placeholders"}
     | {"is_prefill_chunk", "next_decode_eligible_step"}
 )
-_DUE = "next_decode_eligible_step"
 
 
 class RraScheduler:
-    """Makes the scheduler that vLLM would make itself, held to phases.
+    """Creates the scheduler that vLLM would create, restricted to phases.
 
-    A phase encodes ``encode_batch`` requests (whole prompts, over as many steps as the step's tokens make it, while
-    decodes rest), then decodes ``decode_steps`` times and lets nobody in. When nobody decodes the next phase begins at
-    once. Where anything is in doubt it is vLLM's own scheduler and nothing else, and the log says why.
+    A phase prefills ``encode_batch`` requests (complete prompts, over as many steps as the token budget requires, while
+    decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
+    starts at once. If in doubt it creates vLLM's own scheduler, and logs the reason.
     """
 
-    def __new__(cls, *args: Any, **named: Any) -> Any:
-        """A scheduler."""
-        return _PHASED.made(cls.__name__, args, named)
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        """Return a scheduler."""
+        return _PLUGIN.create(cls.__name__, args, keywords)
 
 
-def _warnings(stock: type, config: Any) -> Iterator[str]:
-    """Of engines whose steps are no phases, or of which vLLM does not pass decodes over."""
-    yield from doubts_of_classes(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
-    schedule = getattr(getattr(stock, "schedule", None), "__code__", None)
-    if schedule is None or not {_DUE, "max_num_active_reqs"} <= set(schedule.co_names):
-        yield "its schedule() does not look at when a decode is due and how many may run"
-    parallel = config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        yield "pipeline stages have several batches under way; phases are of one"
-    if parallel.data_parallel_size > 1:
-        yield "data-parallel ranks wait for each other; run an engine each"
-    for name, what in (
-        ("speculative_config", "speculation makes several tokens a step"),
-        ("kv_transfer_config", "a KV connector admits on its own"),
-    ):
-        if getattr(config, name) is not None:
-            yield what
+def _class_warnings(stock: type, config: Any) -> Iterator[str]:
+    """Yield the properties of an engine whose steps cannot be phases, or that cannot skip decodes."""
+    yield from class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
+    code = getattr(getattr(stock, "schedule", None), "__code__", None)
+    if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):
+        yield "its schedule() does not check when a decode is due and how many requests may run"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        yield "pipeline stages run several batches at once; a phase has one"
+    if config.parallel_config.data_parallel_size > 1:
+        yield "data-parallel ranks wait for each other; run one engine each"
+    if config.speculative_config is not None:
+        yield "speculation generates several tokens per step"
+    if config.kv_transfer_config is not None:
+        yield "a KV connector admits requests by itself"
     if config.model_config.runner_type != "generate":
         yield "it does not decode"
     if config.model_config.is_encoder_decoder:
-        yield "an encoder-decoder's prompts are computed otherwise"
+        yield "an encoder-decoder computes prompts differently"
 
 
-def _doubts_made(scheduler: Any) -> Iterator[str]:
-    yield from doubts_of_attributes(scheduler, ATTRIBUTES)
-
-
-def _says(settings: RraSettings) -> str:
-    return f"holds this engine to {settings.policy().name}"
-
-
-_PHASED = Rules(Phased, rra_settings_of, _warnings, _doubts_made, Rra, _says, "schedule")
+_PLUGIN = SchedulerPlugin(
+    PhasedScheduler,
+    rra_settings_of,
+    _class_warnings,
+    lambda scheduler: attribute_warnings(scheduler, ATTRIBUTES),
+    PhaseHooks,
+    lambda settings: f"restricts this engine to {settings.policy().name}",
+    "schedule",
+)

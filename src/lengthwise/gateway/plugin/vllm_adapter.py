@@ -1,4 +1,4 @@
-"""What vLLM makes of ``--scheduler-cls``: its own scheduler under our rules, or untouched where that is in doubt."""
+"""Schedulers for vLLM's ``--scheduler-cls``: vLLM's own class with a mixin, or unchanged if in doubt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METHODS = {
     "_preempt_request": ("request", "timestamp"),
     "_request_blocks_can_be_freed": ("request",),
 }
-"""Of the scheduler, with the parameters that are given."""
+"""Required methods of the scheduler, with the parameters that are passed."""
 ATTRIBUTES = {
     "running": list,
     "requests": dict,
@@ -31,53 +31,55 @@ ATTRIBUTES = {
     "connector": object,
     "ec_connector": object,
 }
-QUEUE = ("clear", "extend", "remove_request", "prepend_request")
+QUEUE_METHODS = ("clear", "extend", "remove_request", "prepend_request")
 REQUEST = frozenset(
     {"request_id", "sampling_params", "num_prompt_tokens", "max_tokens", "status", "num_computed_tokens"}
     | {"is_prefill_chunk"}
 )
-"""What a request is given when it is made."""
+"""Attributes that a request's constructor must set."""
 
 
-def doubts_of_version(version: str, *, trusted: bool) -> Iterator[str]:
-    """Why this version had better keep its own order."""
+def version_warnings(version: str, *, trusted: bool) -> Iterator[str]:
+    """Yield a warning for a version on which the plug-in was never tested."""
     if version.split("+", 1)[0] not in TESTED and not trusted:
         yield (
-            f"this is vLLM {version}, it was run on {', '.join(TESTED)}; to have it ordered nevertheless: "
+            f"this is vLLM {version}, tested versions are {', '.join(TESTED)}; to use the plug-in nevertheless: "
             '--additional-config \'{"lengthwise": {"trust_version": true}}\''
         )
 
 
-def doubts_of_classes(
-    scheduler: type, request: type, methods: Mapping[str, tuple[str, ...]] = METHODS, report: frozenset[str] = REQUEST
+def class_warnings(
+    scheduler: type,
+    request: type,
+    methods: Mapping[str, tuple[str, ...]] = METHODS,
+    attributes: frozenset[str] = REQUEST,
 ) -> Iterator[str]:
-    """What the engine's classes lack of these methods, and of what requests tell."""
-    for name, wanted in methods.items():
+    """Yield a warning for each missing or changed method of the scheduler class, and for missing request attributes."""
+    for name, parameters in methods.items():
         method = getattr(scheduler, name, None)
         if not callable(method):
             yield f"its scheduler has no method {name}"
-        elif tuple(inspect.signature(method).parameters)[1 : 1 + len(wanted)] != wanted:
+        elif tuple(inspect.signature(method).parameters)[1 : 1 + len(parameters)] != parameters:
             yield f"its {name} takes {inspect.signature(method)}"
     code = getattr(inspect.getattr_static(request, "__init__"), "__code__", None)
-    missing = report - set(code.co_names if code else ())
-    if missing:
+    if missing := attributes - set(code.co_names if code else ()):
         yield f"its requests have no {', '.join(sorted(missing))}"
     if not isinstance(inspect.getattr_static(request, "num_output_tokens", None), property):
-        yield "its requests do not tell num_output_tokens"
+        yield "its requests have no property num_output_tokens"
 
 
-def doubts_of_scheduler(scheduler: Any) -> Iterator[str]:
-    """Why this scheduler, as it was made, cannot be ordered."""
-    yield from doubts_of_attributes(scheduler, ATTRIBUTES)
+def scheduler_warnings(scheduler: Any) -> Iterator[str]:
+    """Yield the reasons against reordering the queue of a scheduler object."""
+    yield from attribute_warnings(scheduler, ATTRIBUTES)
     waiting = getattr(scheduler, "waiting", None)
     if not isinstance(waiting, deque):
         yield "its queue is not that of --scheduling-policy fcfs; start it with that"
-    elif not all(callable(getattr(waiting, name, None)) for name in QUEUE):
+    elif not all(callable(getattr(waiting, name, None)) for name in QUEUE_METHODS):
         yield "its queue cannot be reordered"
 
 
-def doubts_of_attributes(scheduler: Any, attributes: Mapping[str, type]) -> Iterator[str]:
-    """What a scheduler lacks, or has of another type."""
+def attribute_warnings(scheduler: Any, attributes: Mapping[str, type]) -> Iterator[str]:
+    """Yield a warning for each attribute that a scheduler object lacks or has of another type."""
     for name, kind in attributes.items():
         if not hasattr(scheduler, name):
             yield f"its scheduler has no {name}"
@@ -86,25 +88,28 @@ def doubts_of_attributes(scheduler: Any, attributes: Mapping[str, type]) -> Iter
 
 
 log = logging.getLogger("vllm.lengthwise")
-"""vLLM's own logger shows what its children say."""
+"""A child of vLLM's logger: vLLM's handlers show its records."""
 
 
-class Guarded:
-    """Goes before vLLM's own scheduler class."""
+class GuardedScheduler:
+    """Mixin in front of vLLM's scheduler class; the first error disables the plug-in for good.
+
+    Attributes:
+        lengthwise: Hooks of the plug-in; None: the engine's own behavior.
+    """
 
     lengthwise: Any = None
-    """Our rules; None: the engine's own."""
-    _given_up = "ordering failed; from now on this engine keeps its own order"
+    _failure_message = "ordering failed; from now on this engine keeps its own order"
 
-    def _lengthwise(self, work: Callable[[Any], Any]) -> Any:
-        rules = self.lengthwise
-        if rules is None:
+    def _guarded(self, call: Callable[[Any], Any]) -> Any:
+        """Return the result of a call with the hooks; None where they are disabled or fail."""
+        if self.lengthwise is None:
             return None
         try:
-            return work(rules)
+            return call(self.lengthwise)
         except Exception:
             self.lengthwise = None
-            log.exception("lengthwise: %s", self._given_up)
+            log.exception("lengthwise: %s", self._failure_message)
             return None
 
 
@@ -113,83 +118,67 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Rules(Generic[S]):
-    """One way in which an engine may be run.
+class SchedulerPlugin(Generic[S]):
+    """A way to modify vLLM's scheduler.
 
     Attributes:
-        mixin: Goes before vLLM's class; its ``lengthwise`` is what ``started`` makes.
-        settings: From vLLM's ``additional_config``.
-        warnings: Why an engine had better keep its own way: of (its class, its configuration).
-        doubts_made: The same of a scheduler that was made.
-        started: What runs the engine, of the settings.
-        says: What is logged then.
-        is_retained: What is logged where it stays as it is.
+        mixin: Placed in front of vLLM's class.
+        settings: Parses vLLM's ``additional_config``.
+        class_warnings: Yields reasons against it, given vLLM's class and configuration.
+        object_warnings: Yields reasons against it, given a scheduler object.
+        hooks: Creates the mixin's ``lengthwise`` from the settings.
+        description: Describes the settings for the log.
+        subject: What an unmodified engine keeps, for the log.
     """
 
     mixin: type
     settings: Callable[[Any], S]
-    warnings: Callable[[type, Any], Iterator[str]]
-    doubts_made: Callable[[Any], Iterator[str]]
-    started: Callable[[S], Any]
-    says: Callable[[S], str]
-    is_retained: str
+    class_warnings: Callable[[type, Any], Iterator[str]]
+    object_warnings: Callable[[Any], Iterator[str]]
+    hooks: Callable[[S], Any]
+    description: Callable[[S], str]
+    subject: str
 
-    def made(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A scheduler: the one that vLLM would make of these arguments, under the rules if nothing speaks against it.
-
-        vLLM's class is the one that fits the engine (asynchronous scheduling or not).
-        """
-        config = named.get("vllm_config", args[0] if args else None)
+    def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the scheduler that vLLM would create, modified unless there is a reason against it."""
+        config = keywords.get("vllm_config", args[0] if args else None)
         stock = stock_class(config)
-        settings = self._settings(config, stock)
-        if settings is None:
-            return stock(*args, **named)
-        scheduler = type(name, (self.mixin, stock), {"__module__": __name__})(*args, **named)
-        self._begin(scheduler, settings)
-        return scheduler
-
-    def _settings(self, config: Any, stock: type) -> S | None:
-        """How to run it; None: as it is."""
         warnings: list[str] = []
         try:
             settings = self.settings(getattr(config, "additional_config", None))
-            warnings += self._warnings(stock, config, trusted=bool(getattr(settings, "trust_version", False)))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, the engine starts
+            if stock.__name__ not in ("AsyncScheduler", "Scheduler"):
+                warnings.append(f"{stock.__name__} has rules of its own")
+            trusted = bool(getattr(settings, "trust_version", False))
+            warnings += version_warnings(str(import_module("vllm").__version__), trusted=trusted)
+            warnings += self.class_warnings(stock, config)
+        except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
             warnings.append(str(error) or type(error).__name__)
         if warnings:
-            self._say(warnings)
-            return None
-        return settings
-
-    def _warnings(self, stock: type, config: Any, *, trusted: bool) -> Iterator[str]:
-        if stock.__name__ not in ("AsyncScheduler", "Scheduler"):
-            yield f"{stock.__name__} has rules of its own"
-        yield from doubts_of_version(str(import_module("vllm").__version__), trusted=trusted)
-        yield from self.warnings(stock, config)
-
-    def _begin(self, scheduler: Any, settings: S) -> None:
-        """Has the scheduler run so from now on, if nothing speaks against it."""
+            self._log(warnings)
+            return stock(*args, **keywords)
+        scheduler = type(name, (self.mixin, stock), {"__module__": __name__})(*args, **keywords)
         try:
-            warnings = list(self.doubts_made(scheduler))
-            rules = None if warnings else self.started(settings)
+            warnings = list(self.object_warnings(scheduler))
+            hooks = None if warnings else self.hooks(settings)
         except Exception as error:  # noqa: BLE001
-            warnings, rules = [str(error) or type(error).__name__], None
+            warnings = [str(error) or type(error).__name__]
         if warnings:
-            self._say(warnings)
-            return
-        scheduler.lengthwise = rules
-        log.info("lengthwise %s", self.says(settings))
+            self._log(warnings)
+        else:
+            scheduler.lengthwise = hooks
+            log.info("lengthwise %s", self.description(settings))
+        return scheduler
 
-    def _say(self, warnings: list[str]) -> None:
-        log.warning("lengthwise: this engine keeps its own %s: %s", self.is_retained, "; ".join(warnings))
+    def _log(self, warnings: list[str]) -> None:
+        log.warning("lengthwise: this engine keeps its own %s: %s", self.subject, "; ".join(warnings))
 
 
 def stock_class(config: Any) -> Any:
-    """The scheduler class that vLLM would take for this configuration."""
-    asynchronous = bool(config.scheduler_config.async_scheduling)
+    """Return the scheduler class that vLLM would use for a configuration."""
+    is_async = bool(config.scheduler_config.async_scheduling)
     if getattr(config, "diffusion_config", None) is not None:
-        home = import_module(f"{_SCHED}.diffusion_scheduler")
-        return home.DiffusionAsyncScheduler if asynchronous else home.DiffusionScheduler
-    if asynchronous:
+        module = import_module(f"{_SCHED}.diffusion_scheduler")
+        return module.DiffusionAsyncScheduler if is_async else module.DiffusionScheduler
+    if is_async:
         return import_module(f"{_SCHED}.async_scheduler").AsyncScheduler
     return import_module(f"{_SCHED}.scheduler").Scheduler

@@ -1,4 +1,4 @@
-"""One client's request over its life: sent to an engine, its answer passed on, cut, resumed, failed over."""
+"""One client's request over its life: sent to an engine, preempted, resumed, failed over, and its answer."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-from .engine_request import obstacle
+from .engine_request import resume_conflict
 from .relay import Relay
 from .request_session import Answer
-from .upstream import open_session
+from .upstream import open_session, read_bounded
 
-__all__ = ["Answer", "Relay", "obstacle", "open_session"]
+__all__ = ["Answer", "Relay", "open_session", "read_bounded", "resume_conflict"]

@@ -1,24 +1,22 @@
-"""What a worker is sent of a request, and what kind of answer is read from it."""
+"""The body that a worker gets for a request, what may be done with the request there, and how its response is read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.plugin.settings import CLASS, LATER, MOST_CLASS, PREDICTED
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
-from lengthwise.gateway.relay.failures import TOLD_INSIDE, Full, Trouble
-from lengthwise.gateway.relay.responses import Assembled, BufferedResponse, Plain, Tracked
-from lengthwise.gateway.relay.sse import DONE, Wants
-from lengthwise.gateway.relay.upstream import Call, full
-from lengthwise.gateway.request import Floats, Request
-from lengthwise.gateway.scheduler_driver import GONE
+from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
+from lengthwise.gateway.protocols import ClientRequest, Worker
+from lengthwise.gateway.relay.failures import UpstreamError
+from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
+from lengthwise.gateway.relay.sse import ResponseOptions
+from lengthwise.gateway.relay.upstream import Attempt, queue_full_error
+from lengthwise.gateway.request import Request
 from lengthwise.predict.distribution import LEVELS
 
 Fields = Mapping[str, Any]
@@ -30,505 +28,367 @@ FORWARDED_FIELDS = frozenset(
         "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
     }
 )  # fmt: skip
-"""What goes on as it is: it holds of the next token alone (or was found to say nothing)."""
-READ = frozenset(
+"""Fields that a continuation keeps: they affect only the next token, or a rule found them neutral."""
+REWRITTEN_FIELDS = frozenset(
     {
         "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens",
         "min_tokens", "return_token_ids",
     }
 )  # fmt: skip
-"""What is told anew."""
-OF_THE_PROMPT = frozenset(
+"""Fields that a continuation sets itself."""
+PROMPT_FIELDS = frozenset(
     {
         "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
         "add_special_tokens", "documents", "metadata", "store", "service_tier", "safety_identifier",
         "prompt_cache_key", "request_id", "parallel_tool_calls", "include_reasoning",
     }
 )  # fmt: skip
-"""What is in the prompt's token ids already, or is nothing to the engine."""
+"""Fields that are already in the prompt's token ids, or have no meaning to the engine."""
+_KNOWN_FIELDS = FORWARDED_FIELDS | REWRITTEN_FIELDS | PROMPT_FIELDS
+DEFAULTED_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+SPLIT_INVARIANT_IN_VLLM = frozenset({"repetition_penalty"})
+"""vLLM counts prompt and output together, so moving the boundary between them changes nothing."""
 
 
-def _penalty(neutral: float) -> Callable[[Any], bool]:
-    return lambda value: value is None or value == neutral
+def _neutral(value: Any) -> Callable[[Any], bool]:
+    return lambda given: given is None or given == value
 
 
-def _empty(value: Any) -> bool:
-    return not value
+def _falsy(given: Any) -> bool:
+    return not given
 
 
-def _no_logprobs(value: Any) -> bool:
-    return value is None or value is False
+def _no_logprobs(given: Any) -> bool:
+    return given is None or given is False  # 0 requests the log-probability of the chosen token
 
 
-def _one(value: Any) -> bool:
-    return value is None or value == 1
+def _text_format(given: Any) -> bool:
+    return given is None or (isinstance(given, Mapping) and given.get("type") == "text")
 
 
-def _plain_format(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and value.get("type") == "text")
-
-
-RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "presence_penalty": (_penalty(0), "it counts the tokens that are output, not prompt"),
-    "frequency_penalty": (_penalty(0), "it counts the tokens that are output, not prompt"),
-    "repetition_penalty": (_penalty(1), "engines differ in whether it counts the prompt"),
-    "length_penalty": (_one, "it belongs to beam search"),
-    "use_beam_search": (_empty, "beams end with the run"),
-    "n": (_one, "several outputs share a run"),
-    "best_of": (_one, "several outputs share a run"),
-    "stop": (_empty, "a stop string may begin before the cut and end behind it"),
-    "include_stop_str_in_output": (_empty, "a stop string may begin before the cut and end behind it"),
-    "bad_words": (_empty, "a word may begin before the cut and end behind it"),
-    "logprobs": (_no_logprobs, "offsets begin anew"),
-    "top_logprobs": (_empty, "offsets begin anew"),
-    "prompt_logprobs": (_no_logprobs, "the prompt is not the same"),
-    "echo": (_empty, "the prompt is not the same"),
-    "suffix": (_empty, "the model sees what comes behind"),
-    "response_format": (_plain_format, "the state of a grammar is lost"),
-    "structured_outputs": (_empty, "the state of a grammar is lost"),
-    "guided_json": (_empty, "the state of a grammar is lost"),
-    "guided_regex": (_empty, "the state of a grammar is lost"),
-    "guided_choice": (_empty, "the state of a grammar is lost"),
-    "guided_grammar": (_empty, "the state of a grammar is lost"),
-    "tools": (_empty, "the parser of tool calls reads one run"),
-    "tool_choice": (lambda value: value in (None, "none"), "the parser of tool calls reads one run"),
-    "functions": (_empty, "the parser of tool calls reads one run"),
-    "function_call": (_empty, "the parser of tool calls reads one run"),
-    "modalities": (lambda value: value in (None, ["text"]), "only text is continued"),
-    "audio": (_empty, "only text is continued"),
-    "mm_processor_kwargs": (_empty, "only text is continued"),
-    "prompt_embeds": (_empty, "only tokens are continued"),
-    "truncate_prompt_tokens": (_empty, "it would cut the tokens so far"),
-    "return_tokens_as_token_ids": (_empty, "it comes with logprobs"),
-    "detokenize": (lambda value: value in (None, True), "without text nobody knows what was sent"),
+_CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "counts output tokens but not prompt tokens": {"presence_penalty": _neutral(0), "frequency_penalty": _neutral(0)},
+    "engines differ in whether the prompt counts": {"repetition_penalty": _neutral(1)},
+    "beam search cannot resume": {"length_penalty": _neutral(1), "use_beam_search": _falsy},
+    "several outputs share a request": {"n": _neutral(1), "best_of": _neutral(1)},
+    "a match may start before a preemption and end after it": dict.fromkeys(
+        ("stop", "include_stop_str_in_output", "bad_words"), _falsy
+    ),
+    "text offsets would restart": {"logprobs": _no_logprobs, "top_logprobs": _falsy},
+    "the prompt changes": {"prompt_logprobs": _no_logprobs, "echo": _falsy},
+    "the model reads text after the output": {"suffix": _falsy},
+    "the state of the grammar would be lost": {
+        "response_format": _text_format,
+        **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), _falsy),
+        "guided_grammar": _falsy,
+    },
+    "the parser of tool calls reads one response": {
+        "tool_choice": _neutral("none"),
+        **dict.fromkeys(("tools", "functions", "function_call"), _falsy),
+    },
+    "only text can be continued": {
+        "modalities": _neutral(["text"]),
+        **dict.fromkeys(("audio", "mm_processor_kwargs", "prompt_embeds"), _falsy),
+    },
+    "would truncate the tokens so far": {"truncate_prompt_tokens": _falsy},
+    "belongs to logprobs": {"return_tokens_as_token_ids": _falsy},
+    "without text the gateway cannot tell which tokens are out": {"detokenize": _neutral(True)},
 }
+RULES = {name: (is_neutral, reason) for reason, checks in _CHECKS.items() for name, is_neutral in checks.items()}
+"""Fields that may rule out a resume: the test of a harmless value, and the reason for any other."""
 
 
-def obstacle(fields: Fields) -> str | None:
-    """Why a cut could change the answer to these fields; None where it cannot."""
+def resume_conflict(fields: Fields) -> str | None:
+    """Return why a preemption and resume could change the response to these fields; None if they cannot."""
     for name, value in fields.items():
-        rule = RULES.get(name)
-        if rule is not None:
-            if not rule[0](value):
-                return f"{name}: {rule[1]}"
-        elif name not in FORWARDED_FIELDS and name not in READ and name not in OF_THE_PROMPT and value is not None:
-            return f"{name}: nobody knows what a cut does to it"
+        if name in RULES:
+            is_neutral, reason = RULES[name]
+            if not is_neutral(value):
+                return f"{name}: {reason}"
+        elif value is not None and name not in _KNOWN_FIELDS:
+            return f"{name}: the effect of a resume on this field is unknown"
     if fields.get("seed") is not None and fields.get("temperature") != 0:
-        return "seed: the engine's random numbers begin anew"
-    return _of_prompt(fields)
-
-
-OPEN = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-SAME_IN_VLLM = frozenset({"repetition_penalty"})
-"""It counts prompt and output there: where one ends and the other begins makes no difference."""
-
-
-def left_open(fields: Fields) -> frozenset[str]:
-    """What an engine might fill in that a cut would change: the request does not say it."""
-    found = {name for name in OPEN if fields.get(name) is None}
-    if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
-        found.add("max_tokens")
-    return frozenset(found)
-
-
-def _of_prompt(fields: Fields) -> str | None:
+        return "seed: the engine's random numbers would restart"
     prompt = fields.get("prompt")
-    if isinstance(prompt, list) and (not prompt or not all(type(one) is int for one in prompt)):
+    if isinstance(prompt, list) and (not prompt or not all(type(token_id) is int for token_id in prompt)):
         return "prompt: several prompts share a request"
-    messages = fields.get("messages") or ()
-    for message in messages:
+    for message in fields.get("messages") or ():
         content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and not all(_is_text(part) for part in content):
-            return "messages: only text is continued"
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, str) and not (isinstance(part, Mapping) and part.get("type") == "text"):
+                return "messages: only text can be continued"
     return None
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")
+def unset_defaults(fields: Fields) -> frozenset[str]:
+    """Return the fields that the request leaves to the engine and that matter to a resume."""
+    unset = {name for name in DEFAULTED_PENALTIES if fields.get(name) is None}
+    if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
+        unset.add("max_tokens")
+    return frozenset(unset)
 
 
 COMPLETIONS_MAX_TOKENS = 16
-"""OpenAI's default of /v1/completions; chat has none."""
-_CONTINUED = ("model", "min_tokens")
+"""OpenAI's default of ``max_tokens`` in /v1/completions; chat has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request, read as far as resuming needs it.
+    """A request as far as resuming depends on it.
 
     Attributes:
-        wants: What the client asked to see.
-        fields: Of the body; {} where nobody has to know them.
-        obstacle: Why a cut could change the answer; None: it cannot.
-        max_tokens: The longest output asked for; None: as the engine likes.
-        open: What an engine might fill in that a cut would change.
+        fields: Fields of the body; {} if nothing depends on them.
+        conflict: Reason why a resume could change the response; None if it cannot.
+        max_tokens: Longest output requested; None leaves it to the engine.
+        unset: Fields left to the engine's defaults that matter to a resume.
     """
 
-    wants: Wants
+    options: ResponseOptions
     fields: dict[str, Any] = field(default_factory=dict)
-    obstacle: str | None = "nobody has to know"
+    conflict: str | None = "no engine can resume requests"
     max_tokens: int | None = None
-    open: frozenset[str] = frozenset(OPEN)
+    unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
 
-    def goes_on_at(self, worker: Worker) -> bool:
-        """Whether this engine takes and tells token ids, so that what was begun can go on there and elsewhere."""
-        able = worker.capabilities
-        return self.obstacle is None and able.ids_each and able.token_ids
+    def can_resume_at(self, worker: Worker) -> bool:
+        """Return whether this engine takes and returns token ids, so the output can continue there and elsewhere."""
+        return self.conflict is None and worker.capabilities.ids_each and worker.capabilities.token_ids
 
-    def cut_at(self, worker: Worker) -> bool:
-        """Whether a cut at this engine leaves the answer as it is, its own defaults included."""
-        if worker.capabilities.own_defaults is False or not self.open:
-            return self.goes_on_at(worker)
-        return worker.kind == "vllm" and self.open <= SAME_IN_VLLM and self.goes_on_at(worker)
+    def can_preempt_at(self, worker: Worker) -> bool:
+        """Return whether a preemption at this engine cannot change the response, given the engine's defaults."""
+        unaffected = worker.capabilities.own_defaults is False or not self.unset
+        unaffected = unaffected or (worker.kind == "vllm" and self.unset <= SPLIT_INVARIANT_IN_VLLM)
+        return unaffected and self.can_resume_at(worker)
 
-    def tracked_at(self, worker: Worker) -> bool:
-        """Whether its token ids are read there: it may be cut, or is a stream that may have to fail over."""
-        return self.goes_on_at(worker) if self.wants.stream else self.cut_at(worker)
+    def is_tracked_at(self, worker: Worker) -> bool:
+        """Return whether token ids are read there: the request may be preempted, or is a stream that may fail over."""
+        return self.can_resume_at(worker) if self.options.stream else self.can_preempt_at(worker)
 
-    def going_on(self) -> Plan:
-        """What is left of it once nothing is sent but continuations: all fields but these are the prompt's."""
-        kept = {name: self.fields[name] for name in self.fields if name in FORWARDED_FIELDS or name in _CONTINUED}
-        return replace(self, fields=kept)
-
-    def longest(self, worker: Worker, prompt_tokens: int) -> int | None:
-        """How long the output may become there; None: nobody knows."""
-        if self.max_tokens is not None:
-            return self.max_tokens
-        length = worker.capabilities.max_model_len
-        return None if length is None else length - prompt_tokens
+    def for_continuation(self) -> Plan:
+        """Return the plan with only the fields that a continuation needs."""
+        needed = FORWARDED_FIELDS | {"model", "min_tokens"}
+        return replace(self, fields={name: value for name, value in self.fields.items() if name in needed})
 
 
-def plan(client_request: ClientRequest, *, resumes: bool, window_tokens: int, cuts: bool) -> Plan:
-    """What can be done with a request.
+def plan(client_request: ClientRequest, *, resumes: bool, window_tokens: int, preempts: bool) -> Plan:
+    """Return what may be done with a request.
 
     Args:
-        client_request: By the client.
-        resumes: Whether any engine tells token ids.
-        window_tokens: An output that is not streamed and not longer is simply done again.
-        cuts: Whether requests are cut at all: who is not streamed is else passed on untouched.
+        client_request: The request.
+        resumes: Whether any engine returns token ids.
+        window_tokens: Longest output without streaming that is restarted rather than resumed.
+        preempts: Whether the scheduler preempts; otherwise requests without streaming pass untouched.
     """
-    if not resumes or not (client_request.stream or cuts):
-        return Plan(Wants(client_request.api, client_request.stream, usage=False, usage_each=False, ids=False))
-    longest = client_request.max_tokens
-    if longest is None and client_request.api != CHAT:
-        longest = COMPLETIONS_MAX_TOKENS
+    api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
+    if not resumes or not (stream or preempts):
+        return Plan(ResponseOptions(api, stream, usage=False, usage_each=False, ids=False))
+    if max_tokens is None and api != CHAT:
+        max_tokens = COMPLETIONS_MAX_TOKENS
     fields = client_request.fields()
-    against = obstacle(fields)
-    if not client_request.stream and longest is not None and longest <= window_tokens:
-        against = "short: it is done again instead"
-    return Plan(
-        Wants.of(client_request.api, client_request.stream, fields), fields, against, longest, left_open(fields)
-    )
+    conflict = resume_conflict(fields)
+    if not stream and max_tokens is not None and max_tokens <= window_tokens:
+        conflict = "max_tokens: so short an output is restarted"
+    return Plan(ResponseOptions.from_fields(api, stream, fields), fields, conflict, max_tokens, unset_defaults(fields))
 
 
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def spliced(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """The body of an object with further fields before its own, which must not be there yet."""
+def insert_fields(body: bytes, fields: Fields) -> bytes:
+    """Insert new fields at the start of a JSON object, without parsing it."""
     import msgspec
 
     if not fields:
         return body
     start = body.index(b"{") + 1
-    added = msgspec.json.encode(fields)[1:-1]
     comma = b"" if body[start:].lstrip().startswith(b"}") else b","
-    return body[:start] + added + comma + body[start:]
+    return body[:start] + msgspec.json.encode(fields)[1:-1] + comma + body[start:]
 
 
-def replaced(fields: Mapping[str, Any], new: Mapping[str, Any]) -> bytes:
-    """The body of the fields with some replaced."""
-    import msgspec
+def merge_fields(body: bytes, fields: Fields) -> bytes:
+    """Set fields of a JSON object; objects of the same name are merged, other values replaced.
 
-    return msgspec.json.encode({**fields, **new})
-
-
-def continuation(fields: Mapping[str, Any], prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
-    """What asks ``/v1/completions`` to go on.
-
-    Args:
-        fields: Of the request as it came.
-        prompt_ids: Token ids of its prompt, as they stand in JSON, without brackets.
-        ids: Those of the output so far, likewise.
-        generated: How many these are.
-        remaining: How many more there may be.
-    """
-    import msgspec
-
-    told = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
-    told.pop("logprobs", None)
-    least = int(fields.get("min_tokens") or 0) - generated
-    if least > 0:
-        told["min_tokens"] = least
-    told |= {"model": fields["model"], "max_tokens": remaining, "return_token_ids": True, **STREAM}
-    prompt = prompt_ids + b"," + ids if ids else prompt_ids
-    return b'{"prompt":[' + prompt + b"]," + msgspec.json.encode(told)[1:]
-
-
-State = Plain | BufferedResponse | Tracked
-_OF_ENGINES = (401, 403, 407)
-"""It is the gateway's key that an engine refuses: no client is at fault, and another engine may take the request."""
-_LOGPROBS = b'logprobs"'
-"""Who asks for these, or for several outputs, makes answers long; no engine is at fault then."""
-CUT_PATIENCE = 16
-"""Pieces for which a cut waits until no token is ahead of its text."""
-
-
-class Rejected(Exception):  # noqa: N818 - the engine's answer, passed on
-    """The engine says that the request is wrong."""
-
-    def __init__(self, status: int, body: bytes, kind: str) -> None:
-        super().__init__(f"http {status}")
-        self.status, self.body, self.kind = status, body, kind
-
-
-def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
-    """The body as it came; where the answer is to be tracked, with token ids (and a stream) asked for."""
-    if not plan.tracked_at(worker):
-        return client_request.body
-    ids = {} if plan.wants.ids else {"return_token_ids": True}
-    if not client_request.stream:
-        return replaced(plan.fields, {**ids, **STREAM})
-    if "return_token_ids" in plan.fields:
-        return replaced(plan.fields, ids)
-    return spliced(client_request.body, ids)
-
-
-def first_path(client_request: ClientRequest) -> str:
-    """Where a request goes."""
-    return "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
-
-
-def next_body(plan: Plan, state: Tracked, worker: Worker, retained: int) -> bytes | None:
-    """What goes on behind ``retained`` tokens; None: it has all the tokens that it may have.
-
-    Raises:
-        Trouble: This worker cannot, or nobody can.
-    """
-    if retained < state.retained and state.ids_ahead:
-        words = "the client was told token ids of half a character"
-        raise Trouble("cannot go on", words, engine=False, code="ids_ahead")
-    longest = plan.longest(worker, state.prompt_ids.count(b",") + 1)
-    if longest is None or not plan.goes_on_at(worker):
-        raise Trouble("cannot go on", "this engine tells no token ids", engine=False)
-    ids = state.next_leg(retained)
-    if longest <= retained:
-        return None
-    return continuation(plan.fields, state.prompt_ids, ids, retained, longest - retained)
-
-
-def leg_headers(client_request: ClientRequest, leg: int) -> list[tuple[str, str]]:
-    """What goes with a request when it is sent for the ``leg``-th time: no engine meets one id twice."""
-    if leg < 2:
-        return client_request.headers
-    return [(name, f"{value}-{leg}" if name == "X-Request-Id" else value) for name, value in client_request.headers]
-
-
-def new_state(client_request: ClientRequest, plan: Plan, worker: Worker, kind: str, max_bytes: int) -> State:
-    """How the answer is read; ``max_bytes`` are held of one that does not come in events, or does not go on so."""
-    if not kind.startswith("text/event-stream"):
-        return BufferedResponse(max_bytes, short=client_request.n == 1 and _LOGPROBS not in client_request.body)
-    if plan.tracked_at(worker):
-        size = len(client_request.body)
-        return Tracked(plan.wants, size) if client_request.stream else Assembled(plan.wants, max_bytes, size)
-    return Plain(client_request.n)
-
-
-def _denies(entries: str, body: bytes) -> bool:
-    """Whether a 404 is about the model that it lists (and not about the path, say)."""
-    return bool(entries) and entries.encode() in body and b"model" in body.lower()
-
-
-def worker_of(fleet: Fleet, name: str) -> Worker:
-    """The engine of this name; raises Trouble where it is gone."""
-    try:
-        return fleet.worker(name)
-    except KeyError:
-        raise Trouble(GONE, engine=False) from None
-
-
-def rest(state: State | Assembled | None) -> bytes | None:
-    """What the client still has to be told of an output that has ended; None: it has not."""
-    if isinstance(state, Tracked) and state.complete:
-        return state.closed()
-    if isinstance(state, Plain) and state.complete and state.trouble is None:
-        return DONE
-    return None
-
-
-def can_go_on(state: State | None) -> bool:
-    """Whether another engine can go on behind what is out."""
-    if not isinstance(state, Tracked) or not state.resumable or not state.prompt_ids:
-        return False
-    return state.sent or state.retained > 0
-
-
-def blocked(state: State | None) -> bool:
-    """Whether the client has a part of an answer that nobody else can go on with."""
-    return state is not None and state.sent and not can_go_on(state)
-
-
-def movable(state: State | None) -> Tracked | None:
-    """The state, where a cut now loses nothing that is out; else None."""
-    return state if isinstance(state, Tracked) and state.resumable and not blocked(state) else None
-
-
-def leaves(state: Tracked, num_waiting: int) -> bool | None:
-    """Whether a cut that has waited for so many pieces is made now; None: it is to be dropped."""
-    if state.level or num_waiting <= CUT_PATIENCE:
-        return state.level
-    return None if state.ids_ahead else True
-
-
-_FULL = re.compile(r'"code":\s?"?(?:503|429)\b')
-
-
-async def require_200(call: Call, *, going_on: bool, entries: str = "") -> None:
-    """Returns if the engine answers.
-
-    Args:
-        call: Its request has been sent.
-        going_on: Whether the request is one that goes on.
-        entries: The model, where the engine lists it: that it does not know it is then no fault of the client's.
-
-    Raises:
-        Full: It takes no more now.
-        Rejected: The request is wrong (of one that goes on, it was right before).
-        Trouble: It failed.
-    """
-    status = call.status
-    if status == 200:
-        return
-    body = await call.rest()
-    if status in (503, 429):
-        raise full(call.headers)
-    its_own = status >= 500 or status in _OF_ENGINES or (status == 404 and _denies(entries, body))
-    if 400 <= status < 500 and not going_on and not its_own:
-        raise Rejected(status, body, call.headers.get("content-type", "application/json"))
-    raise Trouble(f"http {status}", body[:300].decode("utf-8", "replace"), status=status, engine=its_own)
-
-
-def ended(state: State | Assembled) -> bytes:
-    """What is left when the engine has closed; a state that is not at its end then is in trouble, never in between."""
-    rest = state.end()
-    if not state.complete and state.trouble is None:
-        state.trouble = Trouble("closed early", "the stream ended without its end")
-    return rest
-
-
-def told_inside(trouble: Trouble, *, started: bool) -> Trouble | Full:
-    """What an error within a stream comes to: vLLM says 200 and then that its queue is full, which is no failure."""
-    is_full = trouble.reason == TOLD_INSIDE and _FULL.search(str(trouble)) is not None
-    return Full() if is_full and not started else trouble
-
-
-PRIORITY, XARGS = "priority", "vllm_xargs"
-MOST_PRIORITY = (1 << 31) - 1
-_POINTS = np.arange(0.5, 64) / 64
-_LOOKS = 8
-"""Lengths are told for 1, 2, 4, ... windows of tokens, so many at most."""
-_QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
-
-
-class HintedWorker(Protocol):
-    """An engine (``fleet.Worker``)."""
-
-    @property
-    def kind(self) -> str:
-        """Whose engine it is."""
-        ...
-
-    @property
-    def priority_sign(self) -> int:
-        """1: smaller priorities go first there, -1: larger, 0: it takes none."""
-        ...
-
-
-Hinted = Callable[[Request, Any, bytes], bytes]
-
-
-class Hints:
-    """Fields beside a request's own.
-
-    Args:
-        config: Its mode says what is told; modes in which the gateway orders tell nothing.
-        engine_priority: Class and predicted length as one number, smaller = earlier.
-    """
-
-    def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
-        self._mode, self._statistic = config.order.mode, config.prediction.statistic
-        self._window, self._priority = config.order.window_tokens, engine_priority
-
-    def fields(self, request: Request, worker: HintedWorker) -> dict[str, Any]:
-        """What this engine is told of the request; {} nothing."""
-        if self._mode == "engine-priority" and worker.priority_sign:
-            value = worker.priority_sign * self._priority(request)
-            return {PRIORITY: max(-MOST_PRIORITY, min(MOST_PRIORITY, value))}
-        if self._mode == "engine-plugin" and worker.kind == "vllm":
-            return {XARGS: self._lengths(request)}
-        return {}
-
-    def hinted(self, request: Request, worker: HintedWorker, body: bytes) -> bytes:
-        """The body with these fields; in no mode does a client's own stand against them."""
-        fields = self.fields(request, worker)
-        return with_fields(body, fields) if fields else body
-
-    def _lengths(self, request: Request) -> dict[str, Any]:
-        """Of the output that is still to come: what has been generated is a part of the engine's prompt."""
-        so_far = request.generated_tokens
-        told: dict[str, Any] = {
-            PREDICTED: round(min(request.length_prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),
-            CLASS: max(-MOST_CLASS, min(MOST_CLASS, request.priority)),
-        }
-        row = request.length_prediction.quantiles
-        later = [] if row is None else self._later(row, so_far, request.max_tokens)
-        return told | {LATER: later} if later else told
-
-    def _later(self, row: Floats, so_far: int, max_tokens: int) -> list[float]:
-        """[2 k] after so many tokens of this run, the length that is then predicted, in turns."""
-        lengths = np.interp(_POINTS, LEVELS, row)
-        found: list[float] = []
-        for look in range(_LOOKS):
-            at = self._window << look
-            left = lengths[lengths > so_far + at]
-            if not len(left) or so_far + at >= max_tokens:
-                break
-            found += [at, round(self._one(left) - so_far, 1)]
-        return found
-
-    def _one(self, lengths: Floats) -> float:
-        level = _QUANTILES.get(self._statistic)
-        return float(lengths.mean() if level is None else lengths[int(level * len(lengths))])
-
-
-def hinted_for(config: GatewayConfig, engine_priority: Callable[[Request], int]) -> Hinted | None:
-    """What the relay adds to bodies; None: nothing, in modes in which the gateway orders."""
-    if config.order.mode not in ("engine-priority", "engine-plugin"):
-        return None
-    return Hints(config, engine_priority).hinted
-
-
-def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
-    """The body of an object with these fields; tables of the same name are merged, other values replaced.
-
-    Only where one of the names may be there already is more than the first byte looked at: it stands there as
-    it is, or spelt with escapes.
+    The body is parsed only if one of the names may occur in it, as it is or spelled with escapes.
     """
     import msgspec
 
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
-        told = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        if not told.keys().isdisjoint(fields):
-            return msgspec.json.encode({**told, **{name: _merged(told.get(name), of) for name, of in fields.items()}})
-    start = body.index(b"{") + 1
-    comma = b"" if body[start:].lstrip(b" \t\r\n").startswith(b"}") else b","
-    return body[:start] + msgspec.json.encode(fields)[1:-1] + comma + body[start:]
+        own = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if not own.keys().isdisjoint(fields):
+            merged: dict[str, Any] = {**own, **fields}
+            for name, value in fields.items():
+                if isinstance(value, dict) and name in own and isinstance(old := msgspec.json.decode(own[name]), dict):
+                    merged[name] = {**old, **value}
+            return msgspec.json.encode(merged)
+    return insert_fields(body, fields)
 
 
-def _merged(other: Any, own: Any) -> Any:
+def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> bytes:
+    """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
     import msgspec
 
-    if other is None or not isinstance(own, dict):
-        return own
-    told = msgspec.json.decode(other)
-    return {**told, **own} if isinstance(told, dict) else own
+    if not plan.is_tracked_at(worker):
+        return client_request.body
+    ids = {} if plan.options.ids else {"return_token_ids": True}
+    if client_request.stream and "return_token_ids" not in plan.fields:
+        return insert_fields(client_request.body, ids)
+    return msgspec.json.encode({**plan.fields, **ids, **({} if client_request.stream else _STREAM)})
+
+
+def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
+    """Return the body that continues after ``num_tokens`` tokens; None if the output is at its limit.
+
+    Raises:
+        UpstreamError: This worker, or no worker, can continue the output.
+    """
+    if num_tokens < response.flushed_tokens and response.partial_ids_sent:
+        detail = "the client has received token ids of half a character"
+        raise UpstreamError("cannot go on", detail, engine_fault=False, code="ids_ahead")
+    max_tokens, max_model_len = plan.max_tokens, worker.capabilities.max_model_len
+    if max_tokens is None and max_model_len is not None:
+        max_tokens = max_model_len - (response.prompt_ids.count(b",") + 1)
+    if max_tokens is None or not plan.can_resume_at(worker):
+        raise UpstreamError("cannot go on", "this engine returns no token ids", engine_fault=False)
+    ids = response.start_attempt(num_tokens)
+    if max_tokens <= num_tokens:
+        return None
+    return continuation(plan.fields, response.prompt_ids, ids, num_tokens, max_tokens - num_tokens)
+
+
+def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
+    """Return a body for ``/v1/completions`` that continues an output.
+
+    Args:
+        fields: Fields of the client's body.
+        prompt_ids: Token ids of the prompt, as text of a JSON list.
+        ids: Token ids of the output so far, as text of a JSON list.
+        generated: Number of ``ids``.
+        remaining: Most tokens to generate.
+    """
+    import msgspec
+
+    own = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
+    own.pop("logprobs", None)
+    min_tokens = int(fields.get("min_tokens") or 0) - generated
+    if min_tokens > 0:
+        own["min_tokens"] = min_tokens
+    own |= {"model": fields["model"], "max_tokens": remaining, "return_token_ids": True, **_STREAM}
+    prompt = prompt_ids + b"," + ids if ids else prompt_ids
+    return b'{"prompt":[' + prompt + b"]," + msgspec.json.encode(own)[1:]
+
+
+def attempt_headers(client_request: ClientRequest, attempt: int) -> list[tuple[str, str]]:
+    """Return the headers of the ``attempt``-th attempt (from 1): no engine sees the same request id twice."""
+    if attempt < 2:
+        return client_request.headers
+    return [(name, f"{value}-{attempt}" if name == "X-Request-Id" else value) for name, value in client_request.headers]
+
+
+def new_response(
+    client_request: ClientRequest, plan: Plan, worker: Worker, content_type: str, max_bytes: int
+) -> Response:
+    """Return the reader of a response; ``max_bytes`` bounds one that has to be buffered."""
+    if not content_type.startswith("text/event-stream"):
+        # Log-probabilities and several outputs make a response long by request, which is no fault of the engine.
+        engine_fault = client_request.n == 1 and b'logprobs"' not in client_request.body
+        return BufferedResponse(max_bytes, engine_fault=engine_fault)
+    if not plan.is_tracked_at(worker):
+        return Passthrough(client_request.n)
+    prompt_bytes = len(client_request.body)
+    if client_request.stream:
+        return TrackedStream(plan.options, prompt_bytes)
+    return AssembledResponse(plan.options, max_bytes, prompt_bytes)
+
+
+class RequestRejectedError(Exception):
+    """The engine rejects the request (4xx); its response goes to the client."""
+
+    def __init__(self, status: int, body: bytes, content_type: str) -> None:
+        super().__init__(f"http {status}")
+        self.status, self.body, self.content_type = status, body, content_type
+
+
+async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str) -> None:
+    """Raise an error unless the engine answers with 200.
+
+    Args:
+        attempt: An attempt whose headers have arrived.
+        resumed: Whether the request is a continuation, so that an engine has already accepted it.
+        listed_model: The request's model if the engine lists it: a 404 about it is the engine's fault.
+
+    Raises:
+        QueueFullError: The engine accepts no more requests now.
+        RequestRejectedError: The engine rejects the request.
+        UpstreamError: The engine failed.
+    """
+    status = attempt.status
+    if status == 200:
+        return
+    body = await attempt.read_rest()
+    if status in (503, 429):
+        raise queue_full_error(attempt.headers)
+    # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
+    engine_fault = status >= 500 or status in (401, 403, 407)
+    if status == 404 and listed_model:
+        engine_fault = listed_model.encode() in body and b"model" in body.lower()
+    if 400 <= status < 500 and not resumed and not engine_fault:
+        raise RequestRejectedError(status, body, attempt.headers.get("content-type", "application/json"))
+    raise UpstreamError(
+        f"http {status}", body[:300].decode("utf-8", "replace"), status=status, engine_fault=engine_fault
+    )
+
+
+MAX_PRIORITY = (1 << 31) - 1
+_LEVELS = np.arange(0.5, 64) / 64
+_MAX_WINDOWS = 8
+"""Lengths are hinted after 1, 2, 4, ... windows of tokens, at most this many."""
+_QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
+
+
+class SchedulingHints:
+    """Fields that tell an engine in which order to schedule requests, in modes in which the engine orders."""
+
+    def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
+        self._mode, self._window = config.order.mode, config.order.window_tokens
+        self._level = _QUANTILES.get(config.prediction.statistic)
+        self._priority = engine_priority
+
+    def add_to(self, request: Request, worker: Any, body: bytes) -> bytes:
+        """Return the body with the hints for this worker; they replace a client's fields of the same name."""
+        fields = self.fields(request, worker)
+        return merge_fields(body, fields) if fields else body
+
+    def fields(self, request: Request, worker: Any) -> dict[str, Any]:
+        """Return the hints for this worker, {} if there are none.
+
+        Its ``priority_sign`` is 1 if smaller priorities are scheduled first, -1 if larger, 0 if it takes none.
+        """
+        if self._mode == "engine-priority" and worker.priority_sign:
+            value = worker.priority_sign * self._priority(request)
+            return {"priority": max(-MAX_PRIORITY, min(MAX_PRIORITY, value))}
+        if self._mode != "engine-plugin" or worker.kind != "vllm":
+            return {}
+        # To the engine, tokens generated so far are a part of the prompt, so lengths count from there.
+        so_far, prediction = request.generated_tokens, request.length_prediction
+        hints: dict[str, Any] = {
+            PREDICTED: round(min(prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),
+            CLASS: max(-MAX_CLASS, min(MAX_CLASS, request.priority)),
+        }
+        later: list[float] = []
+        lengths = np.empty(0) if prediction.quantiles is None else np.interp(_LEVELS, LEVELS, prediction.quantiles)
+        for doubling in range(_MAX_WINDOWS):
+            at = self._window << doubling
+            longer = lengths[lengths > so_far + at]
+            if not len(longer) or so_far + at >= request.max_tokens:
+                break
+            length = longer.mean() if self._level is None else longer[int(self._level * len(longer))]
+            later += [at, round(float(length) - so_far, 1)]
+        return {"vllm_xargs": hints | ({LATER: later} if later else {})}
+
+
+def hint_adder(
+    config: GatewayConfig, engine_priority: Callable[[Request], int]
+) -> Callable[[Request, Any, bytes], bytes] | None:
+    """Return the function that adds hints to bodies; None in modes in which the gateway orders."""
+    if config.order.mode not in ("engine-priority", "engine-plugin"):
+        return None
+    return SchedulingHints(config, engine_priority).add_to

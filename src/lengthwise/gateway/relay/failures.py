@@ -1,55 +1,54 @@
-"""What can come between a request and its answer."""
+"""Failures between a request and its response: their types, the retry budget, and which engine is at fault."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 
-TOLD_INSIDE = "server error"
-"""The reason of what an engine tells of itself within a stream."""
-MALFORMED = "malformed"
-"""The reason of what is no JSON, or no HTTP."""
-_OFF, STALLED = ("no connection", "closed early"), "stalled"
+IN_STREAM_ERROR = "server error"
+"""Reason of an error that the engine reports inside a stream."""
+MALFORMED, STALLED = "malformed", "stalled"
 
 
-class Trouble(Exception):  # noqa: N818
-    """An engine failed a request.
+class UpstreamError(Exception):
+    """An attempt at an engine failed.
 
     Attributes:
-        reason: A few words that repeat: "no connection", "closed early", "stalled", "http 500", ...
-        detail: What it said.
-        status: Its HTTP status, 0 where there is none.
-        engine: Whether it is the engine's failure (and not, say, of the request).
-        code: What the client is told where asking another engine would be of no use, "" where it may be.
+        reason: Short phrase for logs and metrics: "no connection", "closed early", "stalled", "http 500", ...
+        status: HTTP status of the engine, 0 without one.
+        engine_fault: Whether the engine failed (and not, say, the request or the gateway).
+        code: Error code for the client where another engine cannot help; "" where a retry may.
     """
 
-    def __init__(self, reason: str, detail: str = "", *, status: int = 0, engine: bool = True, code: str = "") -> None:
+    def __init__(
+        self, reason: str, detail: str = "", *, status: int = 0, engine_fault: bool = True, code: str = ""
+    ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail, self.status, self.engine, self.code = reason, detail, status, engine, code
+        self.reason, self.detail, self.status, self.engine_fault, self.code = reason, detail, status, engine_fault, code
 
     @property
-    def is_told(self) -> bool:
-        """Whether the engine itself says so, by an HTTP status or within its stream: the request may be at fault."""
-        return bool(self.status) or self.reason == TOLD_INSIDE
+    def reported_by_engine(self) -> bool:
+        """Whether the engine itself reports the error, by status or inside its stream: the request may be at fault."""
+        return bool(self.status) or self.reason == IN_STREAM_ERROR
 
-    def breaks_all(self, *, spoke: bool) -> bool:
-        """Whether whatever else the engine has under way breaks with it: it is gone, or silent after it had spoken."""
-        return self.engine and (self.reason in _OFF or (self.reason == STALLED and spoke))
-
-
-def too_long(max_bytes: int, *, engine: bool) -> Trouble:
-    """An answer that has to be held, and is longer than what is held of one."""
-    detail = f"its answer has more than {max_bytes} bytes"
-    return Trouble("answer too long", detail, engine=engine, code="answer_too_long")
+    def is_outage(self, *, output_started: bool) -> bool:
+        """Return whether all requests at the engine fail with this one: it is gone, or fell silent amid an output."""
+        gone = self.reason in ("no connection", "closed early") or (self.reason == STALLED and output_started)
+        return self.engine_fault and gone
 
 
-class Full(Exception):  # noqa: N818
-    """The engine takes no more now (503, 429): it did not fail.
+def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
+    """Return the error for a buffered response longer than ``max_bytes``."""
+    detail = f"the response has more than {max_bytes} bytes"
+    return UpstreamError("answer too long", detail, engine_fault=engine_fault, code="answer_too_long")
+
+
+class QueueFullError(Exception):
+    """The engine accepts no more requests now (503, 429); it did not fail.
 
     Attributes:
-        retry_after_s: When it wants to be asked again, if it told.
+        retry_after_s: Seconds until it accepts requests again, where it says so.
     """
 
     def __init__(self, retry_after_s: float | None = None) -> None:
@@ -57,8 +56,8 @@ class Full(Exception):  # noqa: N818
         self.retry_after_s = retry_after_s
 
 
-class Interrupted(Exception):  # noqa: N818
-    """We stopped reading.
+class AttemptInterruptedError(Exception):
+    """The gateway stopped reading a response.
 
     Attributes:
         cause: "cut", "worker gone", "client gone" or "slow reader".
@@ -69,14 +68,11 @@ class Interrupted(Exception):  # noqa: N818
         self.cause = cause
 
 
-class Final(Exception):  # noqa: N818
-    """There will be no (further) answer.
+class RequestFailedError(Exception):
+    """The client gets no (further) output.
 
     Attributes:
-        status: To be told where nothing has been sent yet.
-        reason: One word for programs.
-        message: For people.
-        retry_after_s: When to come again.
+        status: HTTP status, used if nothing has been sent to the client yet.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
@@ -84,186 +80,179 @@ class Final(Exception):  # noqa: N818
         self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
 
 
-AT_ONCE, OF_ONE = 10.0, 5.0
-_ONE = 1.0 - 1e-9  # sums of shares round
-CALLERS = 4096
-"""Those are remembered who spent something last."""
+MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0
+"""Most retries in a row, in total and of one caller."""
+_ONE = 1.0 - 1e-9  # a sum of shares may round to just below 1
+MAX_CALLERS = 4096
+"""Callers below their full budget that are remembered; the one that spent longest ago is dropped first."""
 
 
 def caller_of(client_request: ClientRequest) -> Hashable:
-    """Who asks: a tenant, else an address, else a session."""
+    """Return the key under which retries of a client are counted: tenant, else address, else session."""
     return client_request.tenant or client_request.address or client_request.session
 
 
-class Budget:
-    """Retries and further fail-overs: a share of requests, ``AT_ONCE`` together, ``OF_ONE`` of one caller.
+class RetryBudget:
+    """Token bucket for retries and repeated fail-overs, in total and per caller.
 
-    Without it every failure of an overloaded fleet would add to the load. A caller has as large a share of its own
-    requests: one whose requests always fail leaves the others half of what there is.
+    Each request adds ``share`` retries. Without a budget every failure of an overloaded fleet adds load. A caller's own
+    bucket is half as large, so a caller whose requests always fail leaves half of the total to the others.
 
-    An engine that dies breaks all that it has in one moment. What it had is a bound, so the first fail-over of each
-    of them is free; a request that has failed before may be what kills engines, and has to be paid for.
+    An engine that dies breaks everything it runs at once. That number is bounded, so the first fail-over of each of
+    those requests is free; a request that failed before may be the one that kills engines and needs budget.
     """
 
     def __init__(self, share: float) -> None:
-        self._share, self._left = share, AT_ONCE
-        self._spenders: dict[Hashable, float] = {}
+        self._share, self._left = share, MAX_RETRIES
+        self._left_of: dict[Hashable, float] = {}
         self.used = self.refused = 0
 
-    def request(self, caller: Hashable) -> None:
-        """One more request came."""
-        self._left = min(AT_ONCE, self._left + self._share)
-        if caller in self._spenders:
-            left = self._spenders[caller] + self._share
-            if left < OF_ONE:
-                self._spenders[caller] = left
+    @property
+    def callers(self) -> int:
+        """Number of callers that are below their full budget."""
+        return len(self._left_of)
+
+    def deposit(self, caller: Hashable) -> None:
+        """Add the share of one new request."""
+        self._left = min(MAX_RETRIES, self._left + self._share)
+        if caller in self._left_of:
+            left = self._left_of[caller] + self._share
+            if left < MAX_CALLER_RETRIES:
+                self._left_of[caller] = left
             else:
-                del self._spenders[caller]
+                del self._left_of[caller]
 
     def take(self, caller: Hashable) -> bool:
-        """Whether one more may be tried for this caller."""
-        left = self._spenders.get(caller, OF_ONE)
+        """Spend one retry of this caller; return False if there is none."""
+        left = self._left_of.get(caller, MAX_CALLER_RETRIES)
         if min(self._left, left) < _ONE:
             self.refused += 1
             return False
         self._left -= 1
-        self._note(caller, left - 1)
         self.used += 1
+        self._left_of.pop(caller, None)  # moves the caller to the end: the dict is in order of last use
+        self._left_of[caller] = left - 1
+        if len(self._left_of) > MAX_CALLERS:
+            del self._left_of[next(iter(self._left_of))]
         return True
 
-    def retry(self, trouble: Trouble, caller: Hashable, *, failures: int, spoke: bool) -> bool:
-        """Whether a request goes on elsewhere.
+    def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
+        """Return whether a failed request may be retried; spend budget unless its first engine broke down.
 
         Args:
-            trouble: What came between.
-            caller: Whose request.
-            failures: Engines that failed it, this one with them.
-            spoke: Whether this one had begun to answer.
+            error: The failure.
+            caller: Key of the client.
+            failures: Engines that failed the request, this one included.
+            output_started: Whether this engine had started its output.
         """
-        return (failures == 1 and trouble.breaks_all(spoke=spoke)) or self.take(caller)
-
-    def _note(self, caller: Hashable, left: float) -> None:
-        """It has so much left; who spent longest ago is forgotten first."""
-        self._spenders.pop(caller, None)
-        self._spenders[caller] = left
-        if len(self._spenders) > CALLERS:
-            del self._spenders[next(iter(self._spenders))]
+        return (failures == 1 and error.is_outage(output_started=output_started)) or self.take(caller)
 
 
-@dataclass(frozen=True, slots=True)
-class _No:
-    """Who said no, and whether within a stream: then more of the output says nothing of who is right."""
+class FailureAttribution:
+    """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
 
-    worker: Worker
-    inside: bool
+    An engine that breaks off or stalls has failed. An engine that answers with an error (an HTTP status, or an event
+    inside its stream) may be right; a peer that gets the same request decides. If the peer serves it (for an in-stream
+    error: to its end), the engine is at fault; if the peer reports an error as well, the request is at fault and
+    nothing is reported.
 
-
-class Blame:
-    """What the fleet is told of the engines that one request was sent to.
-
-    An engine that breaks off, or is silent, has failed. One that answers with an error (an HTTP status, or an event
-    within its stream) may be right: that is known once a peer was sent the same request. Where the peer serves it (of
-    an error within a stream: to its end), the engine is to blame; where the peer says no as well, the request is, and
-    nobody is told of it.
-
-    Args:
-        fleet: Of the engines.
-        client_request: The request.
-
-    Attributes:
-        caller: Who asks.
+    Workers are compared by identity, not by name: a name may pass to a replacement, which is not at fault.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._client_request = fleet, client_request
-        self._at: Worker | None = None
-        self._erred: dict[int, _No] = {}
-        self._failed_worker: Worker | None = None
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
+        self._worker: Worker | None = None
+        self._errors: dict[int, tuple[Worker, bool]] = {}
+        """Workers that answered with an error, by id; True: inside a stream."""
+        self._suspect: Worker | None = None
+        """Worker whose 4xx is being checked at a peer."""
         self.caller = caller_of(client_request)
 
-    def sent(self, worker: Worker) -> None:
-        """It goes there now."""
-        self._at = worker
+    def on_attempt(self, worker: Worker) -> None:
+        """Note the worker of the current attempt."""
+        self._worker = worker
 
-    def served(self) -> None:
-        """The engine takes it (200): a peer that called it wrong was wrong itself."""
-        if self._failed_worker is not None and self._is_there(self._failed_worker):
-            self._fleet.record_outcome(self._failed_worker.name, self._client_request.model, wrong=True)
-        self._failed_worker = None
+    def on_accepted(self) -> None:
+        """Note a 200: a suspect that rejected the same request was wrong."""
+        if self._suspect is not None and self._is_current(self._suspect):
+            self._fleet.record_outcome(self._suspect.name, self._model, wrong=True)
+        self._suspect = None
 
-    def failed(self, trouble: Trouble) -> None:
-        """The engine failed it."""
-        worker = self._at
-        if worker is None or not self._is_there(worker):
+    def on_error(self, error: UpstreamError) -> None:
+        """Note a failure of the current worker."""
+        worker = self._worker
+        if worker is None or not self._is_current(worker):
             return
-        if trouble.is_told:
-            self._erred[id(worker)] = _No(worker, not trouble.status)  # names pass on
+        if error.reported_by_engine:
+            self._errors[id(worker)] = (worker, not error.status)
         else:
-            self._fleet.failed(worker.name, trouble.reason)
+            self._fleet.failed(worker.name, error.reason)
 
-    def started(self) -> None:
-        """The first of the engine's output came: whoever said no by an HTTP status is to blame."""
-        if self._at is not None and self._is_there(self._at):
-            self._fleet.started(self._at.name)
-        if self._erred:
-            self._to_blame([no for no in self._erred.values() if not no.inside])
+    def on_first_output(self) -> None:
+        """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
+        if self._worker is not None and self._is_current(self._worker):
+            self._fleet.started(self._worker.name)
+        if self._errors:
+            self._report_errors(in_stream=False)
 
-    def succeeded(self) -> None:
-        """The engine answered to where it was cut."""
-        if self._at is not None and self._is_there(self._at):
-            self._fleet.succeeded(self._at.name, self._client_request.model)
+    def on_preempted(self) -> None:
+        """Note that the current worker served the request up to its preemption."""
+        if self._worker is not None and self._is_current(self._worker):
+            self._fleet.succeeded(self._worker.name, self._model)
 
-    def completed(self) -> None:
-        """The engine answered to the end: whoever said no is to blame; of several within streams the request may be."""
-        inside = [no for no in self._erred.values() if no.inside]
-        if len(inside) == 1:
-            self._to_blame(inside)
-        self._erred.clear()
-        self.succeeded()
+    def on_finished(self) -> None:
+        """Note that the current worker served the request to its end.
 
-    def is_the_requests(self) -> bool:
-        """Whether two engines or more answered with an HTTP error, and nobody else is there to be asked."""
-        said = [no.worker.name for no in self._erred.values() if not no.inside]
-        if len(said) < 2:
+        The one worker that reported an in-stream error is at fault; of several, the request may be.
+        """
+        if sum(in_stream for _, in_stream in self._errors.values()) == 1:
+            self._report_errors(in_stream=True)
+        self._errors.clear()
+        self.on_preempted()
+
+    def is_request_fault(self) -> bool:
+        """Return whether two or more workers answered with an HTTP error and no other one is available."""
+        names = [worker.name for worker, in_stream in self._errors.values() if not in_stream]
+        return len(names) >= 2 and not any(
+            state.up and self._model in state.models and state.name not in names for state in self._fleet.states()
+        )
+
+    def should_check_rejection(self, budget: RetryBudget) -> bool:
+        """Return whether a peer should get a rejected (4xx) request, as this engine rejects suspiciously many; once."""
+        worker = self._worker
+        if worker is None or self._suspect is not None or not self._is_current(worker):
             return False
-        model = self._client_request.model
-        return not any(one.up and model in one.models and one.name not in said for one in self._fleet.states())
-
-    def warnings(self, budget: Budget) -> bool:
-        """Whether a peer is to be asked, since the engine calls so many requests wrong (4xx); at most once."""
-        worker = self._at
-        if worker is None or self._failed_worker is not None or not self._is_there(worker):
+        if not self._fleet.suspects(worker.name, self._model) or not budget.take(self.caller):
             return False
-        if not self._fleet.suspects(worker.name, self._client_request.model) or not budget.take(self.caller):
-            return False
-        self._failed_worker = worker
+        self._suspect = worker
         return True
 
-    def rejected(self) -> None:
-        """The engine called it wrong (4xx), and so it ends; a peer that was asked as well agrees."""
-        if self._failed_worker is not None:
-            if self._is_there(self._failed_worker):
-                self._fleet.record_outcome(self._failed_worker.name, self._client_request.model, wrong=False)
-            self._failed_worker = None
-        elif self._at is not None and self._is_there(self._at):
-            self._fleet.rejected(self._at.name, self._client_request.model, self._client_request.session)
+    def on_rejected(self) -> None:
+        """Note that the request ends with a 4xx; a peer that was asked as well agrees with the suspect."""
+        if self._suspect is not None:
+            if self._is_current(self._suspect):
+                self._fleet.record_outcome(self._suspect.name, self._model, wrong=False)
+            self._suspect = None
+        elif self._worker is not None and self._is_current(self._worker):
+            self._fleet.rejected(self._worker.name, self._model, self._session)
 
-    def over(self) -> None:
-        """No engine is asked any more; who alone said no counts once for its caller."""
-        if len(self._erred) == 1:
-            (no,) = self._erred.values()
-            if self._is_there(no.worker):
-                self._fleet.erred(no.worker.name, self.caller)
-        self._erred.clear()
+    def close(self) -> None:
+        """End the request: the only worker with an error is reported, once per caller and time window."""
+        if len(self._errors) == 1:
+            ((worker, _),) = self._errors.values()
+            if self._is_current(worker):
+                self._fleet.erred(worker.name, self.caller)
+        self._errors.clear()
 
-    def _to_blame(self, message: list[_No]) -> None:
-        for no in message:
-            if no.worker is not self._at and self._is_there(no.worker):
-                self._fleet.erred(no.worker.name, None)
-        self._erred = {one: no for one, no in self._erred.items() if not any(no is other for other in message)}
+    def _report_errors(self, *, in_stream: bool) -> None:
+        for key, (worker, inside) in list(self._errors.items()):
+            if inside == in_stream:
+                del self._errors[key]
+                if worker is not self._worker and self._is_current(worker):
+                    self._fleet.erred(worker.name, None)
 
-    def _is_there(self, worker: Worker) -> bool:
-        """Whether it is still the engine of its name: one that was replaced says nothing of the next."""
+    def _is_current(self, worker: Worker) -> bool:
+        """Return whether the fleet still has this worker under its name; a replaced one is not reported."""
         try:
             return self._fleet.worker(worker.name) is worker
         except KeyError:

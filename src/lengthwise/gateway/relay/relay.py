@@ -1,4 +1,4 @@
-"""Requests from the edge to the engines, and their answers back."""
+"""Relays requests from the edge to the engines and their responses back."""
 
 from __future__ import annotations
 
@@ -10,213 +10,130 @@ from typing import Any
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import ClientRequest, Fleet, Forecaster, Worker
-from lengthwise.gateway.relay.engine_request import Rejected, plan
-from lengthwise.gateway.relay.failures import Budget, Final, caller_of
-from lengthwise.gateway.relay.request_session import (
-    EVENTS,
-    Answer,
-    Journey,
-    Outlet,
-    Surroundings,
-    error_event,
-    failed,
-    whole,
-)
-from lengthwise.gateway.relay.responses import Assembled, BufferedResponse
-from lengthwise.gateway.request import Outcome, Request
-from lengthwise.gateway.scheduler_driver import Hub, Over
+from lengthwise.gateway.relay.engine_request import plan
+from lengthwise.gateway.relay.failures import RetryBudget, caller_of
+from lengthwise.gateway.relay.request_session import Answer, RelayContext, RequestSession
+from lengthwise.gateway.request import Request
+from lengthwise.gateway.scheduler_driver import SchedulerDriver
 
-
-class Reply:
-    """Makes an answer of a journey's pieces, and an error of what ends it.
-
-    Args:
-        journey: Whose pieces.
-    """
-
-    def __init__(self, journey: Journey) -> None:
-        self._journey, self._lost = journey, False
-
-    async def answer(self) -> Answer:
-        """The answer, as soon as there is something to tell."""
-        journey = self._journey
-        try:
-            first = await journey.piece()
-        except Rejected as no:
-            journey.blame.rejected()
-            return self._rejected(no)
-        except Final as final:
-            if journey.no is not None:  # nobody else could be asked
-                return self._rejected(journey.no)
-            journey.end(Outcome.FAILED, str(final))
-            return failed(final)
-        except Over:
-            journey.end(Outcome.FAILED, "it was ended")
-            return failed(_stopped())
-        except BaseException as error:
-            gone = isinstance(error, asyncio.CancelledError)
-            journey.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
-            raise
-        if not isinstance(journey.state, BufferedResponse | Assembled):
-            return Answer(200, EVENTS, first or b"", self._tracker, self._close, self._pass_to)
-        kind = journey.kind if isinstance(journey.state, BufferedResponse) else "application/json"
-        return whole(200, first or b"", kind or "application/json")
-
-    async def _tracker(self) -> bytes | None:
-        """The next piece, an error in place of one that does not come; None at the end."""
-        try:
-            return await self._journey.piece()
-        except Over:
-            final = _stopped()
-        except Rejected as no:
-            final = Final(502, "engine_failed", f"the engine refused to go on: {no}")
-        except Final as told:
-            final = told
-        self._journey.end(Outcome.FAILED, str(final))
-        return None if self._lost else error_event(final)
-
-    def _pass_to(self, outlet: Outlet) -> None:
-        self._journey.outlet = outlet
-
-    def _rejected(self, no: Rejected) -> Answer:
-        self._journey.end(Outcome.REJECTED, str(no))
-        return whole(no.status, no.body, no.kind)
-
-    def _close(self) -> None:
-        """The client takes no more."""
-        self._lost = True
-        self._journey.end(Outcome.CLIENT_GONE, "while its answer came")
-
-
-def _stopped() -> Final:
-    return Final(503, "stopped", "The gateway stopped this request.", 1.0)
-
-
-CUTTING = ("isrtf", "windowed")
+PREEMPTIVE_MODES = ("isrtf", "windowed")
 _POLL_INTERVAL_S = 1.0
 
 
 class Relay:
-    """Relays requests.
+    """Sends requests to engines in the order of the scheduler.
 
     Args:
-        hub: Where they wait for their turn.
-        fleet: The engines.
-        forecaster: Who predicts their lengths.
-        config: The gateway's.
-        hinted: Adds to a body what an engine is told besides; None adds nothing.
-        report: The length that a client fixed, of body, fields and longest output; 0 none.
+        add_hints: Adds scheduling hints for a worker to a body; None adds nothing.
+        requested_tokens: Returns the output length that a client fixes (body, fields, max_tokens), 0 if it fixes none.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        driver: SchedulerDriver,
         fleet: Fleet,
         forecaster: Forecaster,
         config: GatewayConfig,
         *,
-        hinted: Callable[[Request, Worker, bytes], bytes] | None = None,
-        report: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
+        add_hints: Callable[[Request, Worker, bytes], bytes] | None = None,
+        requested_tokens: Callable[[bytes, Callable[[], dict[str, Any]], int | None], int] | None = None,
     ) -> None:
-        self.budget = Budget(config.resilience.retry_share)
+        self.budget = RetryBudget(config.resilience.retry_share)
         self.config = config
-        self._hub, self._fleet, self._forecaster = hub, fleet, forecaster
-        self._report = report or _empty
+        self._driver, self._fleet, self._forecaster = driver, fleet, forecaster
+        self._requested_tokens = requested_tokens or (lambda _body, _fields, _max_tokens: 0)
         self._ids = itertools.count(1)
-        self._resumes, self._looked_s = False, float("-inf")
+        self._resumes, self._polled_s = False, float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._context = Surroundings(
+        self._context = RelayContext(
             fleet,
             config,
             self.budget,
-            hinted or _as_it_is,
-            self._window,
+            add_hints or (lambda _request, _worker, body: body),
+            self._on_window,
             self._spawn,
-            bool(getattr(forecaster, "reads_text", False)),
+            track_text=bool(getattr(forecaster, "reads_text", False)),
         )
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
-        """The answer, as soon as there is something to tell.
+        """Return the answer to a request once its first chunk is known.
 
         Raises:
-            Refused: The request is not let in, or waited in vain.
+            RequestRefusedError: The request is not admitted, or its wait timed out.
         """
-        self.budget.request(caller_of(client_request))
-        order = self.config.order
-        what = plan(
-            client_request, resumes=self._any_resumes(), window_tokens=order.window_tokens, cuts=order.mode in CUTTING
+        self.budget.deposit(caller_of(client_request))
+        order, limits = self.config.order, self.config.limits
+        resumption = plan(
+            client_request,
+            resumes=self._any_resumes(),
+            window_tokens=order.window_tokens,
+            preempts=order.mode in PREEMPTIVE_MODES,
         )
-        request = self._request(client_request, resumable=what.obstacle is None)
-        request.length_prediction = await self._forecaster.first(request, client_request.text)
-        turn = await self._hub.enter(request)
-        return await Reply(Journey(self._context, client_request, what, turn)).answer()
-
-    def configure(self, config: GatewayConfig) -> None:
-        """Another configuration for requests from now on."""
-        self.config = config
-        self._context = replace(self._context, config=config)
-
-    async def aclose(self) -> None:
-        """Ends what runs beside."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _request(self, client_request: ClientRequest, *, resumable: bool) -> Request:
-        most = self.config.limits.max_tokens
-        return Request(
+        request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
             model=client_request.model,
             prompt_tokens=client_request.prompt_tokens,
-            max_tokens=most if client_request.max_tokens is None else client_request.max_tokens,
+            max_tokens=limits.max_tokens if client_request.max_tokens is None else client_request.max_tokens,
             tenant=client_request.tenant,
             priority=client_request.priority,
             body_bytes=len(client_request.body),
             session=client_request.session,
-            leading=client_request.leading,
-            resumable=resumable,
+            prefix=client_request.prefix,
+            resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
-            told_tokens=self._report(client_request.body, client_request.fields, client_request.max_tokens),
+            requested_tokens=self._requested_tokens(
+                client_request.body, client_request.fields, client_request.max_tokens
+            ),
             choices=client_request.n,
-            complete=not client_request.stream,
+            buffered=not client_request.stream,
         )
+        request.length_prediction = await self._forecaster.first(request, client_request.text)
+        ticket = await self._driver.enter(request)
+        return await RequestSession(self._context, client_request, resumption, ticket).respond()
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Use another configuration for later requests."""
+        self.config = config
+        self._context = replace(self._context, config=config)
+
+    async def aclose(self) -> None:
+        """Cancel background tasks."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of background tasks."""
+        return len(self._tasks)
 
     def _any_resumes(self) -> bool:
-        """Whether any engine tells token ids; looked up once a second."""
-        now_s = self._hub.clock()
-        if now_s - self._looked_s > _POLL_INTERVAL_S:
-            self._resumes = any(self._tells_ids(state.name) for state in self._fleet.states())
-            self._looked_s = now_s if self._resumes else float("-inf")
+        """Return whether any engine returns token ids; looked up at most once a second once one does."""
+        now_s = self._driver.clock()
+        if now_s - self._polled_s > _POLL_INTERVAL_S:
+            self._resumes = False
+            for state in self._fleet.states():
+                try:
+                    capabilities = self._fleet.worker(state.name).capabilities
+                except KeyError:  # it left since the states were taken
+                    continue
+                self._resumes |= capabilities.ids_each and capabilities.token_ids
+            self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
-    def _tells_ids(self, name: str) -> bool:
-        try:
-            able = self._fleet.worker(name).capabilities
-        except KeyError:
-            return False
-        return able.ids_each and able.token_ids
-
-    def _window(self, journey: Journey) -> None:
+    def _on_window(self, session: RequestSession) -> None:
         if self.config.order.mode != "fcfs":
-            self._spawn(self._reforecast(journey))
+            self._spawn(self._predict_again(session))
 
-    async def _reforecast(self, journey: Journey) -> None:
-        request = journey.turn.request
-        so_far = journey.received.text() if journey.received is not None else None
-        length_prediction = await self._forecaster.retry(request, journey.client_request.text or None, so_far)
-        if not journey.turn.over:
-            self._hub.reforecast(request, length_prediction)
+    async def _predict_again(self, session: RequestSession) -> None:
+        request = session.ticket.request
+        text = session.text.text() if session.text is not None else None
+        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
+        if not session.ticket.finished:
+            self._driver.reforecast(request.id, prediction)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _empty(_body: bytes, _fields: Callable[[], dict[str, Any]], _most: int | None) -> int:
-    return 0
-
-
-def _as_it_is(_request: Request, _worker: Worker, body: bytes) -> bytes:
-    return body

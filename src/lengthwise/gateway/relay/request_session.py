@@ -1,513 +1,542 @@
-"""One client's request over its life: sent, read, cut, resumed, moved to another engine."""
+"""One client's request over its life: attempts at engines, preemption, resume, fail-over, and the client's answer."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lengthwise.backend.openai_protocol import Server
+from lengthwise.backend.openai_protocol import CHAT, Server
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
 from lengthwise.gateway.relay import engine_request
-from lengthwise.gateway.relay.engine_request import Plan, Rejected, State
-from lengthwise.gateway.relay.failures import Blame, Budget, Final, Full, Interrupted, Trouble
-from lengthwise.gateway.relay.responses import BufferedResponse, Plain, Tracked
-from lengthwise.gateway.relay.sse import Splitter, TooLong, data_of, decoded, split
-from lengthwise.gateway.relay.upstream import CLIENT, SLOW, Call
+from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
+from lengthwise.gateway.relay.failures import (
+    IN_STREAM_ERROR,
+    AttemptInterruptedError,
+    FailureAttribution,
+    QueueFullError,
+    RequestFailedError,
+    RetryBudget,
+    UpstreamError,
+)
+from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
+from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
+from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
 from lengthwise.gateway.request import Outcome, Request
-from lengthwise.gateway.scheduler_driver import GONE, Over, Refused, Turn
+from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all journeys share.
+class RelayContext:
+    """What all request sessions share.
 
     Attributes:
-        fleet: The engines.
-        config: The gateway's.
-        budget: Of retries.
-        hinted: A body with what the engine is told besides.
-        window: Called when a request's output passed a window.
-        spawn: Runs something beside.
-        hears: Whether the text of answers is kept, for a predictor that reads it.
+        on_window: Called when the output of a request passes a window of tokens.
+        track_text: Whether a predictor reads the generated text, so that it has to be retained.
     """
 
     fleet: Fleet
     config: GatewayConfig
-    budget: Budget
-    hinted: Callable[[Request, Worker, bytes], bytes]
-    window: Callable[[Journey], None]
+    budget: RetryBudget
+    add_hints: Callable[[Request, Worker, bytes], bytes]
+    on_window: Callable[[RequestSession], None]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    hears: bool = False
+    track_text: bool = False
 
 
-_TAIL = 12
-_REQUEST_TIMEOUT_S = 2.0
-_HALF = "�"
-_MAX_BYTES = 1 << 16
-"""Of an answer: the text of a few tokens."""
+_CONTEXT_IDS = 12
+_DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
-async def kept_tokens(state: Tracked, worker: Worker, model: str) -> int:
-    """Tokens behind which a further leg can begin.
+async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) -> int:
+    """Return the number of tokens after which another attempt can start.
 
-    A chunk with several tokens and a text may end in half a character, which the engine holds back. Whether
-    it does is seen by the text of the last tokens, asked of ``/detokenize``; an engine without it is believed.
+    A chunk with several tokens and a text may end in half a character, which the engine holds back. ``/detokenize`` of
+    the last tokens shows it. An engine without that route is taken to hold back nothing.
     """
-    kept = state.retained
-    for dropped in range(state.unsure):
-        tail = state.tail(_TAIL + dropped)
-        text = await _text(worker, model, tail[: len(tail) - dropped])
-        if text is None or not text.endswith(_HALF):
-            return kept - dropped
-    return kept
-
-
-async def _text(worker: Worker, model: str, ids: list[int]) -> str | None:
     import msgspec
 
-    body = msgspec.json.encode({"model": model, "tokens": ids})
-    url = Server(worker.url).root + "/detokenize"
-    try:
-        async with (
-            asyncio.timeout(_REQUEST_TIMEOUT_S),
-            worker.session.post(url, data=body, allow_redirects=False) as answer,
-        ):
-            told = msgspec.json.decode(await _short(answer))
-        return str(told["prompt"])
-    except Exception:  # noqa: BLE001 - whatever it is: there is no answer
-        return None
+    for num_dropped in range(response.partial_tokens):
+        ids = response.last_ids(_CONTEXT_IDS + num_dropped)
+        body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
+        try:
+            async with (
+                asyncio.timeout(_DETOKENIZE_TIMEOUT_S),
+                worker.session.post(Server(worker.url).root + "/detokenize", data=body, allow_redirects=False) as reply,
+            ):
+                text = str(msgspec.json.decode(await read_bounded(reply, _MAX_DETOKENIZED_BYTES))["prompt"])
+        except Exception:  # noqa: BLE001 - no usable answer, for whatever reason
+            text = ""
+        if not text.endswith("\ufffd"):
+            return response.flushed_tokens - num_dropped
+    return response.flushed_tokens
 
 
-async def _short(answer: Any) -> bytes:
-    """All of an answer; ValueError where it is longer than it can be, and the rest is not read."""
-    parts, size = [], 0
-    while part := await answer.content.readany():
-        parts.append(part)
-        size += len(part)
-        if size > _MAX_BYTES:
-            answer.close()
-            raise ValueError("too long")
-    return b"".join(parts)
+MAX_TEXT_BYTES = 1 << 21
+"""Most bytes of events retained for a predictor; the rest of the output is not read."""
 
 
-MAX_BYTES = 1 << 21
-"""Of events that are kept until somebody asks; what comes behind is not read."""
+class GeneratedText:
+    """Collects the events that go to a client and parses them on demand."""
 
-
-class Heard:
-    """Takes the events that go to a client, and reads them when it is asked."""
-
-    __slots__ = ("_parts", "_size", "_splitter", "_texts")
+    __slots__ = ("_parts", "_size", "_splitter", "_text")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._texts: list[str] = []
+        self._text = ""
         self._size = 0
-        self._splitter = Splitter()
+        self._splitter = EventSplitter()
 
-    def take(self, events: bytes) -> None:
-        """Some more."""
-        if self._size < MAX_BYTES:
+    def add(self, events: bytes) -> None:
+        """Add events that go to the client."""
+        if self._size < MAX_TEXT_BYTES:
             self._size += len(events)
             self._parts.append(events)
 
     def text(self) -> str:
-        """Of all that came."""
+        """Return the text of all events so far."""
         parts, self._parts = self._parts, []
+        texts = [self._text]
         try:
-            for event in split(self._splitter.feed(b"".join(parts))):
-                self._texts.append(_text_of(event))
-        except TooLong:
-            self._size = MAX_BYTES
-        if len(self._texts) > 1:
-            self._texts = ["".join(self._texts)]
-        return self._texts[0] if self._texts else ""
-
-
-def _text_of(event: bytes) -> str:
-    try:
-        choices = decoded(data_of(event)).get("choices") or ()
-        return "".join(one.get("text") or (one.get("delta") or {}).get("content") or "" for one in choices)
-    except (ValueError, TypeError, AttributeError):
-        return ""
+            for event in split_events(self._splitter.feed(b"".join(parts))):
+                try:
+                    choices = parse_object(event_data(event)).get("choices") or ()
+                    texts.append("".join(c.get("text") or (c.get("delta") or {}).get("content") or "" for c in choices))
+                except (ValueError, TypeError, AttributeError):
+                    continue
+        except EventTooLongError:
+            self._size = MAX_TEXT_BYTES
+        self._text = "".join(texts)
+        return self._text
 
 
 Headers = list[tuple[bytes, bytes]]
-EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-class Outlet(Protocol):
-    """Where pieces of an answer can go at once (``edge``: the client's connection)."""
+class ChunkWriter(Protocol):
+    """Where chunks can be written as they arrive (the client's connection, of ``edge``)."""
 
-    def takes(self) -> bool: ...
-    def pass_on(self, piece: bytes) -> None: ...
+    def can_write(self) -> bool: ...  # noqa: D102
+    def write_chunk(self, chunk: bytes) -> None: ...  # noqa: D102
 
 
 class Answer:
-    """Status and headers at once, the body as it comes.
+    """Status, headers and body for the client; ``session`` yields the body after the first chunk."""
 
-    Attributes:
-        status: Of HTTP.
-        headers: Content-type at least.
-    """
+    __slots__ = ("_first", "_session", "headers", "status")
 
-    __slots__ = ("_close", "_first", "_next", "_pass_to", "headers", "status")
-
-    def __init__(
-        self,
-        status: int,
-        headers: Headers,
-        first: bytes,
-        tracker: Callable[[], Awaitable[bytes | None]] | None = None,
-        close: Callable[[], None] | None = None,
-        pass_to: Callable[[Outlet], None] | None = None,
-    ) -> None:
+    def __init__(self, status: int, headers: Headers, first: bytes, session: RequestSession | None = None) -> None:
         self.status, self.headers = status, headers
         self._first: bytes | None = first
-        self._next, self._close, self._pass_to = tracker, close, pass_to
+        self._session = session
 
     def __aiter__(self) -> Answer:
-        """Itself: it can be read once."""
         return self
 
     async def __anext__(self) -> bytes:
-        """The next piece of the body."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
         try:
-            piece = None if self._next is None else await self._next()
+            chunk = None if self._session is None else await self._session.next_or_error()
         except BaseException:
             await self.aclose()
             raise
-        if piece is None:
+        if chunk is None:
             raise StopAsyncIteration
-        return piece
+        return chunk
 
-    def pass_to(self, outlet: Outlet) -> None:
-        """Pieces go there as soon as they come, past who iterates, while it takes them.
+    def attach_writer(self, writer: ChunkWriter) -> None:
+        """Write further chunks to a connection as they arrive, while it can take them, instead of yielding them.
 
-        All that were iterated over must be out.
+        All chunks yielded before must have been written.
         """
-        if self._pass_to is not None:
-            self._pass_to(outlet)
+        if self._session is not None:
+            self._session.writer = writer
 
     async def aclose(self) -> None:
-        """Ends it, in whatever state; the engine aborts what it still does for it."""
-        if self._close is not None:
-            self._close()
+        """End the answer in whatever state; the engine aborts the request."""
+        if self._session is not None:
+            self._session.on_client_gone()
 
 
-def whole(status: int, body: bytes, kind: str = "application/json") -> Answer:
-    """One that is all there."""
-    return Answer(status, [(b"content-type", kind.encode("latin-1")), (b"content-length", b"%d" % len(body))], body)
+def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
+    """Return an answer with a complete body."""
+    headers = [(b"content-type", content_type.encode("latin-1")), (b"content-length", b"%d" % len(body))]
+    return Answer(status, headers, body)
 
 
-def error_of(final: Final) -> dict[str, Any]:
-    """An error in OpenAI's form."""
-    kind = "server_error" if final.status >= 500 else "invalid_request_error"
-    return {"error": {"message": str(final), "type": kind, "param": None, "code": final.reason}}
-
-
-def failed(final: Final) -> Answer:
-    """For a request that nothing has been sent of."""
+def _error_body(error: RequestFailedError) -> bytes:
+    """Return an error in OpenAI's format."""
     import msgspec
 
-    answer = whole(final.status, msgspec.json.encode(error_of(final)))
-    if final.retry_after_s is not None:
-        answer.headers.append((b"retry-after", b"%d" % max(1, round(final.retry_after_s))))
-    return answer
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return msgspec.json.encode({"error": {"message": str(error), "type": kind, "param": None, "code": error.reason}})
 
 
-def error_event(final: Final) -> bytes:
-    """For a stream that cannot go on."""
-    import msgspec
-
-    return b"data: " + msgspec.json.encode(error_of(final)) + b"\n\n"
+_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(?:503|429)\b')
+MAX_FAILURES = 3
+"""Engines at which one request may fail: a request that kills engines must not reach all of them."""
 
 
-MOST_FAILURES = 3
-"""Engines that one request may fail at: what kills engines is not handed on to all of them."""
-
-
-class Journey:
-    """From the first assignment to the end; ``Reply`` makes an answer of it.
-
-    Args:
-        neighbors: What all share.
-        client_request: By the client.
-        plan: What can be done with it.
-        turn: Its place.
+class RequestSession:
+    """One request from its dispatch to its end.
 
     Attributes:
-        state: How the engine's answer is read; None: none has come, or it was given up.
-        received: The text so far, for a predictor that reads it.
-        blame: What the fleet is told.
-        no: That an engine called the request wrong, while another one is asked.
-        kind: Content type of the engine's answer.
-        outlet: Where pieces go at once while it takes them, past who asks for them.
+        response: The current response; None before it starts or after it was given up.
+        text: The text so far, for a predictor that reads it.
+        writer: Client connection to which chunks go as they arrive.
     """
 
-    def __init__(self, neighbors: Surroundings, client_request: ClientRequest, plan: Plan, turn: Turn) -> None:
-        self.client_request, self.plan, self.turn = client_request, plan, turn
-        self.state: State | None = None
-        self.received = Heard() if neighbors.hears and client_request.stream else None
-        self.blame = Blame(neighbors.fleet, client_request)
-        self.no: Rejected | None = None
-        self.kind = ""
-        self._context = neighbors
-        self.outlet: Outlet | None = None
-        self._call: Call | None = None
-        self._at: Worker | None = None
-        self._failures = self._timeout = self._leg_from = self._legs = 0
-        self._mark = 1
+    def __init__(self, context: RelayContext, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
+        self.client_request, self.plan, self.ticket = client_request, plan, ticket
+        self.response: Response | None = None
+        self.text = GeneratedText() if context.track_text and client_request.stream else None
+        self.writer: ChunkWriter | None = None
+        self._context = context
+        self._attribution = FailureAttribution(context.fleet, client_request)
+        self._rejection: RequestRejectedError | None = None
+        """The rejection by one engine while a peer is asked."""
+        self._content_type = ""
+        self._attempt: Attempt | None = None
+        self._worker: Worker | None = None
+        self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
+        self._next_window = 1
         self._full_since_s: float | None = None
-        self._going_on = self._spoke = self._leg_spoke = self._light = self._done = False
-        turn.on_interrupt = self._interrupted
+        self._resuming = self._output_started = self._attempt_output_started = False
+        self._retry_state_released = self._done = self._client_gone = False
+        ticket.on_interrupt = self._on_interrupt
 
-    async def piece(self) -> bytes | None:
-        """The next bytes for the client; None at the end."""
+    # -- for the client ----------------------------------------------------------------------
+
+    async def respond(self) -> Answer:  # noqa: PLR0911
+        """Return the answer once its first chunk, or an error, is known."""
+        try:
+            first = await self.next_chunk() or b""
+        except RequestRejectedError as rejection:
+            self._attribution.on_rejected()
+            return self._reject(rejection)
+        except RequestFailedError as error:
+            if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
+                return self._reject(self._rejection)
+            return self._fail(error)
+        except RequestFinishedError:
+            return self._fail(_stopped())
+        except BaseException as error:
+            gone = isinstance(error, asyncio.CancelledError)
+            self.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
+            raise
+        if isinstance(self.response, BufferedResponse):
+            return complete_answer(200, first, self._content_type or "application/json")
+        if isinstance(self.response, AssembledResponse):
+            return complete_answer(200, first, "application/json")
+        return Answer(200, _STREAM_HEADERS, first, self)
+
+    async def next_or_error(self) -> bytes | None:
+        """Return the next chunk, an error event if the request failed, None at the end."""
+        try:
+            return await self.next_chunk()
+        except RequestFinishedError:
+            error = _stopped()
+        except RequestRejectedError as rejection:
+            error = RequestFailedError(502, "engine_failed", f"the engine refused to continue: {rejection}")
+        except RequestFailedError as failure:
+            error = failure
+        self.end(Outcome.FAILED, str(error))
+        return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
+
+    def on_client_gone(self) -> None:
+        """End the request, as the client reads no more."""
+        self._client_gone = True
+        self.end(Outcome.CLIENT_GONE, "while its answer came")
+
+    def _reject(self, rejection: RequestRejectedError) -> Answer:
+        self.end(Outcome.REJECTED, str(rejection))
+        return complete_answer(rejection.status, rejection.body, rejection.content_type)
+
+    def _fail(self, error: RequestFailedError) -> Answer:
+        self.end(Outcome.FAILED, str(error))
+        answer = complete_answer(error.status, _error_body(error), "application/json")
+        if error.retry_after_s is not None:
+            answer.headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+        return answer
+
+    # -- the loop over attempts ----------------------------------------------------------------
+
+    async def next_chunk(self) -> bytes | None:
+        """Return the next bytes for the client; None at the end.
+
+        Raises:
+            RequestRejectedError: The engine rejects the request.
+            RequestFailedError: The output cannot start, or cannot continue.
+            RequestFinishedError: The request was ended elsewhere.
+        """
         problem: Exception | None = None
         while not self._done:
             try:
                 if problem is not None:
-                    met, problem = problem, None
-                    out = await self._met(met)
-                elif self._call is not None:
-                    data = await self._reading(self._call)
-                    out = b"" if data is None else self._taken(self._call, data)
+                    current, problem = problem, None
+                    out = await self._handle(current)
+                elif self._attempt is not None:
+                    data = await self._read(self._attempt)
+                    out = b"" if data is None else self._process(self._attempt, data)
                 else:
-                    out = await self._open()
-            except (Trouble, Full, Interrupted) as came:
-                problem = came
+                    out = await self._start_attempt()
+            except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
+                problem = error
                 continue
-            except Rejected as no:
-                if not self.blame.warnings(self._context.budget):
+            except RequestRejectedError as rejection:
+                if not self._attribution.should_check_rejection(self._context.budget):
                     raise
-                self.no = problem = no
+                self._rejection = problem = rejection
                 continue
             if out:
                 return out
         return None
 
-    def _reading(self, call: Call) -> Awaitable[bytes | None]:
-        """The next piece from the engine, to be awaited; what it told of trouble before is raised first."""
-        state = self.state
-        assert state is not None
-        if state.trouble is not None:
-            begun = state.count > self._leg_from or (state.sent and not self._going_on)
-            raise engine_request.told_inside(state.trouble, started=begun)
-        return call.read(None if self.outlet is None else self._at_once)
+    def _read(self, attempt: Attempt) -> Awaitable[bytes | None]:
+        """Return the awaitable next chunk of the engine; raise an error that it reported before."""
+        response = self.response
+        assert response is not None
+        if (error := response.error) is not None:
+            started = response.count > self._start_tokens or (response.sent and not self._resuming)
+            if not started and error.reason == IN_STREAM_ERROR and _QUEUE_FULL_CODE.search(str(error)):
+                raise QueueFullError  # vLLM answers 200 and then reports in the stream that its queue is full
+            raise error
+        return attempt.read(None if self.writer is None else self._write_through)
 
-    def _at_once(self, data: bytes) -> bool:
-        """Whether a piece went on in the moment in which it came; ``piece`` is woken where there is more to do."""
-        outlet, call, state = self.outlet, self._call, self.state
-        if outlet is None or call is None or state is None or not outlet.takes():
+    def _write_through(self, data: bytes) -> bool:
+        """Write a chunk of the engine to the client as it arrives; return False if the reader has to take it."""
+        writer, attempt, response = self.writer, self._attempt, self.response
+        if writer is None or attempt is None or response is None or not writer.can_write():
             return False
-        if out := self._taken(call, data):
-            outlet.pass_on(out)
-        if self._done or state.trouble is not None:
-            call.wakeup()
+        if out := self._process(attempt, data):
+            writer.write_chunk(out)
+        if self._done or response.error is not None:
+            attempt.wake()
         return True
 
-    def _taken(self, call: Call, data: bytes) -> bytes:
-        """What goes to the client of a piece (b"" at the end), once all who count have been told."""
-        state = self.state
-        assert state is not None
-        out = state.feed(data) if data else engine_request.ended(state)
-        if self.received is not None:
-            self.received.take(out)
-        if not self._leg_spoke or state.count >= self._mark:
-            self._reached(state)
-        self.turn.tokens(state.count)
-        if not (state.resumable or self.turn.retained):
-            self.turn.uncuttable()
-        if out and not self._light and state.sent:
-            self._lighten(state)
-        if state.trouble is not None:
-            return out  # what came before it; the next step meets it
-        if state.finished or (state.complete and not data):
-            self._complete(call)
-        elif self.turn.cut.is_set() and (tracked := engine_request.movable(state)) and not state.complete:
-            self._timeout += 1
-            if leaves := engine_request.leaves(tracked, self._timeout):
-                call.interrupt("cut")
-            elif leaves is None:
-                self.turn.uncuttable()
+    def _process(self, attempt: Attempt, data: bytes) -> bytes:  # noqa: C901
+        """Return the bytes for the client of a chunk of the engine (b"" at its end), after all counts are updated."""
+        response, ticket = self.response, self.ticket
+        assert response is not None
+        out = response.feed(data) if data else response.end()
+        if self.text is not None:
+            self.text.add(out)
+        if not self._attempt_output_started or response.count >= self._next_window:
+            self._note_progress(response)
+        ticket.tokens(response.count)
+        if not (response.resumable or ticket.nonpreemptible):
+            ticket.mark_nonpreemptible()
+        if out and not self._retry_state_released and response.sent:
+            self._release_retry_state(response)
+        if response.error is not None:
+            return out  # the next step raises the error, after the output before it
+        if response.finished or (response.complete and not data):
+            self._attempt = None
+            self._attribution.on_finished()
+            if attempt.at_end:
+                attempt.close()
+            else:
+                self._context.spawn(attempt.drain())
+            self.end(Outcome.FINISHED, response.cause)
+        elif ticket.preempted.is_set() and not response.complete and (tracked := _preemptible(response)):
+            self._preempt_chunks += 1
+            if preempt := tracked.preempt_now(self._preempt_chunks):
+                attempt.interrupt("cut")
+            elif preempt is None:
+                ticket.mark_nonpreemptible()
         return out
 
-    async def _open(self) -> bytes:
-        """Sends the request; what is returned ends it already."""
-        self._at = None
-        self._at = worker = engine_request.worker_of(self._context.fleet, self.turn.place)
+    async def _start_attempt(self) -> bytes:
+        """Send the request to the assigned worker; return the end of an output that is already at its limit."""
+        context, client_request, ticket = self._context, self.client_request, self.ticket
+        self._worker = None
+        try:
+            self._worker = worker = context.fleet.worker(ticket.current_worker)
+        except KeyError:
+            raise UpstreamError(GONE, engine_fault=False) from None
         body: bytes | None
-        if self._going_on and isinstance(self.state, Tracked):
-            kept = await kept_tokens(self.state, worker, self.client_request.model)
-            path, body = "/v1/completions", engine_request.next_body(self.plan, self.state, worker, kept)
+        if self._resuming and isinstance(self.response, TrackedStream):
+            num_tokens = await resumable_tokens(self.response, worker, client_request.model)
+            path = "/v1/completions"
+            body = engine_request.continuation_body(self.plan, self.response, worker, num_tokens)
             if body is None:
-                return self._finished(self.state.at_limit())
+                return self._finish(self.response.end_at_limit())
         else:
-            path, body = (
-                engine_request.first_path(self.client_request),
-                engine_request.first_body(self.client_request, self.plan, worker),
+            path = "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
+            body = engine_request.first_body(client_request, self.plan, worker)
+        if not self.plan.can_preempt_at(worker):
+            ticket.mark_nonpreemptible()
+        resilience = context.config.resilience
+        self._attempt = attempt = Attempt(resilience)
+        self._attempts, self._attempt_output_started = self._attempts + 1, False
+        self._attribution.on_attempt(worker)
+        body = context.add_hints(ticket.request, worker, body)
+        await attempt.open(worker.session, path, body, engine_request.attempt_headers(client_request, self._attempts))
+        listed_model = client_request.model if client_request.model in worker.capabilities.models else ""
+        await engine_request.require_success(attempt, resumed=self._resuming, listed_model=listed_model)
+        self._attribution.on_accepted()
+        self._preempt_chunks, self._rejection = 0, None
+        self._content_type = attempt.headers.get("content-type", "")
+        if not self._resuming:
+            self.response = engine_request.new_response(
+                client_request, self.plan, worker, self._content_type, resilience.answer_bytes
             )
-        if not self.plan.cut_at(worker):
-            self.turn.uncuttable()
-        resilience = self._context.config.resilience
-        self._call = call = Call(resilience)
-        self._legs, self._leg_spoke = self._legs + 1, False
-        self.blame.sent(worker)
-        body = self._context.hinted(self.turn.request, worker, body)
-        await call.open(worker.session, path, body, engine_request.leg_headers(self.client_request, self._legs))
-        entries = self.client_request.model if self.client_request.model in worker.capabilities.models else ""
-        await engine_request.require_200(call, going_on=self._going_on, entries=entries)
-        self.blame.served()
-        self._timeout, self.no = 0, None
-        self.kind = call.headers.get("content-type", "")
-        if not self._going_on:
-            self.state = engine_request.new_state(
-                self.client_request, self.plan, worker, self.kind, resilience.answer_bytes
-            )
-            self.turn.request.at_once = isinstance(self.state, BufferedResponse)
-        self._leg_from = self.state.count if self.state is not None else 0
+            ticket.request.single_chunk = isinstance(self.response, BufferedResponse)
+        self._start_tokens = self.response.count if self.response is not None else 0
         return b""
 
-    def _reached(self, state: State) -> None:
-        """The first of a leg or of all, or the end of a window (the next mark)."""
-        if not self._leg_spoke and (state.count > self._leg_from or state.complete):
-            self._full_since_s, self._leg_spoke = None, True
-            self.blame.started()
-        if state.count and not self._spoke:
-            self._spoke = True
-            if not self.turn.request.at_once:
-                self.turn.first_token()
-        if state.count >= self._mark:
+    def _note_progress(self, response: Response) -> None:
+        """Report the first output of the attempt and of the request, and the end of a window of tokens."""
+        if not self._attempt_output_started and (response.count > self._start_tokens or response.complete):
+            self._full_since_s, self._attempt_output_started = None, True
+            self._attribution.on_first_output()
+        if response.count and not self._output_started:
+            self._output_started = True
+            if not self.ticket.request.single_chunk:
+                self.ticket.first_token()
+        if response.count >= self._next_window:
             tokens = self._context.config.order.window_tokens
-            if state.count >= tokens and not state.complete:
-                self._context.window(self)
-            self._mark = (state.count // tokens + 1) * tokens
+            if response.count >= tokens and not response.complete:
+                self._context.on_window(self)
+            self._next_window = (response.count // tokens + 1) * tokens
 
-    def _lighten(self, state: State) -> None:
-        """The client has a part of the answer, so that the request is not sent anew: what only that needs is let go."""
-        self._light = True
-        self.plan = self.plan.going_on()
-        ids_bytes = state.held_bytes if isinstance(state, Tracked) else 0
-        self.client_request.release(text=self.received is None, others_bytes=ids_bytes)
+    def _release_retry_state(self, response: Response) -> None:
+        """Free the state that only a restart needs: bytes have reached the client, so the request cannot restart."""
+        self._retry_state_released = True
+        self.plan = self.plan.for_continuation()
+        ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
+        self.client_request.release(text=self.text is None, others_bytes=ids_bytes)
 
-    @property
-    def _engine(self) -> str:
-        """The engine it was sent to last, by the name that it has now."""
-        return self.turn.place if self._at is None else self._at.name
+    # -- preemption, retry, fail-over ------------------------------------------------------------
 
-    async def _met(self, problem: Exception) -> bytes:
-        if isinstance(problem, Full):
-            await self._wait_for_room(problem)
-        elif isinstance(problem, Trouble):
-            return await self._troubled(problem)
-        elif isinstance(problem, Rejected):
-            await self._resume("retried", avoid=self._engine)
-        elif isinstance(problem, Interrupted) and problem.cause in (CLIENT, SLOW):
+    async def _handle(self, problem: Exception) -> bytes:
+        """Go on after a failed, interrupted or rejected attempt; return bytes for the client."""
+        response = self.response
+        if isinstance(problem, QueueFullError):
+            await self._requeue(problem)
+        elif isinstance(problem, UpstreamError):
+            return await self._fail_over(problem)
+        elif isinstance(problem, RequestRejectedError):
+            await self._resume("retried", avoid=self._worker_name)
+        elif isinstance(problem, AttemptInterruptedError) and problem.cause in (CLIENT_GONE, SLOW_READER):
             self.end(Outcome.CLIENT_GONE, problem.cause)
-            if problem.cause == SLOW:  # it may read on, and must not take what it has for all
-                raise Final(408, "slow_reader", "The answer was not read in time.")
-            raise Over
-        elif (rest := engine_request.rest(self.state)) is not None:
-            return self._finished(rest)  # cut between its last token and the end of its stream
-        elif isinstance(problem, Interrupted) and problem.cause == GONE:
-            await self._resume("failed_over", avoid=self._engine)
+            if problem.cause == SLOW_READER:
+                # The client may read on, and must not take a part of the output for all of it.
+                raise RequestFailedError(408, "slow_reader", "The answer was not read in time.")
+            raise RequestFinishedError
+        elif response is not None and (rest := response.completion()) is not None:
+            return self._finish(rest)  # preempted between its last token and the end of its stream
+        elif isinstance(problem, AttemptInterruptedError) and problem.cause == GONE:
+            await self._resume("failed_over", avoid=self._worker_name)
         else:
-            if self._leg_spoke:
-                self.blame.succeeded()
+            if self._attempt_output_started:
+                self._attribution.on_preempted()
             await self._resume("window" if self._context.config.order.mode == "windowed" else "cut")
         return b""
 
-    async def _troubled(self, trouble: Trouble) -> bytes:
-        """An engine failed: on to another one, if that can be without a gap or a repeat."""
-        state = self.state
-        self._close_call()
-        if trouble.engine and self.turn.worker:
-            self.blame.failed(trouble)
-        if isinstance(state, Plain) and state.report:  # in the engine's own words
-            self.end(Outcome.FAILED, str(trouble))
+    async def _fail_over(self, error: UpstreamError) -> bytes:
+        """Move to another engine if the output can continue there without a gap or a repeat."""
+        response = self.response
+        self._close_attempt()
+        if error.engine_fault and self.ticket.worker:
+            self._attribution.on_error(error)
+        if isinstance(response, Passthrough) and response.error_forwarded:
+            self.end(Outcome.FAILED, str(error))
             return b""
-        if (rest := engine_request.rest(self.state)) is not None:
-            return self._finished(rest)
+        if response is not None and (rest := response.completion()) is not None:
+            return self._finish(rest)
         self._failures += 1
-        once = trouble.code or engine_request.blocked(self.state) or self.blame.is_the_requests()
-        if once or self._failures >= MOST_FAILURES or not self._continues(trouble):
-            raise Final(502, trouble.code or "engine_failed", f"The engine failed: {trouble}")
-        await self._resume("failed_over" if self._spoke else "retried", avoid=self._engine)
+        blocked = response is not None and response.blocked
+        if (
+            error.code
+            or blocked
+            or self._attribution.is_request_fault()
+            or self._failures >= MAX_FAILURES
+            or not self._context.budget.take_for(
+                error, self._attribution.caller, failures=self._failures, output_started=self._attempt_output_started
+            )
+        ):
+            raise RequestFailedError(502, error.code or "engine_failed", f"The engine failed: {error}")
+        await self._resume("failed_over" if self._output_started else "retried", avoid=self._worker_name)
         return b""
 
-    def _continues(self, trouble: Trouble) -> bool:
-        """Whether one more engine may be asked."""
-        budget, failures = self._context.budget, self._failures
-        return budget.retry(trouble, self.blame.caller, failures=failures, spoke=self._leg_spoke)
-
     async def _resume(self, cause: str, *, avoid: str = "") -> None:
-        """Back to the queue with what is out, until it has a worker again."""
-        self._close_call()
-        if engine_request.blocked(self.state):
-            raise Final(502, "engine_failed", "The engine is gone.")
-        self._going_on = engine_request.can_go_on(self.state)
-        kept = self.state.retained if self._going_on and isinstance(self.state, Tracked) else 0
-        if not self._going_on:
-            self.state = None
-            self.received = self.received and Heard()
-        await self._placed(self.turn.retry(cause, avoid=avoid, generated=kept))
-
-    async def _wait_for_room(self, busy: Full) -> None:
-        """The engine is full: back to its place."""
-        self._close_call()
-        loop, admission = asyncio.get_running_loop(), self._context.config.admission
-        since_s = self._full_since_s = self._full_since_s or loop.time()
-        if loop.time() - since_s > max(admission.no_engine_s, self._context.config.order.max_wait_s):
-            raise Final(503, "overloaded", "The engines are full.", busy.retry_after_s or 1.0)
-        await self._placed(self.turn.full(busy.retry_after_s or 0.0))
-
-    async def _placed(self, retry: Awaitable[Turn]) -> None:
-        try:
-            await retry
-        except Refused as no:
-            rejection = no.rejection
-            raise Final(rejection.status, rejection.reason, rejection.message, rejection.retry_after_s) from None
-
-    def _complete(self, call: Call) -> None:
-        self._call = None
-        self.blame.completed()
-        if call.at_end:
-            call.close()
+        """Return to the queue with the tokens whose text is out, until a worker is assigned again."""
+        self._close_attempt()
+        response = self.response
+        if response is not None and response.blocked:
+            raise RequestFailedError(502, "engine_failed", "The engine is gone.")
+        self._resuming = response is not None and response.can_resume
+        num_tokens = 0
+        if isinstance(response, TrackedStream) and self._resuming:
+            num_tokens = response.flushed_tokens
         else:
-            self._context.spawn(call.drain())
-        self.end(Outcome.FINISHED, self.state.cause if self.state is not None else "")
+            self.response = None
+            self.text = self.text and GeneratedText()
+        await self._wait_for_worker(self.ticket.retry(cause, avoid=avoid, generated=num_tokens))
 
-    def _finished(self, out: bytes) -> bytes:
-        self.end(Outcome.FINISHED, self.state.cause if self.state is not None else "")
+    async def _requeue(self, error: QueueFullError) -> None:
+        """Return to the queue, as the engine's own queue is full."""
+        self._close_attempt()
+        now_s, config = asyncio.get_running_loop().time(), self._context.config
+        self._full_since_s = self._full_since_s or now_s
+        if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
+            raise RequestFailedError(503, "overloaded", "The engines are full.", error.retry_after_s or 1.0)
+        await self._wait_for_worker(self.ticket.requeue(error.retry_after_s or 0.0))
+
+    async def _wait_for_worker(self, assignment: Awaitable[Ticket]) -> None:
+        try:
+            await assignment
+        except RequestRefusedError as error:
+            rejection = error.rejection
+            raise RequestFailedError(
+                rejection.status, rejection.reason, rejection.message, rejection.retry_after_s
+            ) from None
+
+    @property
+    def _worker_name(self) -> str:
+        """Name that the worker of the last attempt has now."""
+        return self.ticket.current_worker if self._worker is None else self._worker.name
+
+    def _on_interrupt(self, cause: str) -> None:
+        """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""
+        response = self.response
+        if self._attempt is None:
+            return
+        restarts = response is None or (cause == GONE and not response.sent)
+        if restarts or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == GONE)):
+            self._attempt.interrupt(cause)
+
+    def _close_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.close()
+            self._attempt = None
+
+    def _finish(self, out: bytes) -> bytes:
+        self.end(Outcome.FINISHED, self.response.cause if self.response is not None else "")
         return out
 
-    def _interrupted(self, cause: str) -> None:
-        """The scheduler wants the place back: at once, where nothing is lost by it."""
-        state = self.state
-        if self._call is None:
-            return
-        fresh = state is None or (cause == GONE and not state.sent)
-        if fresh or ((tracked := engine_request.movable(state)) and (tracked.level or cause == GONE)):
-            self._call.interrupt(cause)
-
-    def _close_call(self) -> None:
-        if self._call is not None:
-            self._call.close()
-            self._call = None
-
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """It is over; the first call counts."""
+        """End the request; the first call counts."""
         self._done = True
-        self.blame.over()
-        self.turn.on_interrupt = None
-        if self._call is not None:
-            self._call.interrupt(CLIENT)
-            self._close_call()
-        self.turn.end(outcome, detail)
+        self._attribution.close()
+        self.ticket.on_interrupt = None
+        if self._attempt is not None:
+            self._attempt.interrupt(CLIENT_GONE)
+            self._close_attempt()
+        self.ticket.end(outcome, detail)
+
+
+def _preemptible(response: Response | None) -> TrackedStream | None:
+    """Return the response if a preemption now loses nothing that the client has."""
+    return response if isinstance(response, TrackedStream) and response.can_preempt else None
+
+
+def _stopped() -> RequestFailedError:
+    return RequestFailedError(503, "stopped", "The gateway stopped this request.", 1.0)

@@ -1,4 +1,5 @@
-"""An answer whose token ids are known: it can go on elsewhere without a gap or a repeat."""
+# ruff: noqa: D102 - overridden methods are documented in Response
+"""How a response is read: passed through, buffered, or tracked by token id so that another engine can continue it."""
 
 from __future__ import annotations
 
@@ -6,578 +7,573 @@ from typing import Any
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
-from lengthwise.gateway.relay.failures import MALFORMED, TOLD_INSIDE, Trouble, too_long
+from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, UpstreamError, response_too_long
 from lengthwise.gateway.relay.sse import (
     DONE,
-    MAX_BYTES,
-    Alike,
-    Dress,
-    Splitter,
-    TooLong,
-    Wants,
-    adds_output,
-    data_of,
-    decoded,
-    looks_whole,
-    split,
+    MAX_EVENT_BYTES,
+    ChunkRewriter,
+    EventSplitter,
+    EventTemplate,
+    EventTooLongError,
+    ResponseOptions,
+    event_data,
+    parse_object,
+    split_events,
     usage_of,
 )
 
-HELD_BYTES = 1 << 16
+MAX_PREAMBLE_BYTES = 1 << 16
+PREEMPTION_WAIT_CHUNKS = 16
+"""Chunks for which a preemption waits until the text of all tokens is out."""
+_EXCERPT = 300
 
 
-class Reserved:
-    """Keeps back what says nothing yet (a role), so that an engine that fails before it speaks costs nothing.
+class _Preamble:
+    """Holds back events before the first output (a role), so that an engine that fails there can still be replaced.
 
     Comments, which keep a connection alive, pass.
     """
 
-    __slots__ = ("_parts", "_size", "open")
+    __slots__ = ("_parts", "_size", "released")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
-        self.open = False
+        self.released = False
 
-    def pass_on(self, events: bytes, *, speaks: bool) -> bytes:
-        """What may go to the client now."""
-        if self.open:
+    def add(self, events: bytes, *, has_output: bool) -> bytes:
+        """Return the bytes that may go to the client now."""
+        if self.released:
             return events
-        if not speaks and self._size + len(events) <= HELD_BYTES:
-            if not self._parts and not sse.EVENT.search(events):
+        if not has_output and self._size + len(events) <= MAX_PREAMBLE_BYTES:
+            if not self._parts and not sse.DATA_LINE.search(events):
                 return events
             self._parts.append(events)
             self._size += len(events)
             return b""
-        self.open = True
-        return b"".join([*self._parts, events])
+        return self.flush() + events
 
-    def rest(self) -> bytes:
-        """What was kept back."""
-        rest, self._parts, self.open = b"".join(self._parts), [], True
-        return rest
+    def flush(self) -> bytes:
+        """Return the events held back; later ones pass."""
+        parts, self._parts, self.released = self._parts, [], True
+        return b"".join(parts)
 
 
-class Plain:
-    """A stream of which not a byte is changed; its tokens are counted by usage where told, else by events.
+class Response:
+    """State of one response.
 
     Attributes:
-        count: Tokens so far.
-        cause: The finish reason.
-        complete: Whether all choices have ended.
-        finished: Whether the stream said that it is at its end.
-        trouble: What the engine told inside the stream.
-        told: Whether the client has been told by the engine itself.
-
-    Args:
-        choices: How many there are.
+        count: Output tokens so far.
+        finished: Whether the client has received its end.
+        error: Error that the engine reported inside the stream, or that ended it.
+        resumable: Whether another engine can still continue it without a gap or a repeat.
     """
 
     resumable = False
 
-    def __init__(self, choices: int = 1) -> None:
-        self.count = 0
-        self.cause = ""
-        self.complete = self.finished = self.report = False
-        self.trouble: Trouble | None = None
-        self._splitter, self._reserved, self._matching = Splitter(), Reserved(), Alike()
-        self._raw = False
-        self._running = choices
-
-    @property
-    def sent(self) -> bool:
-        """Whether the client has got something that cannot be taken back."""
-        return self._reserved.open
-
-    def feed(self, data: bytes) -> bytes:
-        """What goes to the client."""
-        words = 1 if self._matching.fits(data) else self._matching.fitting(data)
-        if words and not self._splitter.retained:
-            self.count += words
-            return data
-        if self._raw:
-            return data
-        try:
-            whole = self._splitter.feed(data)
-        except TooLong:
-            self._raw = True
-            self._matching.discard()
-            return self._reserved.rest() + self._splitter.rest()
-        return self._report(whole, whole) if whole else b""
-
-    def end(self) -> bytes:
-        """What is left when the engine has closed; sets ``trouble`` where it was not at its end."""
-        rest = self._splitter.rest()
-        if self._raw:  # nobody looked for its end; the connection's is all there is
-            self.complete = self.finished = True
-            return rest
-        out = self._report(rest, rest + b"\n\n") if rest else rest
-        if not self.complete:
-            self.trouble = self.trouble or Trouble("closed early", "the stream ended without its end")
-            return b""
-        return self._reserved.rest() + out if not self._reserved.open else out
-
-    def _report(self, events: bytes, scanned: bytes) -> bytes:
-        words = len(sse.TEXT.findall(scanned))
-        self.count += words
-        counted = b'"completion_tokens"' in scanned
-        if counted and (told := sse.USAGE.findall(scanned)):
-            self.count = int(told[-1])
-        ends = sse.FINISH.findall(scanned)
-        if ends:
-            self._running -= len(ends)
-            self.cause = ends[-1].decode()
-        self.finished = self.finished or sse.at_end(scanned)
-        self.complete = self.finished or self._running <= 0
-        if b"error" in scanned and sse.ERROR.search(scanned):
-            self.trouble = Trouble(TOLD_INSIDE, scanned[:300].decode("utf-8", "replace"))
-            if not self.sent:
-                return b""
-            self.report = True
-        out = self._reserved.pass_on(events, speaks=bool(words) or self.complete)
-        if words == 1 and not (counted or ends or self.finished or self.trouble):
-            self._matching.learn(events, sse.TEXT)
-        return out
-
-
-class BufferedResponse:
-    """An answer that comes at once, unchanged.
-
-    Args:
-        max_bytes: Longest one that is held.
-        short: Whether a longer one can only be the engine's fault.
-    """
-
-    resumable = sent = False
-
-    def __init__(self, max_bytes: int, *, short: bool = True) -> None:
+    def __init__(self) -> None:
         self.count = 0
         self.cause = ""
         self.complete = self.finished = False
-        self.trouble: Trouble | None = None
-        self._parts: list[bytes] = []
-        self._size, self._most_bytes, self._short = 0, max_bytes, short
+        self.error: UpstreamError | None = None
+
+    @property
+    def sent(self) -> bool:
+        """Whether the client has bytes that cannot be taken back."""
+        return False
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether another engine can continue after the tokens whose text is out."""
+        return False
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the client has a part of the response that no other engine can continue."""
+        return self.sent and not self.can_resume
 
     def feed(self, data: bytes) -> bytes:
-        """Nothing yet; sets ``trouble`` where it is too long."""
+        """Read bytes from the engine; return those for the client."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """Return the rest after the engine closed the response; set ``error`` if it is incomplete."""
+        raise NotImplementedError
+
+    def completion(self) -> bytes | None:
+        """Return the bytes that a complete output still lacks, None if the output is incomplete."""
+        return None
+
+
+class Passthrough(Response):
+    """A stream passed on unchanged; its tokens are counted by usage where reported, else by events.
+
+    ``choices`` outputs share the stream. ``error_forwarded`` is set once the client has an error of the engine.
+    """
+
+    def __init__(self, choices: int = 1) -> None:
+        super().__init__()
+        self.error_forwarded = False
+        self.template = EventTemplate()
+        self._splitter, self._preamble = EventSplitter(), _Preamble()
+        self._unscanned = False
+        self._choices_left = choices
+
+    @property
+    def sent(self) -> bool:
+        return self._preamble.released
+
+    def feed(self, data: bytes) -> bytes:
+        num_events = 1 if self.template.matches(data) else self.template.count_matches(data)
+        if num_events and not self._splitter.pending:
+            self.count += num_events
+            return data
+        if self._unscanned:
+            return data
+        try:
+            events = self._splitter.feed(data)
+        except EventTooLongError:
+            self._unscanned = True
+            self.template.discard()
+            return self._preamble.flush() + self._splitter.flush()
+        return self._scan(events, events) if events else b""
+
+    def end(self) -> bytes:
+        rest = self._splitter.flush()
+        if self._unscanned:  # the end of the connection is the only sign of completion
+            self.complete = self.finished = True
+            return rest
+        out = self._scan(rest, rest + b"\n\n") if rest else rest
+        if not self.complete:
+            self.error = self.error or UpstreamError("closed early", "the stream ended without its end")
+            return b""
+        return out if self._preamble.released else self._preamble.flush() + out
+
+    def completion(self) -> bytes | None:
+        return DONE if self.complete and self.error is None else None
+
+    def _scan(self, events: bytes, scanned: bytes) -> bytes:
+        num_texts = len(sse.TEXT.findall(scanned))
+        self.count += num_texts
+        has_usage = b'"completion_tokens"' in scanned
+        if has_usage and (counts := sse.USAGE.findall(scanned)):
+            self.count = int(counts[-1])
+        causes = sse.FINISH.findall(scanned)
+        if causes:
+            self._choices_left -= len(causes)
+            self.cause = causes[-1].decode()
+        self.finished = self.finished or sse.is_done(scanned)
+        self.complete = self.finished or self._choices_left <= 0
+        if b"error" in scanned and sse.ERROR.search(scanned):
+            self.error = UpstreamError(IN_STREAM_ERROR, scanned[:_EXCERPT].decode("utf-8", "replace"))
+            if not self.sent:
+                return b""
+            self.error_forwarded = True
+        out = self._preamble.add(events, has_output=bool(num_texts) or self.complete)
+        if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
+            self.template.learn(events, sse.TEXT)
+        return out
+
+
+class BufferedResponse(Response):
+    """A response that is not streamed; it goes to the client at its end, unchanged.
+
+    ``engine_fault`` says whether a response above ``max_bytes`` can only be the engine's fault.
+    """
+
+    def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+        self._size, self._max_bytes, self._engine_fault = 0, max_bytes, engine_fault
+
+    def feed(self, data: bytes) -> bytes:
         self._parts.append(data)
         self._size += len(data)
-        if self._size > self._most_bytes:
+        if self._size > self._max_bytes:
             self._parts.clear()
-            self.trouble = too_long(self._most_bytes, engine=self._short)
+            self.error = response_too_long(self._max_bytes, engine_fault=self._engine_fault)
         return b""
 
     def end(self) -> bytes:
-        """All of it."""
         body = b"".join(self._parts)
-        told = sse.found(sse.USAGE, b'"usage"', body)
-        self.count = int(told[1]) if told else 1
-        end = sse.found(sse.FINISH, b'"finish_reason"', body)
-        self.cause = end[1].decode() if end else ""
+        usage = sse.find_from(sse.USAGE, b'"usage"', body)
+        self.count = int(usage[1]) if usage else 1
+        cause = sse.find_from(sse.FINISH, b'"finish_reason"', body)
+        self.cause = cause[1].decode() if cause else ""
         self.complete = self.finished = True
         return body
 
 
 ID_BYTES = 12
-"""What an id may take in an event; a prompt has no more tokens than bytes."""
+"""Most bytes of a token id in an event; a prompt has no more tokens than bytes."""
 
 
-class Tracked:
-    """A stream over one or several runs ("legs").
+class TrackedStream(Response):
+    """A stream with known token ids, over one or several attempts.
 
-    In the first leg bytes pass, less the token ids if the client did not ask for them. In further legs the
-    engine continues by ``/v1/completions`` from token ids, and its chunks are dressed as the first leg's.
+    In the first attempt bytes pass, less the token ids if the client did not request them. In later attempts the
+    engine continues by ``/v1/completions`` from token ids, and its chunks are rewritten to look like the first ones.
 
-    Tokens can be ahead of text (half a character is held back by the engine), and an engine that goes on from
-    there would not send the half, so that a leg always begins behind the last token whose text is out. The ids of
-    such tokens are told with the text that they complete: who was told them before would get them twice, or others.
+    Tokens can be ahead of text: an engine holds back half a character. An engine that continues from such a token
+    would not send the half, so each attempt starts after the last token whose text is out. Ids of tokens ahead of
+    their text go out with the text that they complete: sent before, they would come twice or change.
 
     Args:
-        wants: What the client asked to see.
-        prompt_bytes: Of the prompt, whose ids each leg is told in one event.
+        prompt_bytes: Bytes of the prompt, whose ids come in one event of each attempt.
 
     Attributes:
-        count: Tokens so far.
-        cause: The finish reason.
-        complete: Whether the output has ended.
-        finished: Whether the client was told so.
-        resumable: Whether it can still go on elsewhere.
-        trouble: What the engine told inside the stream.
-        unsure: Tokens of the chunk that spoke last, where it had several: the last of them may be ahead of it.
+        prompt_ids: Token ids of the prompt as text of a JSON list.
+        partial_tokens: Tokens of the last chunk with text if it had several: the last ones may be ahead of the text.
     """
 
-    def __init__(self, wants: Wants, prompt_bytes: int = 0) -> None:
-        self.count = self.unsure = 0
-        self.cause = ""
-        self.complete = self.finished = False
+    def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
+        super().__init__()
         self.resumable = True
-        self.trouble: Trouble | None = None
-        self._wants = wants
-        self._event_bytes = MAX_BYTES + ID_BYTES * prompt_bytes
-        self._splitter, self._reserved, self._matching = Splitter(self._event_bytes), Reserved(), Alike()
-        self._ids: list[bytes] = []
-        self._untold: list[bytes] = []
         self.prompt_ids = b""
-        self._first = b""
-        self._dress: Dress | None = None
-        self._out_at, self._told_usage = 0, False
+        self.partial_tokens = 0
+        self.template = EventTemplate()
+        self._options = options
+        self._max_event_bytes = MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
+        self._splitter, self._preamble = EventSplitter(self._max_event_bytes), _Preamble()
+        self._ids: list[bytes] = []
+        self._unsent_ids: list[bytes] = []
+        self._flushed, self._usage_sent = 0, False
+        self._first_event = b""
+        self._rewriter: ChunkRewriter | None = None
 
     @property
     def sent(self) -> bool:
-        """Whether the client has got something that cannot be taken back."""
-        return self._reserved.open
+        return self._preamble.released
 
     @property
-    def level(self) -> bool:
-        """Whether the text of all tokens is out, for certain: the best moment for a cut."""
-        return self._out_at == self.count and not self.unsure
+    def can_resume(self) -> bool:
+        return self.resumable and bool(self.prompt_ids) and (self.sent or self._flushed > 0)
 
     @property
-    def retained(self) -> int:
-        """Tokens whose text is out: where a further leg begins."""
-        return self._out_at
+    def can_preempt(self) -> bool:
+        """Whether a preemption now loses nothing that the client has."""
+        return self.resumable and not self.blocked
 
     @property
-    def ids_ahead(self) -> bool:
-        """Whether the client may have been told ids whose text is not out: they would come again behind a cut."""
-        return self._wants.ids and self.unsure > 0
+    def all_flushed(self) -> bool:
+        """Whether the text of all tokens is certainly out: the best moment for a preemption."""
+        return self._flushed == self.count and not self.partial_tokens
 
     @property
-    def held_bytes(self) -> int:
-        """About what is kept of its prompt, so that it can go on elsewhere."""
-        return len(self.prompt_ids) + len(self._first)
+    def flushed_tokens(self) -> int:
+        """Tokens whose text is out, after which the next attempt starts."""
+        return self._flushed
 
-    def tail(self, tokens: int) -> list[int]:
-        """The last token ids of those that are kept."""
-        return self._list()[max(0, self._out_at - tokens) : self._out_at]
+    @property
+    def partial_ids_sent(self) -> bool:
+        """Whether the client may have ids whose text is not out; they would come twice after a preemption."""
+        return self._options.ids and self.partial_tokens > 0
 
-    def next_leg(self, retained: int) -> bytes:
-        """Begins a further leg behind so many tokens; returns their ids as they stand in JSON."""
-        ids = self._list()[:retained]
-        text = sse.entries(ids)
-        self._ids, self.count, self._out_at, self.unsure = [text] if ids else [], retained, retained, 0
-        self.trouble = None
-        self._splitter, self._untold = Splitter(self._event_bytes + ID_BYTES * retained), []
-        self._matching.discard()
-        self._told_usage = False
-        if self._dress is None:
-            self._dress = self._new_dress()
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate bytes of the prompt retained to continue it."""
+        return len(self.prompt_ids) + len(self._first_event)
+
+    def preempt_now(self, num_chunks: int) -> bool | None:
+        """Return whether to make a preemption that has waited for ``num_chunks`` chunks; None to drop it."""
+        if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
+            return self.all_flushed
+        return None if self.partial_ids_sent else True
+
+    def last_ids(self, tokens: int) -> list[int]:
+        """Return the last token ids of those whose text is out."""
+        return self._all_ids()[max(0, self._flushed - tokens) : self._flushed]
+
+    def start_attempt(self, num_tokens: int) -> bytes:
+        """Start another attempt after ``num_tokens``; return their ids as text of a JSON list."""
+        ids = self._all_ids()[:num_tokens]
+        text = sse.join_ids(ids)
+        self._ids, self.count, self._flushed, self.partial_tokens = [text] if ids else [], num_tokens, num_tokens, 0
+        self.error = None
+        self._splitter, self._unsent_ids = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens), []
+        self.template.discard()
+        self._usage_sent = False
+        self._get_rewriter()
         return text
 
     def feed(self, data: bytes) -> bytes:
-        """What goes to the client."""
-        if self._matching.fits(data) and not self._splitter.retained:
-            return self._as_usual(data)
+        if self.template.matches(data) and not self._splitter.pending:
+            return self._read_matching(data)
         try:
-            whole = self._splitter.feed(data)
-        except TooLong:
-            self.trouble = Trouble(MALFORMED, "an event is too long")
+            events = self._splitter.feed(data)
+        except EventTooLongError:
+            self.error = UpstreamError(MALFORMED, "an event is too long")
             return b""
-        return self._events(whole) if whole else b""
+        return self._read(events) if events else b""
 
     def end(self) -> bytes:
-        """What is left when the engine has closed; sets ``trouble`` where it was not at its end."""
-        rest = self._splitter.rest()
-        out = self._events(rest + b"\n\n") if rest else b""
+        rest = self._splitter.flush()
+        out = self._read(rest + b"\n\n") if rest else b""
         if self.complete:
-            self.trouble = None  # nothing is missing, whatever the engine began to say behind the end
-            return out + self.closing()
-        if self.trouble is None or self.trouble.reason == MALFORMED:  # half an event
-            self.trouble = Trouble("closed early", "the stream ended without its end")
+            self.error = None  # the output is complete, whatever the engine started to send after it
+            return out + self._close()
+        if self.error is None or self.error.reason == MALFORMED:  # half an event
+            self.error = UpstreamError("closed early", "the stream ended without its end")
         return out
 
-    def closing(self) -> bytes:
-        """What the client still has to be told once the output has ended, however its last leg did."""
+    def completion(self) -> bytes | None:
+        return self._close() if self.complete else None
+
+    def end_at_limit(self) -> bytes:
+        """Return the end of an output that has reached its limit although no engine reported its end."""
+        self.complete, self.cause = True, "length"
+        usage = usage_of(self.prompt_ids, self.count)
+        chunk = self._with_client_ids(self._get_rewriter().chunk("", "length", None, [], usage), [], flushed=True)
+        return self._preamble.add(chunk, has_output=True) + self._close()
+
+    def _close(self) -> bytes:
+        """Return the usage and the end marker, once."""
         if self.finished:
             return b""
         self.finished = True
         out = b""
-        if self._wants.usage and self.prompt_ids and not self._told_usage:
-            self._dress = self._dress or self._new_dress()
-            out = self._dress.usage(usage_of(self.prompt_ids, self.count))
-        return self._reserved.pass_on(out + DONE, speaks=True)
+        if self._options.usage and self.prompt_ids and not self._usage_sent:
+            out = self._get_rewriter().usage(usage_of(self.prompt_ids, self.count))
+        return self._preamble.add(out + DONE, has_output=True)
 
-    def closed(self) -> bytes:
-        """The same, for who reads it from outside."""
-        return self.closing()
+    def _get_rewriter(self) -> ChunkRewriter:
+        if self._rewriter is None:
+            try:
+                first = parse_object(event_data(self._first_event))
+            except ValueError:
+                first = {}
+            self._rewriter = ChunkRewriter(self._options, first)
+        return self._rewriter
 
-    def at_limit(self) -> bytes:
-        """The end of an output that has all the tokens it may have, where nobody told that it ended."""
-        self.complete, self.cause = True, "length"
-        dress = self._dress = self._dress or self._new_dress()
-        usage = usage_of(self.prompt_ids, self.count)
-        chunk = self._report(dress.chunk("", "length", None, [], usage), [], complete=True)
-        return self._reserved.pass_on(chunk, speaks=True) + self.closing()
-
-    def _as_usual(self, event: bytes) -> bytes:
-        """What goes to the client of an event that has text and ids, and nothing else."""
-        ids = self._matching.ids
+    def _read_matching(self, event: bytes) -> bytes:
+        """Read an event with text and ids and nothing else; return the bytes for the client."""
+        ids = self.template.ids
         tokens = ids.count(b",") + 1
         self._ids.append(ids)
-        self.count = self._out_at = self.count + tokens
-        self.unsure = tokens if tokens > 1 else 0
-        return self._report(event, [ids], complete=True) if self._wants.ids else self._matching.without_ids(event)
+        self.count = self._flushed = self.count + tokens
+        self.partial_tokens = tokens if tokens > 1 else 0
+        if self._options.ids:
+            return self._with_client_ids(event, [ids], flushed=True)
+        return self.template.without_ids(event)
 
-    def _report(self, event: bytes, ids: list[bytes], *, complete: bool) -> bytes:
-        """What the client is told of ids: all that are behind text that is out, none that are ahead of it."""
-        if not self._wants.ids or (complete and not self._untold):
+    def _with_client_ids(self, event: bytes, ids: list[bytes], *, flushed: bool) -> bytes:
+        """Put the ids for the client into an event: all whose text is out, none that are ahead of it."""
+        if not self._options.ids or (flushed and not self._unsent_ids):
             return event
-        if complete:
-            before, self._untold = b",".join(self._untold), []
-            return sse.with_ids(event, before)
-        self._untold += ids
-        return sse.TOLD_IDS.sub(rb"\1[]", event) if ids else event
+        if flushed:
+            before, self._unsent_ids = b",".join(self._unsent_ids), []
+            return sse.prepend_ids(event, before)
+        self._unsent_ids += ids
+        return sse.IDS_FIELD.sub(rb"\1[]", event) if ids else event
 
-    def _events(self, complete: bytes) -> bytes:
-        read = self._read_first if self._dress is None else self._read_later
+    def _read(self, events: bytes) -> bytes:
+        read = self._read_first_attempt if self._rewriter is None else self._read_later_attempt
         out = []
-        for event in split(complete):
-            if self._matching.fits(event):
-                out.append(self._as_usual(event))
+        for event in split_events(events):
+            if self.template.matches(event):
+                out.append(self._read_matching(event))
                 continue
             out.append(read(event))
-            if self.trouble is not None:
+            if self.error is not None:
                 break
         return b"".join(out)
 
-    def _read_first(self, event: bytes) -> bytes:
-        found, end = sse.IDS.search(event), sse.FINISH.search(event)
-        tokens = sse.many(found[1]) if found is not None else 0
-        speaks = sse.CONTENT.search(event) is not None
-        other = sse.OTHER.search(event) is not None
-        shown = event if self._wants.ids else sse.without_ids(event)
+    def _read_first_attempt(self, event: bytes) -> bytes:  # noqa: C901, PLR0912
+        ids, cause = sse.TOKEN_IDS.search(event), sse.FINISH.search(event)
+        tokens = sse.count_ids(ids[1]) if ids is not None else 0
+        has_text = sse.CONTENT.search(event) is not None
+        is_parsed = sse.PARSED.search(event) is not None
+        shown = event if self._options.ids else sse.without_ids(event)
         if b"error" in event and sse.ERROR.search(event):
-            self.trouble = Trouble(TOLD_INSIDE, event[:300].decode("utf-8", "replace"))
-        elif not (tokens and looks_whole(event)):
-            speaks = (self._adds(shown) and not tokens) or speaks
-        if end is not None and self.trouble is None:
-            self._finished(end[1].decode())
-        if self.trouble is not None:
+            self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
+        elif not (tokens and sse.ends_as_object(event)) and self.resumable and not self.finished:
+            # A token hidden from the scan would be missing after a resume, so a doubtful event is parsed. An event of
+            # a stream that nothing can resume, or whose end has come, passes unparsed.
+            try:
+                has_text |= sse.adds_output(shown) and not tokens
+            except ValueError as error:
+                self.error = UpstreamError(MALFORMED, f"{error}: {shown[:200].decode('utf-8', 'replace')}")
+        if cause is not None and self.error is None:
+            self._set_cause(cause[1].decode())
+        if self.error is not None:
             return b""
-        if found is not None and tokens:
-            self._count(found[1], tokens, speaks=speaks)
-        elif speaks:
+        if ids is not None and tokens:
+            self._count(ids[1], tokens, has_text=has_text)
+        elif has_text:
             self.count += 1
             self.resumable = False
-        if not (self._first and self.prompt_ids):
-            self._look_at_first(event, shown, speaks=speaks)
-        if other:
-            self.resumable, speaks = False, True
-        if found is None and self._is_end(event):
-            return self.closing()
-        shown = self._report(shown, [found[1]] if found and tokens else [], complete=speaks or end is not None)
-        out = self._reserved.pass_on(shown, speaks=speaks or self.complete)
-        self._learn(event, usual=speaks and found is not None and end is None and not other)
+        if not self._first_event and shown.startswith(b"data:"):
+            self._first_event = sse.without_ids(shown)
+        if not self.prompt_ids:
+            prompt = sse.PROMPT_IDS.search(event)
+            if prompt is not None:
+                self.prompt_ids = prompt[1]
+            elif has_text:
+                self.resumable = False
+        if is_parsed:
+            self.resumable, has_text = False, True
+        if ids is None:
+            # With usage in each chunk, the total is the one in a chunk without choices.
+            is_total = self.complete and (not self._options.usage_each or sse.NO_CHOICES.search(event) is not None)
+            if b'"completion_tokens"' in event and is_total:
+                self._usage_sent = True
+            if sse.is_done(event):
+                return self._close()
+        shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)
+        out = self._preamble.add(shown, has_output=has_text or self.complete)
+        if has_text and ids is not None and cause is None and not is_parsed and self.prompt_ids:
+            self.template.learn(event, sse.CONTENT, ids=True)
         return out
 
-    def _adds(self, event: bytes) -> bool:
-        """Whether an event adds to the output although the scan saw no tokens; trouble where it is no JSON.
-
-        A token may have been in it, and whoever goes on would leave it out. Where nobody can go on, or the end
-        was told, it passes as it is.
-        """
-        if not self.resumable or self.finished:
-            return False
-        try:
-            return adds_output(event)
-        except ValueError as error:
-            self.trouble = Trouble(MALFORMED, f"{error}: {event[:200].decode('utf-8', 'replace')}")
-            return False
-
-    def _learn(self, event: bytes, *, usual: bool) -> None:
-        if usual and self.prompt_ids:
-            self._matching.learn(event, sse.CONTENT, ids=True)
-
-    def _look_at_first(self, event: bytes, shown: bytes, *, speaks: bool) -> None:
-        if not self._first and shown.startswith(b"data:"):
-            self._first = sse.without_ids(shown)
-        if self.prompt_ids:
-            return
-        told = sse.PROMPT_IDS.search(event)
-        if told is not None:
-            self.prompt_ids = told[1]
-        elif speaks:
-            self.resumable = False
-
-    def _is_end(self, event: bytes) -> bool:
-        if b'"completion_tokens"' in event and self._sums_up(event):
-            self._told_usage = True
-        return sse.at_end(event)
-
-    def _sums_up(self, event: bytes) -> bool:
-        """Whether an event's usage is that of the whole answer; where each chunk tells it, that has no choices."""
-        return self.complete and (not self._wants.usage_each or sse.NO_CHOICES.search(event) is not None)
-
-    def _read_later(self, event: bytes) -> bytes:
-        data = data_of(event)
+    def _read_later_attempt(self, event: bytes) -> bytes:
+        data = event_data(event)
         if not data:
             return event
         if data.strip() == "[DONE]":
-            return self.closing() if self.complete else b""
+            return self._close() if self.complete else b""
         try:
-            chunk = decoded(data)
+            chunk = parse_object(data)
             choices = chunk.get("choices") or []
             if "error" in chunk:
-                self.trouble = Trouble(TOLD_INSIDE, data[:300])
+                self.error = UpstreamError(IN_STREAM_ERROR, data[:_EXCERPT])
                 return b""
-            return self._dressed(choices[0]) if choices else b""
+            return self._rewrite(choices[0]) if choices else b""
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            self.trouble = Trouble(MALFORMED, f"{error}: {data[:200]}")
+            self.error = UpstreamError(MALFORMED, f"{error}: {data[:200]}")
             return b""
 
-    def _dressed(self, choice: dict[str, Any]) -> bytes:
-        text, finish = choice.get("text") or "", choice.get("finish_reason")
+    def _rewrite(self, choice: dict[str, Any]) -> bytes:
+        text, cause = choice.get("text") or "", choice.get("finish_reason")
         ids = choice.get("token_ids") or []
-        if finish is not None:
-            self._finished(str(finish))
-        if self.trouble is not None or self._dress is None:
+        if cause is not None:
+            self._set_cause(str(cause))
+        if self.error is not None:
             return b""
-        told = [sse.entries(ids)] if ids else []
+        id_texts = [sse.join_ids(ids)] if ids else []
         if ids:
-            self._count(told[0], len(ids), speaks=bool(text))
+            self._count(id_texts[0], len(ids), has_text=bool(text))
         elif text:
             self.count += 1
             self.resumable = False
-        usage = usage_of(self.prompt_ids, self.count) if self._wants.usage_each else {}
-        event = self._dress.chunk(text, finish, choice.get("stop_reason"), ids, usage)
-        event = self._report(event, told, complete=bool(text) or finish is not None)
-        return self._reserved.pass_on(event, speaks=bool(text) or self.complete)
+        usage = usage_of(self.prompt_ids, self.count) if self._options.usage_each else {}
+        event = self._get_rewriter().chunk(text, cause, choice.get("stop_reason"), ids, usage)
+        event = self._with_client_ids(event, id_texts, flushed=bool(text) or cause is not None)
+        return self._preamble.add(event, has_output=bool(text) or self.complete)
 
-    def _count(self, ids: bytes, tokens: int, *, speaks: bool) -> None:
+    def _count(self, ids: bytes, tokens: int, *, has_text: bool) -> None:
         self._ids.append(ids)
         self.count += tokens
-        if speaks:
-            self._out_at, self.unsure = self.count, tokens if tokens > 1 else 0
+        if has_text:
+            self._flushed, self.partial_tokens = self.count, tokens if tokens > 1 else 0
 
-    def _finished(self, cause: str) -> None:
+    def _set_cause(self, cause: str) -> None:
         if cause == "abort":
-            self.trouble = Trouble("aborted", "the engine gave the request up")
+            self.error = UpstreamError("aborted", "the engine gave the request up")
         else:
             self.complete, self.cause = True, cause
 
-    def _new_dress(self) -> Dress:
-        try:
-            return Dress(self._wants, decoded(data_of(self._first)))
-        except ValueError:
-            return Dress(self._wants, {})
-
-    def _list(self) -> list[int]:
-        return [int(one) for ids in self._ids for one in ids.split(b",")]
+    def _all_ids(self) -> list[int]:
+        return [int(token_id) for ids in self._ids for token_id in ids.split(b",")]
 
 
-_MESSAGE: dict[str, Any] = dict.fromkeys(("rejection", "annotations", "audio", "function_call", "reasoning"))
-_INTEGERS: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
-"""Of a message, and of the answer: what a whole answer of vLLM has as null where there is nothing to say."""
-_EACH_BYTES = 50
-"""What a token id costs, or a text besides its letters."""
+# Fields that are null in a complete response of vLLM when there is nothing to report.
+_NULL_MESSAGE_FIELDS: dict[str, Any] = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+_NULL_FIELDS: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
+_BYTES_PER_ITEM = 50
+"""Memory of a token id, or of a text besides its characters."""
 
 
-class Assembled(Tracked):
-    """A tracked stream that comes out at its end, as one object. Nothing is sent before.
+class AssembledResponse(TrackedStream):
+    """A tracked stream for a client that does not stream: one object at its end, nothing before."""
 
-    Args:
-        wants: What the client asked to see.
-        max_bytes: Of text and token ids that are held.
-        prompt_bytes: As Tracked.
-    """
-
-    def __init__(self, wants: Wants, max_bytes: int, prompt_bytes: int = 0) -> None:
-        super().__init__(Wants(wants.api, stream=True, usage=True, usage_each=False, ids=wants.ids), prompt_bytes)
-        self._client_request = wants
-        self._own = Splitter(self._event_bytes)
+    def __init__(self, options: ResponseOptions, max_bytes: int, prompt_bytes: int = 0) -> None:
+        streamed = ResponseOptions(options.api, stream=True, usage=True, usage_each=False, ids=options.ids)
+        super().__init__(streamed, prompt_bytes)
+        self._event_splitter = EventSplitter(self._max_event_bytes)
         self._texts: list[str] = []
-        self._all_ids: list[int] = []
-        self._complete: dict[str, Any] = {}
+        self._token_ids: list[int] = []
+        self._fields: dict[str, Any] = {}
         self._choice: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
-        self._delta: dict[str, list[str]] = {}
-        self._size, self._most_bytes = 0, max_bytes
+        self._reasoning: dict[str, list[str]] = {}
+        self._size, self._max_bytes = 0, max_bytes
 
     @property
     def sent(self) -> bool:
-        """Nothing, until all is there."""
         return False
 
     @property
-    def ids_ahead(self) -> bool:
-        """None are told before the end."""
+    def partial_ids_sent(self) -> bool:
         return False
 
-    def next_leg(self, retained: int) -> bytes:
-        """As Tracked; ids that are not kept come again."""
-        text = super().next_leg(retained)
-        self._all_ids = self._list()
+    def start_attempt(self, num_tokens: int) -> bytes:
+        text = super().start_attempt(num_tokens)
+        self._token_ids = self._all_ids()
         return text
 
     def feed(self, data: bytes) -> bytes:
-        """Nothing, until the stream has ended."""
-        return self._taken(super().feed(data))
+        return self._collect(super().feed(data))
 
     def end(self) -> bytes:
-        """What is left when the engine has closed."""
-        return self._taken(super().end())
+        return self._collect(super().end())
 
-    def at_limit(self) -> bytes:
-        """As Tracked."""
-        return self._taken(super().at_limit())
+    def end_at_limit(self) -> bytes:
+        return self._collect(super().end_at_limit())
 
-    def closed(self) -> bytes:
-        """The answer, of an output that has ended although its stream did not."""
-        return self._taken(super().closed())
+    def completion(self) -> bytes | None:
+        events = super().completion()
+        return None if events is None else self._collect(events)
 
-    def _taken(self, events: bytes) -> bytes:
-        for event in split(self._own.feed(events)) if events else ():
-            data = data_of(event)
+    def _collect(self, events: bytes) -> bytes:
+        """Add events to the response; return it at its end."""
+        for event in split_events(self._event_splitter.feed(events)) if events else ():
+            data = event_data(event)
             if data.strip() == "[DONE]":
-                return self._answer()
+                return self._encode()
             if data:
                 try:
-                    self._take(decoded(data))
+                    self._add_chunk(parse_object(data))
                 except (ValueError, TypeError, AttributeError) as error:
-                    self.trouble = Trouble(MALFORMED, f"{error}: {data[:200]}")
+                    self.error = UpstreamError(MALFORMED, f"{error}: {data[:200]}")
                     return b""
         return b""
 
-    def _take(self, chunk: dict[str, Any]) -> None:
-        if not self._complete:
-            keys = ("id", "created", "model")
-            self._complete = {key: chunk[key] for key in keys if chunk.get(key) is not None}
-        for key in ("usage", "system_fingerprint"):  # told last
+    def _add_chunk(self, chunk: dict[str, Any]) -> None:  # noqa: C901
+        if not self._fields:
+            self._fields = {key: chunk[key] for key in ("id", "created", "model") if chunk.get(key) is not None}
+        for key in ("usage", "system_fingerprint"):  # the last chunk's value counts
             if chunk.get(key):
-                self._complete[key] = chunk[key]
+                self._fields[key] = chunk[key]
         for choice in chunk.get("choices") or ():
-            self._take_choice(choice)
-        if self._size + _EACH_BYTES * self.count > self._most_bytes:
-            self.trouble = too_long(self._most_bytes, engine=True)
+            delta = choice.get("delta") or {}
+            self._add_text(self._texts, choice.get("text") or delta.get("content") or "")
+            for key in ("reasoning", "reasoning_content"):
+                if delta.get(key):
+                    self._add_text(self._reasoning.setdefault(key, []), delta[key])
+            if delta.get("tool_calls") or delta.get("function_call"):
+                self.error = UpstreamError(MALFORMED, "tool calls that were not requested", engine_fault=False)
+            self._token_ids += choice.get("token_ids") or ()
+            for key in ("finish_reason", "stop_reason"):
+                if choice.get(key) is not None:
+                    self._choice[key] = choice[key]
+        if self._size + _BYTES_PER_ITEM * self.count > self._max_bytes:
+            self.error = response_too_long(self._max_bytes, engine_fault=True)
 
-    def _take_choice(self, choice: dict[str, Any]) -> None:
-        delta = choice.get("delta") or {}
-        self._add(self._texts, choice.get("text") or delta.get("content") or "")
-        for key in ("reasoning", "reasoning_content"):
-            if delta.get(key):
-                self._add(self._delta.setdefault(key, []), delta[key])
-        if delta.get("tool_calls") or delta.get("function_call"):
-            self.trouble = Trouble(MALFORMED, "tool calls that nobody asked for", engine=False)
-        self._all_ids += choice.get("token_ids") or ()
-        for key in ("finish_reason", "stop_reason"):
-            if choice.get(key) is not None:
-                self._choice[key] = choice[key]
-
-    def _add(self, texts: list[str], text: str) -> None:
+    def _add_text(self, texts: list[str], text: str) -> None:
         texts.append(text)
-        self._size += len(text) + _EACH_BYTES
+        self._size += len(text) + _BYTES_PER_ITEM
 
-    def _answer(self) -> bytes:
+    def _encode(self) -> bytes:
         import msgspec
 
         text = "".join(self._texts)
+        is_chat = self._options.api == CHAT
         choice: dict[str, Any] = {"index": 0}
-        if self._client_request.api == CHAT:
-            more = {key: "".join(texts) for key, texts in self._delta.items()}
-            choice["message"] = {"role": "assistant", "content": text, **_MESSAGE, **more}
+        if is_chat:
+            reasoning = {key: "".join(texts) for key, texts in self._reasoning.items()}
+            choice["message"] = {"role": "assistant", "content": text, **_NULL_MESSAGE_FIELDS, **reasoning}
         else:
             choice["text"] = text
         choice |= {"logprobs": None, **self._choice}
-        choice["token_ids"] = self._all_ids if self._client_request.ids else None
-        kind = "chat.completion" if self._client_request.api == CHAT else "text_completion"
-        whole = {**_INTEGERS, **self._complete, "object": kind, "choices": [choice]}
-        return msgspec.json.encode(whole)
+        choice["token_ids"] = self._token_ids if self._options.ids else None
+        kind = "chat.completion" if is_chat else "text_completion"
+        return msgspec.json.encode({**_NULL_FIELDS, **self._fields, "object": kind, "choices": [choice]})

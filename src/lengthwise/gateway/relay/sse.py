@@ -1,4 +1,4 @@
-"""Server-sent events cut at their ends, their bytes unchanged."""
+"""Server-sent events of OpenAI-style streams: split, scan, match against a template, rewrite; bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -9,139 +9,77 @@ from typing import Any
 
 from lengthwise.backend.openai_protocol import CHAT, SseReader
 
-MAX_BYTES = 1 << 20
-"""Of an event that is not at its end yet."""
-_ONE = re.compile(rb".*?(?:\n\n|\n\r\n?|\r\r\n?)", re.DOTALL)
-_ENDS = (b"\n\n", b"\n\r", b"\r\r")
+MAX_EVENT_BYTES = 1 << 20
+DONE = b"data: [DONE]\n\n"
+_EVENT = re.compile(rb".*?(?:\n\n|\n\r\n?|\r\r\n?)", re.DOTALL)
+_BLANK_LINES = (b"\n\n", b"\n\r", b"\r\r")
 
 
-class TooLong(Exception):  # noqa: N818
-    """An event that does not end within ``MOST_BYTES``."""
+class EventTooLongError(Exception):
+    """An event does not end within the splitter's limit."""
 
 
-class Splitter:
-    """Holds back what is not a whole event yet, so that an answer never stops in the middle of one.
+class EventSplitter:
+    """Buffers incomplete events, so that a response never stops in the middle of one.
 
-    Lines may end in LF, CR LF or CR. All that goes in comes out, in order and unchanged.
-
-    Attributes:
-        retained: What is held back now.
+    Lines may end in LF, CR LF or CR. All bytes come out in order and unchanged. ``pending`` holds an incomplete event.
     """
 
-    __slots__ = ("_most", "retained")
+    __slots__ = ("_max_bytes", "pending")
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.retained, self._most = b"", max_bytes
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self.pending, self._max_bytes = b"", max_bytes
 
     def feed(self, chunk: bytes) -> bytes:
-        """The whole events that are there now.
+        """Return the events that are complete with this chunk.
 
         Raises:
-            TooLong: An event is too long; ``rest`` holds what came of it.
+            EventTooLongError: An event exceeds the limit; ``flush`` returns its bytes.
         """
-        if not self.retained and chunk.endswith(b"\n\n"):
+        if not self.pending and chunk.endswith(b"\n\n"):
             return chunk
-        data = self.retained + chunk
-        end = _last_end(data, max(0, len(self.retained) - 2))
-        self.retained = data[end:]
-        if len(self.retained) > self._most:
-            self.retained = data
-            raise TooLong
+        data = self.pending + chunk
+        start, end = max(0, len(self.pending) - 2), 0
+        for mark in _BLANK_LINES:
+            at = data.rfind(mark, start) + 2
+            if at >= 2:
+                end = max(end, at)
+        if end and data[end - 1 : end + 1] == b"\r\n":
+            end += 1
+        self.pending = data[end:]
+        if len(self.pending) > self._max_bytes:
+            self.pending = data
+            raise EventTooLongError
         return data[:end]
 
-    def rest(self) -> bytes:
-        """What came and is no whole event; it is forgotten here."""
-        rest, self.retained = self.retained, b""
-        return rest
+    def flush(self) -> bytes:
+        """Return and forget the bytes of an incomplete event."""
+        pending, self.pending = self.pending, b""
+        return pending
 
 
-def split(complete: bytes) -> list[bytes]:
-    """Whole events one by one; joined they are the same bytes."""
-    if b"\r" in complete:
-        events: list[bytes] = _ONE.findall(complete)
+def split_events(data: bytes) -> list[bytes]:
+    """Split complete events; joined they are the same bytes."""
+    if b"\r" in data:
+        events: list[bytes] = _EVENT.findall(data)
         done = sum(map(len, events))
-        return events if done == len(complete) else [*events, complete[done:]]
-    parts = complete.split(b"\n\n")
+        return events if done == len(data) else [*events, data[done:]]
+    parts = data.split(b"\n\n")
     last = parts.pop()
     events = [part + b"\n\n" for part in parts]
     return [*events, last] if last else events
 
 
-def data_of(event: bytes) -> str:
-    """The data of one whole event: "" where it has none (a comment, a keep-alive)."""
+def event_data(event: bytes) -> str:
+    """Return the data of one complete event, "" if it has none (a comment, a keep-alive)."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2].decode("utf-8", "replace")
-    found = SseReader(1 << 30).feed(event)
-    return found[0].data if found else ""
+    events = SseReader(1 << 30).feed(event)
+    return events[0].data if events else ""
 
 
-def _last_end(data: bytes, start: int) -> int:
-    """The place behind the last blank line, 0 where there is none; none ends before ``start`` + 2."""
-    end = 0
-    for mark in _ENDS:
-        at = data.rfind(mark, start) + 2
-        if at >= 2:
-            end = max(end, at)
-    return end + 1 if end and data[end - 1 : end + 1] == b"\r\n" else end
-
-
-TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
-"""Of an event that adds text."""
-CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
-OTHER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
-"""What only the engine's own parser makes of tokens."""
-IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
-PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
-ADDED = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
-TOLD_IDS = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
-DONE_PATTERN = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
-FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
-USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
-NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
-ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
-EVENT = re.compile(rb"(?:^|[\r\n])data:")
-
-
-def found(form: re.Pattern[bytes], start: bytes, body: bytes) -> re.Match[bytes] | None:
-    """The first match of a pattern that starts so; a long body is looked through faster than by ``search``."""
-    at = body.find(start)
-    return form.search(body, at) if at >= 0 else None
-
-
-def at_end(events: bytes) -> bool:
-    """Whether the stream says that it is over; the plain search before the pattern saves 2.7 us an event."""
-    return b"[DONE]" in events and DONE_PATTERN.search(events) is not None
-
-
-def many(ids: bytes) -> int:
-    """How many ids a list holds."""
-    return ids.count(b",") + 1 if ids.strip() else 0
-
-
-def entries(ids: Iterable[int]) -> bytes:
-    """Ids as they stand in a list."""
-    return b",".join(b"%d" % one for one in ids)
-
-
-def with_ids(event: bytes, before: bytes) -> bytes:
-    """The event with token ids that come before its own; one that has no place for ids stays as it is."""
-    return TOLD_IDS.sub(lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1)
-
-
-def without_ids(event: bytes) -> bytes:
-    """The event with no token ids, as the engine sends it to who did not ask for them."""
-    return ADDED.sub(rb"\1null", event) if b"token_ids" in event else event
-
-
-_JSON_ENDS = (b"}\n\n", b"}\r\n\r\n", b"}\r\r")
-_BEGINS = b'data: {"'
-_OUTPUT = ("text", "content", "token_ids", "reasoning", "reasoning_content", "rejection", "audio", "tool_calls",
-           "function_call")  # fmt: skip
-"""What of a choice, or of its delta, is output."""
-
-
-def decoded(data: str) -> dict[str, Any]:
-    """The object that an event's data is; ValueError where it is none."""
+def parse_object(data: str) -> dict[str, Any]:
+    """Parse the JSON object in an event's data; raise ValueError for anything else."""
     import msgspec
 
     try:
@@ -153,95 +91,143 @@ def decoded(data: str) -> dict[str, Any]:
     return chunk
 
 
-def looks_whole(event: bytes) -> bool:
-    """Whether an event ends as an object does, and no second one runs into it; nothing is decoded."""
-    return event.endswith(_JSON_ENDS) and event.rfind(_BEGINS) <= 0
+TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
+"""A non-empty text of any kind."""
+CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
+PARSED = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
+"""Output that only the engine's own parser derives from tokens."""
+TOKEN_IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
+PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
+ALL_IDS = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
+IDS_FIELD = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
+FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
+USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
+NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
+ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
+DATA_LINE = re.compile(rb"(?:^|[\r\n])data:")
+_DONE_LINE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
+
+
+def find_from(pattern: re.Pattern[bytes], start: bytes, body: bytes) -> re.Match[bytes] | None:
+    """Return the first match of a pattern that begins with ``start``; faster than ``search`` on a long body."""
+    at = body.find(start)
+    return pattern.search(body, at) if at >= 0 else None
+
+
+def is_done(events: bytes) -> bool:
+    """Return whether the events hold ``[DONE]``; the substring test saves 2.7 us per event."""
+    return b"[DONE]" in events and _DONE_LINE.search(events) is not None
+
+
+def count_ids(ids: bytes) -> int:
+    """Count the ids in the text of a JSON list without brackets."""
+    return ids.count(b",") + 1 if ids.strip() else 0
+
+
+def join_ids(ids: Iterable[int]) -> bytes:
+    """Return the text of a JSON list of ids without brackets."""
+    return b",".join(b"%d" % token_id for token_id in ids)
+
+
+def prepend_ids(event: bytes, before: bytes) -> bytes:
+    """Insert token ids before the event's own; an event without a field for ids stays unchanged."""
+    return IDS_FIELD.sub(lambda m: m[1] + b"[" + b",".join(filter(None, (before, m[2]))) + b"]", event, count=1)
+
+
+def without_ids(event: bytes) -> bytes:
+    """Return the event with null token ids, as an engine sends it to clients that do not request them."""
+    return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
+
+
+_OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_content", "refusal", "audio", "tool_calls",
+                  "function_call")  # fmt: skip
+
+
+def ends_as_object(event: bytes) -> bool:
+    """Return whether an event ends like one JSON object and no second event is glued to it; parse nothing."""
+    return event.endswith((b"}\n\n", b"}\r\n\r\n", b"}\r\r")) and event.rfind(b'data: {"') <= 0
 
 
 def adds_output(event: bytes) -> bool:
-    """Whether an event adds to the output, however it is written.
-
-    Raises:
-        ValueError: It is not what an engine tells.
-    """
-    data = data_of(event)
+    """Return whether an event adds to the output, by parsing it; raise ValueError if it is no valid chunk."""
+    data = event_data(event)
     if not data or data.strip() == "[DONE]":
         return False
     try:
-        return any(map(_adds, decoded(data).get("choices") or ()))
+        for choice in parse_object(data).get("choices") or ():
+            fields = {**choice, **(choice.get("delta") or {})}
+            if any(fields.get(name) for name in _OUTPUT_FIELDS):
+                return True
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
+    return False
 
 
-def _adds(choice: dict[str, Any]) -> bool:
-    told = {**choice, **(choice.get("delta") or {})}
-    return any(told.get(name) for name in _OUTPUT)
-
-
-_TEXT = re.compile(rb'[^"\\\r\n]+')
-_ESCAPED = re.compile(rb'(?:[^"\\\r\n]+|\\[^\r\n])+')
-"""Of a JSON string, to its end; no line ends in it, so that nothing of the stream's own can stand there."""
+# Neither pattern passes a line end, so nothing of the stream's own framing can be taken for the text of a JSON string.
+_PLAIN_STRING = re.compile(rb'[^"\\\r\n]+')
+_STRING = re.compile(rb'(?:[^"\\\r\n]+|\\[^\r\n])+')
 _NUMBERS = re.compile(rb"\d[\d, ]*")
-_MAX_ATTEMPTS, _THRESHOLD = 8, 4
-"""So many layouts are learned in vain; one that has fitted so often was not."""
+_MAX_ATTEMPTS, _MIN_MATCHES = 8, 4
+"""Templates learned in vain before learning stops; matches that prove a template useful."""
 
 
-class Alike:
-    """The layout of events that add text and say nothing else: what a scan finds in one, it finds in all of them.
+class EventTemplate:
+    """The layout that consecutive text events share: only the text, and the token ids, differ.
 
-    To compare an event with it takes an eighth of the instructions of a scan.
+    A scan finds the same in every event that matches, and matching takes an eighth of the instructions of a scan.
 
     Attributes:
-        ids: Token ids of the event that ``fits`` has seen last, as they stand in JSON.
+        ids: Token ids of the event that ``matches`` saw last, as text of a JSON list.
+        num_matches: Events that matched the current layout.
     """
 
-    __slots__ = ("_after", "_before", "_between", "_fit_result", "_ids_at", "_left", "ids")
+    __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
 
     def __init__(self) -> None:
         self._before = self._between = self._after = self.ids = b""
-        self._fit_result, self._ids_at, self._left = 0, 0, _MAX_ATTEMPTS
+        self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Takes the layout of an event.
+        """Take the layout of an event.
 
         Args:
-            event: One whose scan found one text, no end, no usage and no error.
-            text: What finds the beginning of its text.
-            ids: Whether only one with token ids is worth it.
+            event: Event in which a scan found one text, no end, no usage and no error.
+            text: Pattern that finds the start of its text.
+            ids: Whether to learn only events with token ids.
         """
-        if self._fit_result >= _THRESHOLD:
-            self._left = _MAX_ATTEMPTS
-        self._before, self._fit_result = b"", 0
-        if not self._left:
+        if self.num_matches >= _MIN_MATCHES:
+            self._attempts_left = _MAX_ATTEMPTS
+        self._before, self.num_matches = b"", 0
+        if not self._attempts_left:
             return
-        self._left -= 1
-        begins = text.search(event)
-        ends = _ESCAPED.match(event, begins.end()) if begins else None
-        added = list(ADDED.finditer(event))
-        if begins is None or ends is None or len(added) > 1 or (added and added[0].start() < ends.end()):
+        self._attempts_left -= 1
+        start = text.search(event)
+        end = _STRING.match(event, start.end()) if start else None
+        id_fields = list(ALL_IDS.finditer(event))
+        if start is None or end is None or len(id_fields) > 1 or (id_fields and id_fields[0].start() < end.end()):
             return
-        numbers = _NUMBERS.match(event, added[0].end(1) + 1) if added else None
-        if numbers is None and (added or ids):
+        numbers = _NUMBERS.match(event, id_fields[0].end(1) + 1) if id_fields else None
+        if numbers is None and (id_fields or ids):
             return
-        self._between = event[ends.end() : numbers.start()] if numbers else b""
-        self._before, self._after = event[: begins.end()], event[(numbers or ends).end() :]
+        self._between = event[end.end() : numbers.start()] if numbers else b""
+        self._before, self._after = event[: start.end()], event[(numbers or end).end() :]
 
     def discard(self) -> None:
-        """Nothing fits from now on."""
-        self._before, self._fit_result, self._left = b"", 0, 0
+        """Match nothing and learn nothing from now on."""
+        self._before, self.num_matches, self._attempts_left = b"", 0, 0
 
-    def fits(self, event: bytes) -> bool:
-        """Whether nothing but its text, and its token ids, differs from what was learned."""
+    def matches(self, event: bytes) -> bool:
+        """Return whether the event differs from the learned one in nothing but text and token ids."""
         before, between = self._before, self._between
         if not before or not event.startswith(before):
             return False
         at = len(before)
-        found = _TEXT.match(event, at)
-        if found is None or event.startswith(b"\\", found.end()):
-            found = _ESCAPED.match(event, at)
-            if found is None:
+        text = _PLAIN_STRING.match(event, at)
+        if text is None or event.startswith(b"\\", text.end()):
+            text = _STRING.match(event, at)
+            if text is None:
                 return False
-        at = found.end()
+        at = text.end()
         if between:
             if not event.startswith(between, at):
                 return False
@@ -252,37 +238,26 @@ class Alike:
             at += len(ids)
         if event[at:] != self._after:
             return False
-        self._fit_result += 1
+        self.num_matches += 1
         return True
 
-    def fitting(self, events: bytes) -> int:
-        """How many events these are, where there are several and all of them fit; else 0."""
+    def count_matches(self, events: bytes) -> int:
+        """Return the number of events if there are several and all match, else 0."""
         before = self._before
         if not before or not events.startswith(before) or events.find(before, 1) < 0:
             return 0
-        parts = split(events)
-        return len(parts) if all(map(self.fits, parts)) else 0
+        parts = split_events(events)
+        return len(parts) if all(map(self.matches, parts)) else 0
 
     def without_ids(self, event: bytes) -> bytes:
-        """The event that ``fits`` has seen last with no token ids, as ``scan.without_ids``."""
+        """Return the event that ``matches`` saw last with null token ids, as the function ``without_ids`` does."""
         at = self._ids_at
         return event[: at - 1] + b"null" + event[at + len(self.ids) + 1 :]
 
 
-DONE = b"data: [DONE]\n\n"
-
-
 @dataclass(frozen=True)
-class Wants:
-    """What the client asked to see.
-
-    Attributes:
-        api: CHAT or COMPLETIONS.
-        stream: Whether in events.
-        usage: Whether at the end.
-        usage_each: In each chunk.
-        ids: Whether token ids.
-    """
+class ResponseOptions:
+    """Parts of a response that the client requests: usage at the end, usage in each chunk, token ids."""
 
     api: str
     stream: bool
@@ -291,50 +266,44 @@ class Wants:
     ids: bool
 
     @staticmethod
-    def of(api: str, stream: bool, fields: dict[str, Any]) -> Wants:
-        """By the fields of a request."""
+    def from_fields(api: str, stream: bool, fields: dict[str, Any]) -> ResponseOptions:
+        """Read the options from the fields of a request body."""
         options = fields.get("stream_options")
         options = options if isinstance(options, dict) else {}
-        return Wants(
-            api,
-            stream,
-            bool(options.get("include_usage")),
-            bool(options.get("continuous_usage_stats")),
-            bool(fields.get("return_token_ids")),
-        )
+        usage, usage_each = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
+        return ResponseOptions(api, stream, usage, usage_each, bool(fields.get("return_token_ids")))
 
 
-class Dress:
-    """How the first chunk looked: its id, time and model are those of the whole answer."""
+class ChunkRewriter:
+    """Writes chunks of later attempts with the id, time and model of the first chunk."""
 
-    def __init__(self, wants: Wants, first: dict[str, Any]) -> None:
-        self._wants = wants
-        keys = ("id", "object", "created", "model")
-        self._frame = {key: first[key] for key in keys if key in first}
+    def __init__(self, options: ResponseOptions, first: dict[str, Any]) -> None:
+        self._options = options
+        self._header: dict[str, Any] = {key: first[key] for key in ("id", "object", "created", "model") if key in first}
 
     def chunk(self, text: str, finish: str | None, stop: Any, ids: list[int] | None, usage: dict[str, int]) -> bytes:
-        """An event."""
+        """Return the event of one chunk; ``stop`` is its stop_reason."""
         choice: dict[str, Any] = {"index": 0}
-        choice |= {"delta": {"content": text}} if self._wants.api == CHAT else {"text": text}
+        choice |= {"delta": {"content": text}} if self._options.api == CHAT else {"text": text}
         choice |= {"logprobs": None, "finish_reason": finish}
-        if stop is not None or self._wants.api != CHAT:
+        if stop is not None or self._options.api != CHAT:
             choice["stop_reason"] = stop
-        choice["token_ids"] = ids if self._wants.ids else None
-        fields = {**self._frame, "choices": [choice]}
-        return _event({**fields, "usage": usage} if self._wants.usage_each else fields)
+        choice["token_ids"] = ids if self._options.ids else None
+        fields = {**self._header, "choices": [choice]}
+        return _encode_event({**fields, "usage": usage} if self._options.usage_each else fields)
 
     def usage(self, usage: dict[str, int]) -> bytes:
-        """The event that tells all tokens, where it is wanted."""
-        return _event({**self._frame, "choices": [], "usage": usage}) if self._wants.usage else b""
+        """Return the event with the total usage, b"" if the client did not request it."""
+        return _encode_event({**self._header, "choices": [], "usage": usage}) if self._options.usage else b""
 
 
 def usage_of(prompt_ids: bytes, generated: int) -> dict[str, int]:
-    """The numbers of a whole answer, however many runs it took."""
-    prompt = many(prompt_ids)
+    """Return the usage of a response over all its attempts."""
+    prompt = count_ids(prompt_ids)
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
 
-def _event(fields: dict[str, Any]) -> bytes:
+def _encode_event(fields: dict[str, Any]) -> bytes:
     import msgspec
 
     return b"data: " + msgspec.json.encode(fields) + b"\n\n"

@@ -1,4 +1,4 @@
-"""One request to one engine: opened, read, and stopped at any moment."""
+"""HTTP to an engine: connections, their pool, and one attempt of a request that can be stopped at any moment."""
 
 from __future__ import annotations
 
@@ -14,69 +14,62 @@ import aiohttp
 import httptools
 
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.gateway.config import Care, Engine
-from lengthwise.gateway.relay.failures import MALFORMED, STALLED, Full, Interrupted, Trouble
-from lengthwise.schema.errors import InputError, MissingExtraError
+from lengthwise.gateway.config import Engine, ResilienceConfig
+from lengthwise.gateway.relay.failures import MALFORMED, STALLED, AttemptInterruptedError, QueueFullError, UpstreamError
+from lengthwise.schema.errors import InputError
 
-HEAD_BYTES = 1 << 16
-"""Of an answer's head."""
+MAX_HEAD_BYTES = 1 << 16
 _PAUSE_BYTES = 1 << 17
-_BODILESS = (204, 304)
+_STATUS_WITHOUT_BODY = (204, 304)
 
 
-class BrokenError(Exception):
+class BrokenConnectionError(Exception):
     """The connection ended, or the engine does not speak HTTP.
 
     Attributes:
-        spoke: Whether anything of the answer had come.
-        garbage: Whether what came is no HTTP.
+        response_started: Whether any byte of the response had arrived.
+        malformed: Whether the bytes that arrived are no HTTP.
     """
 
-    def __init__(self, cause: str, *, spoke: bool, garbage: bool = False) -> None:
+    def __init__(self, cause: str, *, response_started: bool, malformed: bool = False) -> None:
         super().__init__(cause)
-        self.spoke, self.garbage = spoke, garbage
+        self.response_started, self.malformed = response_started, malformed
 
 
-class Line(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """A connection, used for one request after another.
 
     Attributes:
-        status: Of the answer.
-        headers: Its headers, their names in lower case.
-        complete: Whether all of the answer has come (it may not have been read).
-        used: Requests that were sent before this one.
-        tap: Offered a piece of the body within the moment in which it comes, while a reader waits for one; where it
-            takes it (True) the reader sleeps on. It saves a streamed token a turn of the loop, and a task's wake-up.
-        tapped_s: When it took one last, on the loop's clock.
-        on_body: Takes a piece from httptools.
+        complete: Whether all of the response has arrived (it may not have been read).
+        on_chunk: Called with a chunk of the body as it arrives, while a reader waits for one. If it returns True, the
+            chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per token.
+        consumed_s: Time of the loop at which ``on_chunk`` last consumed a chunk.
     """
 
     __slots__ = (
-        "_buffered", "_error", "_head_bytes", "_in_head", "_keep", "_loop", "_parser", "_paused", "_pieces",
-        "_spoke", "_transport", "_until_end", "_waiter", "complete", "headers", "idle_since_s", "on_body", "status",
-        "tap", "tapped_s", "used",
+        "_buffered_bytes", "_chunks", "_error", "_head_bytes", "_in_head", "_keep_alive", "_loop", "_parser", "_paused",
+        "_started", "_transport", "_until_close", "_waiter", "complete", "consumed_s", "headers", "idle_since_s",
+        "on_body", "on_chunk", "reused", "status",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[bool] | None = None
-        self._error: BrokenError | None = None
-        self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append
-        self.idle_since_s, self.used = 0.0, -1
-        self._begin()
+        self._error: BrokenConnectionError | None = None
+        self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append
+        self.idle_since_s, self.reused = 0.0, -1
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, dict[str, str]()
-        self.complete = self._spoke = self._keep = self._until_end = self._paused = False
-        self._in_head, self._head_bytes, self._buffered = True, 0, 0
-        self.tap: Callable[[bytes], bool] | None = None
-        self.tapped_s = 0.0
-        self._pieces.clear()
-
-    # -- who asks --------------------------------------------------------------------------
+        self.complete = self._started = self._keep_alive = self._until_close = self._paused = False
+        self._in_head, self._head_bytes, self._buffered_bytes = True, 0, 0
+        self.on_chunk: Callable[[bytes], bool] | None = None
+        self.consumed_s = 0.0
+        self._chunks.clear()
 
     @property
     def available(self) -> bool:
@@ -85,557 +78,497 @@ class Line(asyncio.Protocol):
 
     @property
     def at_end(self) -> bool:
-        """Whether all of the answer has been read, and the connection can serve again."""
-        return self.complete and self._keep and not self._pieces and self.available
+        """Whether all of the response has been read and the connection can be reused."""
+        return self.complete and self._keep_alive and not self._chunks and self.available
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Writes a request."""
-        self.used += 1
-        if self.used:
-            self._begin()
+        """Write a request."""
+        self.reused += 1
+        if self.reused:
+            self._reset()
         if self._transport is None or self._error is not None:
-            raise self._error or BrokenError("it is closed", spoke=False)
+            raise self._error or BrokenConnectionError("the connection is closed", response_started=False)
         if len(body) < _PAUSE_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines([head, body])
 
-    async def succeeded(self) -> None:
-        """Returns once the head is there; raises BrokenError."""
+    async def wait_for_head(self) -> None:
+        """Return once status and headers have arrived; raise BrokenConnectionError."""
         while self._in_head:
             if self._error is not None:
                 raise self._error
-            await self._more()
+            await self._wait()
 
     async def read(self) -> bytes | None:
-        """The next piece of the body, b"" at its end, None after ``stir``; raises BrokenError."""
-        while not self._pieces:
+        """Return the next chunk of the body, b"" at its end, None after ``wake``; raise BrokenConnectionError."""
+        while not self._chunks:
             if self.complete:
                 return b""
             if self._error is not None:
                 raise self._error
-            if await self._more():
+            if await self._wait():
                 return None
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._buffered = 0
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return data
 
-    def wakeup(self) -> None:
-        """Wakes who reads, although there is nothing for it."""
+    def wake(self) -> None:
+        """Wake the reader without a chunk."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
-    def abort(self, cause: str = "it was given up") -> None:
-        """Ends it at once, whatever is under way."""
-        self._fail(cause)
+    def abort(self, cause: str = "the request was given up", *, malformed: bool = False) -> None:
+        """Close the connection at once; the first cause is the one that the reader gets."""
+        if self._error is None:
+            self._error = BrokenConnectionError(cause, response_started=self._started, malformed=malformed)
+        if self._transport is not None:
+            self._transport.abort()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(False)
 
-    async def _more(self) -> bool:
-        """Waits until something came; whether it was stirred instead."""
+    async def _wait(self) -> bool:
+        """Wait for data; return True if ``wake`` was called instead."""
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiter = waiter
         try:
             return await waiter
         finally:
-            if self._waiter is waiter:  # else somebody reads on already
+            if self._waiter is waiter:  # else another task reads already
                 self._waiter = None
 
-    # -- asyncio's -------------------------------------------------------------------------
+    # -- asyncio.Protocol ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """It is open."""
+        """Note the open transport."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        if self._error is not None or self.complete or self.used < 0:
+        """Parse received bytes and hand chunks of the body on."""
+        if self._error is not None or self.complete or self.reused < 0:
             if self._error is None:
-                self._fail("it spoke unasked")
+                self.abort("the engine sent data without a request")
             return
         if self._in_head:
-            self._spoke = True
+            self._started = True
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"it does not speak HTTP: {error}", garbage=True)
+            self.abort(f"the engine does not speak HTTP: {error}", malformed=True)
         except httptools.HttpParserUpgrade:
-            self._fail("it changes to another protocol, which nobody asked for", garbage=True)
-        if self._in_head and self._head_bytes > HEAD_BYTES:
-            self._fail(f"the head of its answer has more than {HEAD_BYTES} bytes", garbage=True)
+            self.abort("the engine switches to another protocol without a request to do so", malformed=True)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self.abort(f"the headers have more than {MAX_HEAD_BYTES} bytes", malformed=True)
         waiter = self._waiter
         if waiter is None or waiter.done():
-            self._hold(len(data))
-        elif self.tap is None or self.complete or not self._pieces or not self._tapped(self.tap, waiter):
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes > _PAUSE_BYTES and not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
+        elif self.on_chunk is None or self.complete or not self._chunks or not self._consume(self.on_chunk, waiter):
             waiter.set_result(False)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is closed."""
-        if self._until_end and error is None and not self._in_head:
+        """End a response that lasts until the connection closes; fail any other."""
+        if self._until_close and error is None and not self._in_head:
             self.complete = True
         self._transport = None
-        self._fail(str(error) if error else "the engine closed the connection")
+        self.abort(str(error) if error else "the engine closed the connection")
 
-    # -- httptools' ------------------------------------------------------------------------
+    # -- callbacks of httptools ------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """An answer begins; there is only one."""
+        """Refuse a second response to one request."""
         if self.complete:
-            raise ValueError("two answers to one request")
+            raise ValueError("two responses to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of the answer's; what comes behind a body is not looked at."""
-        if not self._in_head:
-            return
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        """Note a header; trailers after the body are ignored."""
+        if self._in_head:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """Note the end of the headers, of an interim response (1xx) as well."""
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers.clear()
             return
         self._in_head = False
-        told = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
-        self._until_end = not told and self.status not in _BODILESS
+        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        self._until_close = not framed and self.status not in _STATUS_WITHOUT_BODY
 
     def on_message_complete(self) -> None:
-        """The answer is at its end."""
-        if not self._in_head and not self._until_end:
-            self.complete, self._keep = True, self._parser.should_keep_alive()
+        """Note the end of the response."""
+        if not self._in_head and not self._until_close:
+            self.complete, self._keep_alive = True, self._parser.should_keep_alive()
 
-    # -- within ----------------------------------------------------------------------------
-
-    def _tapped(self, tap: Callable[[bytes], bool], waiter: asyncio.Future[bool]) -> bool:
-        """Whether the tap took all that is there, or it broke and the reader was told so."""
-        pieces = self._pieces
+    def _consume(self, on_chunk: Callable[[bytes], bool], waiter: asyncio.Future[bool]) -> bool:
+        """Return whether ``on_chunk`` consumed all chunks, or raised an error, which the reader then gets."""
+        chunks = self._chunks
         try:
-            if not tap(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+            if not on_chunk(chunks[0] if len(chunks) == 1 else b"".join(chunks)):
                 return False
-        except Exception as error:  # noqa: BLE001 - it is the reader's, who would have met it
+        except Exception as error:  # noqa: BLE001 - it belongs to the reader
             if not waiter.done():
                 waiter.set_exception(error)
-        pieces.clear()
-        self.tapped_s = self._loop.time()
+        chunks.clear()
+        self.consumed_s = self._loop.time()
         return True
-
-    def _hold(self, size_bytes: int) -> None:
-        """So much more came than is read; nothing further is taken where that is a lot."""
-        self._buffered += size_bytes
-        if self._buffered > _PAUSE_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def _fail(self, cause: str, *, garbage: bool = False) -> None:
-        if self._error is None:
-            self._error = BrokenError(cause, spoke=self._spoke, garbage=garbage)
-        if self._transport is not None:
-            self._transport.abort()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(False)
 
 
 IDLE_S = 2.0
-"""Shorter than servers keep an idle connection (uvicorn: 5 s), so that none is lost while it is being reused."""
+"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no connection closes while it is being reused."""
 
 
-class Lines:
-    """Connections to an engine, with its key and its certificates.
+class ConnectionPool:
+    """Connections to an engine, with its key and certificates; ``busy`` holds those in use."""
 
-    Args:
-        engine: Where it is.
-        resilience: How long a connection may take to be made.
-        tls: How its certificate is checked and ours is shown; None: as everybody's.
-
-    Attributes:
-        busy: Those that are in use.
-    """
-
-    def __init__(self, engine: Engine, resilience: Care, tls: ssl.SSLContext | None) -> None:
-        where = urlsplit(Server(engine.url).root)
-        self._host, self._secure = where.hostname or "", where.scheme == "https"
-        self._port = where.port or (443 if self._secure else 80)
-        self._root = where.path.rstrip("/")
-        self._tls, self._connect_s = tls, resilience.connect_s
-        self._fixed = _fixed_head(where.netloc.rpartition("@")[2], _credentials(engine))
-        self._idle: list[Line] = []
-        self._heads: dict[str, bytes] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
+    def __init__(self, engine: Engine, resilience: ResilienceConfig, tls: ssl.SSLContext | None) -> None:
+        root = urlsplit(Server(engine.url).root)
+        self._host, self._path = root.hostname or "", root.path.rstrip("/")
+        self._secure, self._tls = root.scheme == "https", tls
+        self._port = root.port or (443 if self._secure else 80)
+        self._connect_s = resilience.connect_s
+        headers = [("Host", root.netloc.rpartition("@")[2]), ("Accept-Encoding", "identity"),
+                   ("User-Agent", "lengthwise")]  # fmt: skip
+        user = urlsplit(engine.url)
+        if engine.api_key:
+            headers.append(("Authorization", f"Bearer {engine.api_key}"))
+        elif user.username is not None:
+            pair = f"{unquote(user.username)}:{unquote(user.password or '')}"
+            headers.append(("Authorization", "Basic " + base64.b64encode(pair.encode()).decode()))
+        self._fixed_headers = _encode_headers(headers)
+        self._idle: list[UpstreamConnection] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self.busy: set[Line] = set()
+        self.busy: set[UpstreamConnection] = set()
 
-    def retained(self) -> Line | None:
-        """An open connection that nobody uses; None there is none."""
+    def take_idle(self) -> UpstreamConnection | None:
+        """Return an open connection that is not in use, None if there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
-            line = self._idle.pop()
-            if line.available and now_s - line.idle_since_s < IDLE_S:
-                self.busy.add(line)
-                return line
-            line.abort()
+            connection = self._idle.pop()
+            if connection.available and now_s - connection.idle_since_s < IDLE_S:
+                self.busy.add(connection)
+                return connection
+            connection.abort()
         return None
 
-    async def opened(self) -> Line:
-        """A new connection; raises OSError (TimeoutError as well) where there is none."""
+    async def connect(self) -> UpstreamConnection:
+        """Open a connection; raise OSError (also TimeoutError) on failure."""
         if self._closed:
-            raise ConnectionError("the engine is not used any more")
-        loop, tls = asyncio.get_running_loop(), self._context()
-        async with asyncio.timeout(self._connect_s):
-            _, line = await loop.create_connection(
-                Line, self._host, self._port, ssl=tls, server_hostname=self._host if tls else None
-            )
-        self.busy.add(line)
-        return line
-
-    def head(self, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
-        """A POST's head; raises ValueError where a header would end it early."""
-        start = self._heads.get(path)
-        if start is None:
-            start = self._heads[path] = f"POST {self._root}{path} HTTP/1.1\r\n".encode("ascii") + self._fixed
-        told = "".join([_header(name, value) for name, value in headers])
-        return b"%b%bContent-Length: %d\r\n\r\n" % (start, told.encode("latin-1"), length)
-
-    def release(self, line: Line) -> None:
-        """Nobody uses it any more; what is not at its end is closed, so that the engine gives it up."""
-        self.busy.discard(line)
-        if not line.at_end or self._closed:
-            line.abort()
-            return
-        loop = asyncio.get_running_loop()
-        line.idle_since_s = loop.time()
-        self._idle.append(line)
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(IDLE_S, self._sweep)
-
-    def close(self) -> None:
-        """Closes all of them."""
-        self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        for line in [*self._idle, *self.busy]:
-            line.abort("the engine is not used any more")
-        self._idle.clear()
-
-    def _sweep(self) -> None:
-        """Closes those that nobody used for long; the oldest stand first."""
-        loop = asyncio.get_running_loop()
-        oldest_s = loop.time() - IDLE_S + 0.01
-        kept = [line for line in self._idle if line.idle_since_s > oldest_s and line.available]
-        for line in set(self._idle) - set(kept):
-            line.abort()
-        self._idle = kept
-        self._sweeper = loop.call_later(IDLE_S, self._sweep) if kept else None
-
-    def _context(self) -> ssl.SSLContext | None:
+            raise ConnectionError("the engine is not in use any more")
         if self._secure and self._tls is None:
             self._tls = ssl.create_default_context()
-        return self._tls if self._secure else None
+        async with asyncio.timeout(self._connect_s):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                UpstreamConnection,
+                self._host,
+                self._port,
+                ssl=self._tls if self._secure else None,
+                server_hostname=self._host if self._secure else None,
+            )
+        self.busy.add(connection)
+        return connection
+
+    def request_head(self, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
+        """Return the head of a POST; raise ValueError for a header with a line break."""
+        start = f"POST {self._path}{path} HTTP/1.1\r\n".encode("ascii")
+        return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, self._fixed_headers, _encode_headers(headers), length)
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Take a connection back; one that is amid a response is closed, so that the engine aborts the request."""
+        self.busy.discard(connection)
+        if not connection.at_end or self._closed:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.append(connection)
+        if self._timer is None:
+            self._timer = loop.call_later(IDLE_S, self._evict_idle)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in [*self._idle, *self.busy]:
+            connection.abort("the engine is not in use any more")
+        self._idle.clear()
+
+    def _evict_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest_s = loop.time() - IDLE_S + 0.01
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            if connection.idle_since_s > oldest_s and connection.available:
+                self._idle.append(connection)
+            else:
+                connection.abort()
+        self._timer = loop.call_later(IDLE_S, self._evict_idle) if self._idle else None
 
 
-def _header(name: str, value: str) -> str:
-    if "\r" in value or "\n" in value:
-        raise ValueError(f"the header {name} holds a line break")
-    return f"{name}: {value}\r\n"
-
-
-def _fixed_head(host: str, credentials: str) -> bytes:
-    fixed = [("Host", host), ("Accept-Encoding", "identity"), ("User-Agent", "lengthwise")]
-    if credentials:
-        fixed.append(("Authorization", credentials))
-    return "".join(_header(*one) for one in fixed).encode("latin-1")
-
-
-def _credentials(engine: Engine) -> str:
-    if engine.api_key:
-        return f"Bearer {engine.api_key}"
-    where = urlsplit(engine.url)
-    if where.username is None:
-        return ""
-    pair = f"{unquote(where.username)}:{unquote(where.password or '')}"
-    return "Basic " + base64.b64encode(pair.encode()).decode()
+def _encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
+    lines = []
+    for name, value in headers:
+        if "\r" in value or "\n" in value:
+            raise ValueError(f"the header {name} contains a line break")
+        lines.append(f"{name}: {value}\r\n")
+    return "".join(lines).encode("latin-1")
 
 
 DRAIN_S = 0.25
-CLIENT, SLOW = "client gone", "slow reader"
-_ERROR_BYTES = 1 << 16
+CLIENT_GONE, SLOW_READER = "client gone", "slow reader"
+_MAX_ERROR_BYTES = 1 << 16
 
 
-class Call:
-    """A POST to an engine.
+class Attempt:
+    """One POST of a request to an engine.
 
-    Its limits are on silence: ``first_byte_s`` until anything comes, then ``stall_s`` between two pieces;
-    a client that takes nothing for ``stall_s`` is given up likewise. One timer serves a whole answer.
-
-    Args:
-        resilience: The limits.
+    Limits are on silence: ``first_byte_s`` until the response starts, then ``stall_s`` between two chunks. A client
+    that reads nothing for ``stall_s`` is given up likewise. One timer serves all of a response.
     """
 
     __slots__ = (
-        "_care",
-        "_closed",
-        "_connecting",
-        "_limit",
-        "_line",
-        "_lines",
-        "_loop",
-        "_reading",
-        "_reason",
-        "_since_s",
-        "_timer",
+        "_closed", "_connecting", "_connection", "_interrupt_cause", "_limit_s", "_loop", "_pool", "_reading",
+        "_resilience", "_since_s", "_timer",
     )  # fmt: skip
 
-    def __init__(self, resilience: Care) -> None:
-        self._care = resilience
+    def __init__(self, resilience: ResilienceConfig) -> None:
+        self._resilience = resilience
         self._loop = asyncio.get_running_loop()
-        self._lines: Lines | None = None
-        self._line: Line | None = None
+        self._pool: ConnectionPool | None = None
+        self._connection: UpstreamConnection | None = None
         self._connecting: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._reason = ""
+        self._interrupt_cause = ""
         self._closed = self._reading = False
-        self._since_s, self._limit = 0.0, resilience.first_byte_s
+        self._since_s, self._limit_s = 0.0, resilience.first_byte_s
 
     async def open(self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> None:
-        """Sends it and returns once status and headers are there.
+        """Send the request and return once status and headers have arrived.
 
         Raises:
-            Trouble: No connection, or no answer.
-            Interrupted: ``interrupt`` was called.
+            UpstreamError: There is no connection or no response.
+            AttemptInterruptedError: ``interrupt`` was called.
         """
-        self._lines = lines = lines_of(session)
-        head = lines.head(path, headers, len(body))
+        connector = session.connector
+        if connector is None or session.closed:
+            raise UpstreamError("no connection", "the engine is not in use any more", engine_fault=False)
+        pool: ConnectionPool = connector.pool
+        self._pool = pool
+        head = pool.request_head(path, headers, len(body))
         self._since_s, self._reading = self._loop.time(), True
-        self._timer = self._loop.call_later(min(self._limit, self._care.stall_s), self._poll)
-        self._line = lines.retained() or await self._connected()
+        self._timer = self._loop.call_later(min(self._limit_s, self._resilience.stall_s), self._check_silence)
+        self._connection = connection = pool.take_idle() or await self._connect(pool)
         try:
-            if not await self._sent(head, body):  # an idle connection that was closed meanwhile
-                lines.release(self._line)
-                self._line = await self._connected()
-                await self._sent(head, body)
-        except BrokenError as error:
-            if self._reason:
-                raise self._stopped("no answer", self._care.first_byte_s) from None
-            raise Trouble(MALFORMED if error.garbage else "closed early", str(error)) from None
+            try:
+                connection.send(head, body)
+                await connection.wait_for_head()
+            except BrokenConnectionError as error:
+                if not connection.reused or error.response_started or self._interrupt_cause:
+                    raise
+                # The server closed an idle connection while it was being reused: the request never arrived.
+                pool.release(connection)
+                self._connection = connection = await self._connect(pool)
+                connection.send(head, body)
+                await connection.wait_for_head()
+        except BrokenConnectionError as error:
+            if self._interrupt_cause:
+                raise self._interruption("no answer", self._resilience.first_byte_s) from None
+            raise UpstreamError(MALFORMED if error.malformed else "closed early", str(error)) from None
         self._reading = False
         self._since_s = self._loop.time()
 
-    async def _connected(self) -> Line:
-        assert self._lines is not None
+    async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         try:
             async with asyncio.timeout(None) as self._connecting:
-                return await self._lines.opened()
+                return await pool.connect()
         except TimeoutError:
-            if self._reason:
-                raise self._stopped("no answer", self._care.first_byte_s) from None
-            raise Trouble("no connection", f"within {self._care.connect_s:g} s") from None
+            if self._interrupt_cause:
+                raise self._interruption("no answer", self._resilience.first_byte_s) from None
+            raise UpstreamError("no connection", f"within {self._resilience.connect_s:g} s") from None
         except OSError as error:
-            ours = error.errno in (errno.EMFILE, errno.ENFILE)
-            raise Trouble("no connection", str(error), engine=not ours) from None
+            # Without free file descriptors the gateway, not the engine, is at fault.
+            engine_fault = error.errno not in (errno.EMFILE, errno.ENFILE)
+            raise UpstreamError("no connection", str(error), engine_fault=engine_fault) from None
         finally:
             self._connecting = None
 
-    async def _sent(self, head: bytes, body: bytes) -> bool:
-        """Whether an answer comes; False where a connection that was used before turned out to be closed."""
-        line = self._line
-        assert line is not None
-        try:
-            line.send(head, body)
-            await line.succeeded()
-        except BrokenError as error:
-            if line.used and not error.spoke and not self._reason:
-                return False
-            raise
-        return True
-
     @property
     def status(self) -> int:
-        """The HTTP status."""
-        return self._line.status if self._line is not None else 0
+        """The HTTP status, 0 before it has arrived."""
+        return self._connection.status if self._connection is not None else 0
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The answer's headers, their names in lower case."""
-        return self._line.headers if self._line is not None else {}
+        """The response's headers, with lower-case names."""
+        return self._connection.headers if self._connection is not None else {}
 
-    async def read(self, tap: Callable[[bytes], bool] | None = None) -> bytes | None:
-        """The next piece, b"" at the end, None after ``stir``.
+    @property
+    def at_end(self) -> bool:
+        """Whether all of the response has been read."""
+        return self._connection is not None and self._connection.at_end
+
+    async def read(self, on_chunk: Callable[[bytes], bool] | None = None) -> bytes | None:
+        """Return the next chunk, b"" at the end, None after ``wake``.
 
         Args:
-            tap: Offered each piece as it comes; while it takes them this waits on.
+            on_chunk: Called with each chunk as it arrives; while it returns True, ``read`` waits on.
 
         Raises:
-            Trouble: The connection broke, or nothing came for too long.
-            Interrupted: ``interrupt`` was called.
+            UpstreamError: The connection broke, or no data came for too long.
+            AttemptInterruptedError: ``interrupt`` was called.
         """
-        if self._reason:
-            raise self._stopped()
-        line = self._line
-        assert line is not None
+        if self._interrupt_cause:
+            raise self._interruption()
+        connection = self._connection
+        assert connection is not None
         self._since_s, self._reading = self._loop.time(), True
-        line.tap = tap
+        connection.on_chunk = on_chunk
         try:
-            data = await line.read()
-        except BrokenError as error:
-            if self._reason:
-                raise self._stopped() from None
-            raise Trouble("closed early", str(error)) from None
+            data = await connection.read()
+        except BrokenConnectionError as error:
+            if self._interrupt_cause:
+                raise self._interruption() from None
+            raise UpstreamError("closed early", str(error)) from None
         finally:
             self._reading = False
-        if self._reason:
-            raise self._stopped()
-        self._since_s, self._limit = self._loop.time(), self._care.stall_s
+        if self._interrupt_cause:
+            raise self._interruption()
+        self._since_s, self._limit_s = self._loop.time(), self._resilience.stall_s
         return data
 
-    def wakeup(self) -> None:
-        """Wakes who reads, although there is nothing for it."""
-        if self._line is not None:
-            self._line.wakeup()
+    def wake(self) -> None:
+        """Wake the reader without a chunk."""
+        if self._connection is not None:
+            self._connection.wake()
 
-    async def rest(self, max_bytes: int = _ERROR_BYTES) -> bytes:
-        """What is left of the answer, up to a bound; raises as ``read``."""
+    async def read_rest(self, max_bytes: int = _MAX_ERROR_BYTES) -> bytes:
+        """Return the rest of the response, up to ``max_bytes``; raise as ``read`` does."""
         parts, size = [], 0
         while size < max_bytes and (data := await self.read()):
             parts.append(data)
             size += len(data)
         return b"".join(parts)[:max_bytes]
 
-    @property
-    def at_end(self) -> bool:
-        """Whether all of the answer has been read."""
-        return self._line is not None and self._line.at_end
-
     async def drain(self) -> None:
-        """Lets an answer that is complete end, so that its connection can be used again."""
-        self._limit = DRAIN_S
-        line = self._line
+        """Read the end of a complete response, so that its connection can be reused."""
+        self._limit_s = DRAIN_S
+        connection = self._connection
         try:
             async with asyncio.timeout(DRAIN_S):
-                while line is not None and await line.read():
+                while connection is not None and await connection.read():
                     pass
-        except (TimeoutError, BrokenError):  # the answer was complete
+        except (TimeoutError, BrokenConnectionError):  # the response was complete
             pass
         finally:
             self.close()
 
     def interrupt(self, cause: str) -> None:
-        """Stops reading: what waits for the engine raises Interrupted (or Trouble, when it stalled)."""
-        if self._closed or self._reason:
+        """Stop reading: the reader gets AttemptInterruptedError (or UpstreamError if the engine stalled)."""
+        if self._closed or self._interrupt_cause:
             return
-        self._reason = cause
+        self._interrupt_cause = cause
         if self._connecting is not None:
             self._connecting.reschedule(self._loop.time())
-        elif self._line is not None:
-            self._line.abort(cause)
+        elif self._connection is not None:
+            self._connection.abort(cause)
 
     def close(self) -> None:
-        """Gives the connection back, or closes it where the answer is not at its end: engines abort then."""
+        """Return the connection to the pool; amid a response it is closed, and the engine aborts the request."""
         if self._closed:
             return
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._line is not None and self._lines is not None:
-            self._lines.release(self._line)
+        if self._connection is not None and self._pool is not None:
+            self._pool.release(self._connection)
 
-    def _poll(self) -> None:
-        """Looks, now and then, how long it has been silent."""
-        now_s = self._loop.time()
-        if self._line is not None and self._line.tapped_s > self._since_s:
-            self._since_s, self._limit = self._line.tapped_s, self._care.stall_s
-        limit_s = self._limit if self._reading else self._care.stall_s
-        rest_s = self._since_s + limit_s - now_s
+    def _check_silence(self) -> None:
+        """Interrupt after too long a silence, else check again when it would be too long."""
+        now_s, stall_s = self._loop.time(), self._resilience.stall_s
+        if self._connection is not None and self._connection.consumed_s > self._since_s:
+            self._since_s, self._limit_s = self._connection.consumed_s, stall_s
+        rest_s = self._since_s + (self._limit_s if self._reading else stall_s) - now_s
         if rest_s > 0.001:
-            self._timer = self._loop.call_later(min(rest_s, self._care.stall_s), self._poll)
+            self._timer = self._loop.call_later(min(rest_s, stall_s), self._check_silence)
             return
         self._timer = None
-        self.interrupt(STALLED if self._reading else SLOW)
+        self.interrupt(STALLED if self._reading else SLOW_READER)
 
-    def _stopped(self, silent: str = STALLED, limit_s: float | None = None) -> Exception:
-        if self._reason == STALLED:
-            return Trouble(silent, f"nothing came for {limit_s or self._limit:g} s")
-        return Interrupted(self._reason)
-
-
-def lines_of(session: Any) -> Lines:
-    """The lines of a session that ``open_session`` made; raises Trouble where it is closed."""
-    connector = session.connector
-    if connector is None or session.closed:
-        raise Trouble("no connection", "the engine is not used any more", engine=False)
-    lines: Lines = connector.lines
-    return lines
+    def _interruption(self, stall_reason: str = STALLED, limit_s: float | None = None) -> Exception:
+        if self._interrupt_cause == STALLED:
+            return UpstreamError(stall_reason, f"no data for {limit_s or self._limit_s:g} s")
+        return AttemptInterruptedError(self._interrupt_cause)
 
 
-def full(headers: Mapping[str, str]) -> Full:
-    """What a 503 or 429 of an engine says."""
+def queue_full_error(headers: Mapping[str, str]) -> QueueFullError:
+    """Return the error for a 503 or 429 of an engine, with its Retry-After (at most 60 s)."""
     try:
-        return Full(min(60.0, max(0.0, float(headers.get("retry-after", "")))))
+        return QueueFullError(min(60.0, max(0.0, float(headers.get("retry-after", "")))))
     except ValueError:
-        return Full(None)
+        return QueueFullError(None)
 
 
-_CHUNK_BYTES = 1 << 16
+async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return at most ``max_bytes`` of a body; of a longer one the rest is not read."""
+    parts, size = [], 0
+    while size < max_bytes and (part := await response.content.readany()):
+        parts.append(part)
+        size += len(part)
+    if not response.content.at_eof():
+        response.close()
+    return b"".join(parts)[:max_bytes]
 
 
-def open_session(engine: Engine, resilience: Care) -> Any:
-    """An aiohttp session for one engine: its own connections, key and certificates; to be closed.
+_READ_BYTES = 1 << 16
 
-    Its connector holds the lines on which requests go (``lines_of``).
+
+def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
+    """Open a session for one engine, with its own connections, key and certificates; the caller closes it.
+
+    The session serves health checks and metrics; requests of clients use the pool of its connector.
 
     Raises:
-        MissingExtraError: aiohttp is not there.
         InputError: A certificate cannot be read.
     """
-    try:
-        import aiohttp
-
-    except ImportError as error:
-        raise MissingExtraError("lengthwise serve", "gateway") from error
-    tls = tls_context(engine)
+    tls: ssl.SSLContext | None = None
+    if engine.tls is not None:
+        try:
+            tls = ssl.create_default_context(cafile=engine.tls.ca)
+            if engine.tls.cert:
+                tls.load_cert_chain(engine.tls.cert, engine.tls.key)
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(f"the certificates of engine {engine.display_url} must be readable: {error}") from error
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if engine.api_key:
         headers["Authorization"] = f"Bearer {engine.api_key}"
+    pool = ConnectionPool(engine, resilience, tls)
     return aiohttp.ClientSession(
-        connector=Connector(Lines(engine, resilience, tls), limit=0, keepalive_timeout=IDLE_S, ssl=tls or True),
+        connector=PooledConnector(pool, limit=0, keepalive_timeout=IDLE_S, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s),
         headers=headers,
         auto_decompress=False,
-        read_bufsize=_CHUNK_BYTES,
+        read_bufsize=_READ_BYTES,
     )
 
 
-def tls_context(engine: Engine) -> ssl.SSLContext | None:
-    """How the engine's certificate is checked and ours is shown; None: as everybody's."""
-    tls = engine.tls
-    if tls is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.cert:
-            context.load_cert_chain(tls.cert, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"the certificates of engine {engine.shown} must be readable: {error}") from error
-    return context
+class PooledConnector(aiohttp.TCPConnector):
+    """Connector of one engine; ``pool`` holds the connections for requests of clients."""
 
+    def __init__(self, pool: ConnectionPool, **options: Any) -> None:
+        super().__init__(**options)
+        self.pool = pool
 
-class Connector(aiohttp.TCPConnector):
-    """For one engine.
-
-    Attributes:
-        lines: Connections for the requests of clients.
-    """
-
-    def __init__(self, lines: Lines, **named: Any) -> None:
-        super().__init__(**named)
-        self.lines = lines
-
-    def close(self, **named: Any) -> Any:
-        """Closes all connections."""
-        self.lines.close()
-        return super().close(**named)
+    def close(self, **options: Any) -> Any:
+        """Close all connections."""
+        self.pool.close()
+        return super().close(**options)

@@ -1,4 +1,4 @@
-"""What a gateway tells of its requests: metrics, log lines, a journal, traces, and what its order gains."""
+"""Telemetry of gateway requests: metrics, log lines, a journal, traces and the gain over FCFS."""
 
 import lazy_loader
 

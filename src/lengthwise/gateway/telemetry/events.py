@@ -1,4 +1,4 @@
-"""A line of JSON an event, on the logger "lengthwise.gateway.requests". No prompts, no texts, no keys."""
+"""Log lines of requests as JSON, and OpenTelemetry traces. Neither contains prompts, texts or keys."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
 
 LOGGER = "lengthwise.gateway.requests"
-MOST_A_SECOND = 50
-"""Refusals told one by one; further ones of that second are only counted."""
-_LONGEST = 120
-_ITS_REASON = "The engine failed"
-"""What follows these is one of the relay's few reasons ("stalled", "http 500")."""
-_OWN_WORDS = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
-_PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
+MAX_REFUSALS_PER_S = 50
+"""Further refusals of the same second are only counted."""
+_MAX_LENGTH = 120
+_ENGINE_FAILED = "The engine failed"
+"""One of the relay's fixed reasons follows these words ("stalled", "http 500")."""
+_SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
+_RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON: time, level, logger, message, and what ``extra`` it has."""
+    """Formats a record as one line of JSON: time, level, logger, event and the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        told: dict[str, Any] = {
+        """Return the line."""
+        line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
         }
-        told |= {name: value for name, value in record.__dict__.items() if name not in _PLAIN}
+        line |= {name: value for name, value in record.__dict__.items() if name not in _RECORD_FIELDS}
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, separators=(",", ":"), default=str)
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, separators=(",", ":"), default=str)
 
 
 def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> logging.Handler:
-    """Has all of the gateway's loggers tell JSON lines to a stream (stderr); returns the handler, to be removed."""
+    """Let all loggers of the gateway write JSON lines to a stream (default stderr); return the handler."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logger = logging.getLogger("lengthwise.gateway")
@@ -55,86 +55,84 @@ def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> loggi
 
 
 class EventLog(Listener):
-    """Tells of requests: refused, back in the queue, over."""
+    """Logs requests that are refused, return to the queue or finish, and phases."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
-        self._second, self._report, self._untold = 0, 0, 0
+        self._second, self._num_logged, self._num_suppressed = 0, 0, 0
 
     def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
         second = int(self._clock())
         if second != self._second:
-            if self._untold:
-                self._logger.info("refused_more", extra={"requests": self._untold})
-            self._second, self._report, self._untold = second, 0, 0
-        if self._report >= MOST_A_SECOND:
-            self._untold += 1
+            if self._num_suppressed:
+                self._logger.info("refused_more", extra={"requests": self._num_suppressed})
+            self._second, self._num_logged, self._num_suppressed = second, 0, 0
+        if self._num_logged >= MAX_REFUSALS_PER_S:
+            self._num_suppressed += 1
             return
-        self._report += 1
-        metadata = {"reason": reason, "status": rejection.status, "tenant": tenant, "model": model[:128]}
-        self._logger.info("refused", extra=metadata)
+        self._num_logged += 1
+        fields = {"reason": reason, "status": rejection.status, "tenant": tenant, "model": model[:128]}
+        self._logger.info("refused", extra=fields)
 
     def returned(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         del now_s
         if self._logger.isEnabledFor(logging.INFO):
-            metadata = {"id": request.id, "cause": cause, "generated_tokens": request.generated_tokens}
-            self._logger.info("returned", extra=metadata)
+            fields = {"id": request.id, "cause": cause, "generated_tokens": request.generated_tokens}
+            self._logger.info("returned", extra=fields)
 
-    def phase(self, phase: Phase) -> None:
-        """A phase of a worker is over."""
+    def phase(self, phase: Phase) -> None:  # noqa: D102
         if self._logger.isEnabledFor(logging.INFO):
             self._logger.info("phase", extra=asdict(phase))
 
-    def over(self, row: Row, detail: str = "") -> None:
-        """A request is over."""
+    def log_row(self, row: Row, detail: str = "") -> None:
+        """Log a finished request."""
         level = logging.WARNING if row.outcome == Outcome.FAILED else logging.INFO
         if not self._logger.isEnabledFor(level):
             return
-        metadata = as_dict(row)
-        del metadata["retry"]
-        metadata |= {"jct_s": round(row.jct_s, 6)}
-        if why := safe_detail(row.outcome, detail):
-            metadata["cause"] = why
-        self._logger.log(level, "request", extra=metadata)
+        fields = as_dict(row)
+        del fields["repredictions"]
+        fields["jct_s"] = round(row.jct_s, 6)
+        if cause := safe_detail(row.outcome, detail):
+            fields["cause"] = cause
+        self._logger.log(level, "request", extra=fields)
 
 
 def safe_detail(outcome: str, detail: str) -> str:
-    """What may be told of why a request ended.
+    """Return the part of a detail that may be logged.
 
-    Engines repeat prompts in their errors: of what an engine may have said only our own words, which stand
-    before the first colon, are kept, and of a rejection nothing.
+    Engines repeat prompts in their errors. Therefore only the gateway's own words, those before the first colon,
+    remain of a failure, and nothing of a rejection.
     """
-    if outcome in _OWN_WORDS:
-        return detail[:_LONGEST]
+    if outcome in _SAFE_OUTCOMES:
+        return detail[:_MAX_LENGTH]
     if outcome != Outcome.FAILED:
         return ""
-    words = detail.split(":")
-    return ":".join(words[: 2 if words[0] == _ITS_REASON else 1])[:_LONGEST]
+    parts = detail.split(":")
+    return ":".join(parts[: 2 if parts[0] == _ENGINE_FAILED else 1])[:_MAX_LENGTH]
 
 
 FORWARDED_FIELDS = ("traceparent", "tracestate")
 SERVICE = "lengthwise-gateway"
 
 
-class Traced(Protocol):
-    """What is asked, as far as traces go: ``edge.Asked``."""
+class TracedRequest(Protocol):
+    """The attributes of a client request that tracing uses."""
 
     headers: list[tuple[str, str]]
     arrival_s: float
 
 
-A = TypeVar("A", bound=Traced)
+A = TypeVar("A", bound=TracedRequest)
 R = TypeVar("R")
 
 
 class Tracing(Listener):
-    """Makes spans and sends them to a collector, in batches on a thread of their own.
+    """Creates spans and exports them to a collector, in batches on a thread of its own.
 
     Args:
-        endpoint: OTLP/HTTP address of the collector ("http://collector:4318/v1/traces"; the path may be left out).
-        clock: The gateway's.
-        exporter: Where spans go instead.
-        epoch: Seconds since 1970, asked once.
+        endpoint: OTLP/HTTP address of the collector ("http://collector:4318/v1/traces"; the path is optional).
+        exporter: Replaces the OTLP exporter.
+        epoch: Returns seconds since 1970; called once.
 
     Raises:
         MissingExtraError: The extra ``tracing`` is not installed.
@@ -151,32 +149,32 @@ class Tracing(Listener):
         except ImportError as error:
             raise MissingExtraError("tracing (listen.trace)", "tracing") from error
         self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
-        out = exporter or OTLPSpanExporter(endpoint=_traces_path(endpoint))
-        self._provider.add_span_processor(BatchSpanProcessor(out))
+        url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
+        self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=url)))
         self._tracer = self._provider.get_tracer("lengthwise.gateway")
         self._shift_s = epoch() - clock()
         self._clock = clock
-        self._now: ContextVar[Any] = ContextVar("lengthwise_span", default=None)
+        self._current_span: ContextVar[Any] = ContextVar("lengthwise_span", default=None)
         self._spans: dict[int, Any] = {}
 
     def exchange(self, inner: Callable[[A], Awaitable[R]]) -> Callable[[A], Awaitable[R]]:
-        """The exchange within spans: of the client's trace, and told on to the engine."""
+        """Return the exchange within spans that continue the client's trace and that the engine's spans continue."""
 
         async def traced(client_request: A) -> R:
-            span = self._begin(client_request)
-            token = self._now.set(span)
+            span = self._start(client_request)
+            token = self._current_span.set(span)
             try:
                 return await inner(client_request)
             except BaseException as error:
                 self._end(span, type(error).__name__, self._clock())
                 raise
             finally:
-                self._now.reset(token)
+                self._current_span.reset(token)
 
         return traced
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        span = self._now.get()
+        span = self._current_span.get()
         if span is None:
             return
         self._spans[request.id] = span
@@ -206,35 +204,35 @@ class Tracing(Listener):
             "lengthwise.waited_s": request.queued_for_s,
             "lengthwise.preemptions": request.preemptions,
         })  # fmt: skip
-        failed = outcome in (Outcome.FAILED, Outcome.EXPIRED)
-        self._end(span, (safe_detail(outcome, detail) or outcome.value) if failed else "", now_s)
+        is_error = outcome in (Outcome.FAILED, Outcome.EXPIRED)
+        self._end(span, (safe_detail(outcome, detail) or outcome.value) if is_error else "", now_s)
 
     def close(self) -> None:
-        """Sends what is left; blocks a moment."""
+        """Export the remaining spans; blocks."""
         self._provider.shutdown()
 
-    def _begin(self, client_request: Traced) -> Any:
-        from opentelemetry.trace import SpanKind
+    def _start(self, client_request: TracedRequest) -> Any:
+        from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carrier = {name.lower(): value for name, value in client_request.headers if name.lower() in FORWARDED_FIELDS}
         propagator = TraceContextTextMapPropagator()
-        parent = propagator.extract(carrier)
         span = self._tracer.start_span(
-            "lengthwise.request", parent, SpanKind.SERVER, start_time=self._ns(client_request.arrival_s)
+            "lengthwise.request",
+            propagator.extract(carrier),
+            SpanKind.SERVER,
+            start_time=self._ns(client_request.arrival_s),
         )
-        from opentelemetry.trace import set_span_in_context
-
-        onward: dict[str, str] = {}
-        propagator.inject(onward, set_span_in_context(span))
-        kept = [pair for pair in client_request.headers if pair[0].lower() not in FORWARDED_FIELDS]
-        client_request.headers[:] = kept + list(onward.items())
+        forwarded: dict[str, str] = {}
+        propagator.inject(forwarded, set_span_in_context(span))
+        headers = [pair for pair in client_request.headers if pair[0].lower() not in FORWARDED_FIELDS]
+        client_request.headers[:] = [*headers, *forwarded.items()]
         return span
 
-    def _event(self, request: Request, name: str, now_s: float, metadata: dict[str, Any]) -> None:
+    def _event(self, request: Request, name: str, now_s: float, attributes: dict[str, Any]) -> None:
         span = self._spans.get(request.id)
         if span is not None:
-            span.add_event(name, metadata, timestamp=self._ns(now_s))
+            span.add_event(name, attributes, timestamp=self._ns(now_s))
 
     def _end(self, span: Any, error: str, now_s: float) -> None:
         from opentelemetry.trace import Status, StatusCode
@@ -247,8 +245,3 @@ class Tracing(Listener):
 
     def _ns(self, now_s: float) -> int:
         return int((now_s + self._shift_s) * 1e9)
-
-
-def _traces_path(endpoint: str) -> str:
-    bare = endpoint.rstrip("/")
-    return bare if bare.endswith("/v1/traces") else f"{bare}/v1/traces"

@@ -1,4 +1,4 @@
-"""What is counted of requests, and what Prometheus is told of it."""
+"""Counters of requests, their shadow FCFS queue, and Prometheus metrics of both."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lengthwise.gateway.config import Phases
 from lengthwise.gateway.protocols import Listener
-from lengthwise.gateway.replanning import Followed
+from lengthwise.gateway.replanning import ReplanningState
 from lengthwise.gateway.request import Outcome, Rejection, Request
-from lengthwise.gateway.scheduling import Phase, Statistics, WorkerNumbers
+from lengthwise.gateway.scheduling import Phase, Statistics
 from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
 
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
 
 class Histogram:
-    """How many values were at most each edge, and their sum.
-
-    Args:
-        edges: Upper edges, ascending; above the last one everything else.
-    """
+    """Counts values by ascending upper edges, the last bucket being unbounded, and sums them."""
 
     __slots__ = ("counts", "edges", "sum")
 
@@ -34,54 +33,43 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Counts a value so many times."""
+        """Count a value ``times`` times."""
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += value * times
 
     @property
     def total(self) -> int:
-        """Values that were counted."""
+        """Number of values."""
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper edge, values up to it) as Prometheus tells them."""
-        told, below = [], 0
-        for edge, count in zip((*self.edges, float("inf")), self.counts, strict=True):
-            below += count
-            told.append((_edge(edge), float(below)))
-        return told
+        """Return Prometheus' cumulative buckets: (upper edge, number of values up to it)."""
+        buckets, cumulative = [], 0
+        for edge, count in zip((*map(repr, map(float, self.edges)), "+Inf"), self.counts, strict=True):
+            cumulative += count
+            buckets.append((edge, float(cumulative)))
+        return buckets
 
 
-def _edge(edge: float) -> str:
-    return "+Inf" if edge == float("inf") else repr(float(edge))
-
-
-GAPS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
-"""Between two tokens."""
+INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
 WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
-"""Until something."""
 LENGTHS = tuple(2**k for k in range(18))
-"""Tokens."""
 LOG_RATIOS = (-3, -2, -1.5, -1, -0.7, -0.4, -0.2, -0.1, 0, 0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3)
-"""ln(predicted / actual)."""
 LAGS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-"""Of the event loop."""
 
 
-RECENT = 2000
-MOST_KEPT = 100_000
-MOST_NOTED = 10_000
+NUM_RECENT = 2000
+MAX_HELD_BACK = 100_000
+MAX_CHANGES = 10_000
 
 
 class Pair(NamedTuple):
-    """A finished request as it was and as the shadow served it; seconds.
+    """Times of a finished request, real and in the shadow queue; seconds.
 
     Attributes:
-        finished_s: When it was over, on the gateway's clock.
-        jct_s: Arrival to end.
-        queued_for_s: In the gateway's queue in all.
-        shadow_jct_s: Arrival to end in the shadow.
-        shadow_waited_s: For a seat of the shadow.
+        finished_s: On the gateway's clock.
+        queued_for_s: Total time in the gateway's queue.
+        shadow_waited_s: Wait for a slot of the shadow queue.
     """
 
     finished_s: float
@@ -92,385 +80,195 @@ class Pair(NamedTuple):
 
 
 class Regret:
-    """A running estimate.
+    """Running comparison of the real order with first come, first served (a shadow queue).
+
+    The shadow queue serves every request in order of arrival, for the seconds that it spent at workers. Rows arrive in
+    order of finish; therefore a row is held back until no earlier arrival is live.
 
     Attributes:
-        max_num_seqs: Places at engines now; who ran the shadow before keeps its seat.
-        report: Requests in the sums.
-        jct_s: Sum of the JCT that they had.
-        shadow_jct_s: Sum of the JCT that FCFS would have given them.
-        until_s: When the last of them came; NaN before the first.
+        max_num_seqs: Current slots; a running shadow request retains its slot when they become fewer.
+        count: Requests in the sums.
+        jct_s: Sum of real JCT.
+        shadow_jct_s: Sum of JCT under FCFS.
+        until_s: Arrival of the last request in the sums; NaN before the first.
     """
 
     def __init__(self, max_num_seqs: int = 1) -> None:
         self.max_num_seqs = max_num_seqs
-        self.report = 0
+        self.count = 0
         self.jct_s = self.shadow_jct_s = 0.0
         self.until_s = math.nan
-        self._recorded: list[tuple[float, int]] = []
+        self._changes: list[tuple[float, int]] = []
         self._live: dict[int, float] = {}
-        self._over: list[tuple[float, int, Row]] = []
-        self._free: list[float] = []
-        self._recent: deque[Pair] = deque(maxlen=RECENT)
+        self._held_back: list[tuple[float, int, Row]] = []
+        self._free_at_s: list[float] = []
+        self._recent: deque[Pair] = deque(maxlen=NUM_RECENT)
 
-    def noted(self, now_s: float, max_num_seqs: int) -> None:
-        """From now on there are so many seats."""
-        if max_num_seqs != self.max_num_seqs or not self._recorded:
+    def set_max_num_seqs(self, now_s: float, max_num_seqs: int) -> None:
+        """Change the number of slots from now on."""
+        if max_num_seqs != self.max_num_seqs or not self._changes:
             self.max_num_seqs = max_num_seqs
-            self._recorded.append((now_s, max_num_seqs))
-            if len(self._recorded) > 2 * MOST_NOTED:
-                del self._recorded[:MOST_NOTED]
+            self._changes.append((now_s, max_num_seqs))
+            if len(self._changes) > 2 * MAX_CHANGES:
+                del self._changes[:MAX_CHANGES]
 
     def on_arrival(self, request_id: int, arrival_s: float) -> None:
-        """It is in."""
+        """Add a live request."""
         self._live[request_id] = arrival_s
 
     def finished(self, row: Row) -> None:
-        """It is over."""
+        """Add a finished request."""
         self._live.pop(row.id, None)
-        heapq.heappush(self._over, (row.arrival_s, row.id, row))
-        before_s = next(iter(self._live.values()), math.inf)
-        if len(self._over) > MOST_KEPT:
-            before_s = math.inf
-        while self._over and self._over[0][0] < before_s:
-            self._serve(heapq.heappop(self._over)[2])
+        heapq.heappush(self._held_back, (row.arrival_s, row.id, row))
+        before_s = next(iter(self._live.values()), math.inf) if len(self._held_back) <= MAX_HELD_BACK else math.inf
+        while self._held_back and self._held_back[0][0] < before_s:
+            self._serve(heapq.heappop(self._held_back)[2])
 
     def mean_s(self) -> float:
-        """Of the last requests: mean JCT that they had less that of the shadow; NaN before the first."""
-        return self.recent()[0] - self.recent()[1] if self._recent else math.nan
+        """Return the mean real JCT minus the shadow's, over recent requests; NaN before the first."""
+        jct_s, shadow_jct_s = self.recent()
+        return jct_s - shadow_jct_s
 
     def recent(self) -> tuple[float, float]:
-        """Mean JCT of the last requests, (that they had, under FCFS); NaN before the first."""
-        if not self._recent:
-            return math.nan, math.nan
+        """Return the mean JCT of recent requests, (real, under FCFS); NaN before the first."""
         n = len(self._recent)
+        if n == 0:
+            return math.nan, math.nan
         return sum(pair.jct_s for pair in self._recent) / n, sum(pair.shadow_jct_s for pair in self._recent) / n
 
-    @property
-    def recent_count(self) -> int:
-        """The last requests, of which ``recent`` tells."""
-        return len(self._recent)
-
     def pairs(self) -> list[Pair]:
-        """The last requests in the order in which they came."""
+        """Return recent requests in order of arrival."""
         return list(self._recent)
 
     def _serve(self, row: Row) -> None:
-        arrival_s, service_s = row.arrival_s, row.served_s
-        if not service_s > 0:
+        if not row.served_s > 0:
             return
-        free, (since_s, max_num_seqs) = self._free, self._seats_at(row.dispatched_s)
+        # The slots count that were available when the request was really dispatched; the row comes long after.
+        i = bisect_right(self._changes, (row.dispatched_s, 1 << 62)) - 1
+        since_s, max_num_seqs = self._changes[i] if i >= 0 else (-math.inf, self.max_num_seqs)
+        since_s, max_num_seqs = (since_s if i > 0 else -math.inf), max(1, max_num_seqs)
+        free = self._free_at_s
         while len(free) > max_num_seqs:
             heapq.heappop(free)
-        fresh = len(free) < max_num_seqs  # a seat that was added is there from then on
-        start_s = max(arrival_s, since_s if fresh else heapq.heappop(free))
-        heapq.heappush(free, start_s + service_s)
+        is_new_slot = len(free) < max_num_seqs  # an added slot exists from its addition on
+        start_s = max(row.arrival_s, since_s if is_new_slot else heapq.heappop(free))
+        heapq.heappush(free, start_s + row.served_s)
         if row.outcome == Outcome.FINISHED:
-            queued_for_s = start_s - arrival_s
-            self.report += 1
-            self.until_s = arrival_s
+            waited_s = start_s - row.arrival_s
+            self.count += 1
+            self.until_s = row.arrival_s
             self.jct_s += row.jct_s
-            self.shadow_jct_s += queued_for_s + service_s
-            self._recent.append(
-                Pair(row.finished_s, row.jct_s, row.queued_for_s, queued_for_s + service_s, queued_for_s)
-            )
-
-    def _seats_at(self, now_s: float) -> tuple[float, int]:
-        """(since when, how many) when a request was really sent; it is told long after."""
-        i = bisect_right(self._recorded, (now_s, 1 << 62)) - 1
-        if i < 0:
-            return -math.inf, max(1, self.max_num_seqs)
-        since_s, max_num_seqs = self._recorded[i]
-        return (since_s if i else -math.inf), max(1, max_num_seqs)
-
-
-_HISTOGRAMS = (
-    ("ttft_s", "time_to_first_token_seconds", "From a request's arrival to its first token, where seen"),
-    ("gap_s", "inter_token_latency_seconds", "Between two tokens of a request, as they came from the engine"),
-    ("queue_s", "queue_seconds", "In the gateway's queue in all"),
-    ("jct_s", "request_seconds", "From a request's arrival to its end (JCT), of finished ones"),
-    ("predicted", "predicted_tokens", "Output tokens predicted before the first one, of finished requests"),
-    ("actual", "actual_tokens", "Output tokens of finished requests"),
-    ("log_ratio", "prediction_log_ratio", "ln(predicted / actual output tokens) of finished requests"),
-)
-_GAUGES = (
-    ("waiting", "queue_requests", "Requests that wait"),
-    ("waiting_bytes", "queue_bytes", "Bytes of the bodies of requests that wait"),
-    ("running", "running_requests", "Requests at engines"),
-    ("oldest_wait_s", "oldest_wait_seconds", "The longest that a waiting request has waited"),
-    ("backlog_tokens", "backlog_tokens", "Predicted output tokens still to come, waiting and running"),
-    ("backlog_s", "backlog_seconds", "Seconds in which all engines together would make the backlog: scale by it"),
-    ("predicted_wait_s", "predicted_wait_seconds", "What a request that arrives now would wait"),
-    ("ordering", "ordering_active", "1 where requests wait, so that their order matters"),
-)
-_WORKER = (
-    ("in_flight", "in_flight", "Requests at the engine"),
-    ("cap", "cap", "Requests that the engine is given at most; not there where it is given all"),
-    ("up", "worker_up", "1 where the engine may be given requests"),
-    ("backlog_tokens", "worker_backlog_tokens", "Predicted output tokens still to come at the engine"),
-    ("backlog_token_s", "worker_backlog_token_seconds", "Predicted backlog of the engine in token-seconds"),
-)
-_SIGNALS = (
-    ("running", "engine_running_requests", "Requests in the engine's batch, as it tells"),
-    ("waiting", "engine_waiting_requests", "Requests in the engine's own queue, as it tells"),
-    ("kv_used", "engine_kv_used_ratio", "Share of the KV cache in use, as the engine tells"),
-    ("preemptions", "engine_preemptions", "Preemptions since the engine started, as it tells"),
-)
-
-
-def of_requests(m: Metrics) -> Iterator[Any]:
-    """How requests ended, and what happened to them on the way."""
-    yield _counter("requests", "Requests by the bucket in which they ended", ("outcome", "model", "tenant"), m.requests)
-    yield _counter("refusals", "Requests that were not let in", ("reason",), _keyed(m.refusals))
-    yield _counter("forecasts", "First forecasts by their source", ("source",), _keyed(m.forecasts))
-    counts = m.counts
-    cuts = counts["cut"] + counts["window"]
-    yield _counter("preemptions", "Requests cut to make room", (), {(): cuts})
-    yield _counter("resumed_tokens", "Tokens kept over cuts and fail-overs", (), {(): counts["resumed_tokens"]})
-    yield _counter("failovers", "Requests taken over from an engine that failed", (), {(): counts["failed_over"]})
-    hits = "Requests sent to an engine that has probably the beginning of their prompt in its cache"
-    yield _counter("prefix_hits", hits, (), {(): counts["prefix_hits"]})
-    tokens = "Prompt tokens that were probably in the cache of the engine that they were sent to"
-    yield _counter("prefix_hit_tokens", tokens, (), {(): counts["prefix_tokens"]})
-    yield _counter("retries", "Requests sent again before anything came", (), {(): counts["retried"]})
-
-
-def of_models(by_model: Mapping[str, OfModel]) -> Iterator[Any]:
-    """Times, lengths and predictions by model."""
-    for name in ("prompt_tokens", "output_tokens"):
-        values = {(model,): getattr(of, name) for model, of in by_model.items()}
-        yield _counter(name, f"{name.replace('_', ' ').capitalize()} of requests that are over", ("model",), values)
-    for attribute, name, what in _HISTOGRAMS:
-        yield _histogram(name, what, ((model, getattr(of, attribute)) for model, of in by_model.items()))
-
-
-def of_regret(regret: Regret) -> Iterator[Any]:
-    """The order in use against first come, first served."""
-    mean_s = regret.mean_s()
-    if not math.isnan(mean_s):
-        what = "Mean JCT of the last requests less that of a shadow FCFS queue; below 0 the order gains"
-        yield _gauge("regret_seconds", what, (), {(): mean_s})
-    yield _counter("shadow_requests", "Requests in the shadow FCFS queue", (), {(): regret.report})
-    yield _counter("shadow_fcfs_request_seconds", "Their JCT under shadow FCFS", (), {(): regret.shadow_jct_s})
-    yield _counter("shadow_real_request_seconds", "The JCT that they had", (), {(): regret.jct_s})
-
-
-def of_gateway(m: Metrics) -> Iterator[Any]:
-    """The process itself."""
-    yield _histogram("event_loop_lag_seconds", "How late the event loop is", [("", m.lag_s)])
-    if m.journal is not None:
-        written, lost = m.journal()
-        yield _counter("journal_rows", "Rows written to the journal", (), {(): written})
-        yield _counter("journal_rows_lost", "Rows that could not be written", (), {(): lost})
-    from importlib.metadata import version
-
-    yield _gauge("build_info", "What runs", ("version", "mode"), {(version("lengthwise"), m.mode): 1})
-
-
-def of_scheduler(now: Statistics) -> Iterator[Any]:
-    """The queue and the engines."""
-    for attribute, name, what in _GAUGES:
-        yield _gauge(name, what, (), {(): getattr(now, attribute)})
-    for attribute, name, what in _WORKER:
-        yield _gauge(name, what, ("worker",), _known((w.name, getattr(w, attribute)) for w in now.workers))
-    for attribute, name, what in _SIGNALS:
-        yield _gauge(name, what, ("worker",), _report(now.workers, attribute))
-
-
-def _report(workers: Iterable[WorkerNumbers], attribute: str) -> dict[tuple[str, ...], float]:
-    return _known((w.name, getattr(w.signals, attribute)) for w in workers)
-
-
-def _known(values: Iterable[tuple[str, float | None]]) -> dict[tuple[str, ...], float]:
-    return {(name,): value for name, value in values if value is not None}
-
-
-def _keyed(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    return {(name,): count for name, count in counts.items()}
-
-
-def _counter(name: str, what: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Any:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"lengthwise_{name}", what, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, float(value))
-    return family
-
-
-def _gauge(name: str, what: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Any:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(f"lengthwise_{name}", what, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, float(value))
-    return family
-
-
-def _histogram(name: str, what: str, by_model: Iterable[tuple[str, Histogram]]) -> Any:
-    from prometheus_client.core import HistogramMetricFamily
-
-    rows = list(by_model)
-    labels = ("model",) if any(model for model, _ in rows) else ()
-    family = HistogramMetricFamily(f"lengthwise_{name}", what, labels=labels)
-    for model, histogram in rows:
-        family.add_metric((model,) if labels else (), histogram.buckets(), histogram.sum)
-    return family
-
-
-def replan_families(now: Followed) -> Iterator[Any]:
-    """The drift statistic beside the threshold of an alarm, and what came of alarms."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    for name, what, value in (
-        ("lengths_watched", "1 while somebody watches whether lengths move", float(now.up)),
-        ("lengths_evidence", "Evidence that lengths moved since the last alarm; 1: none", now.evidence),
-        ("lengths_alarm", "Evidence from which on there is an alarm", 1 / now.false_positive_rate),
-    ):
-        yield GaugeMetricFamily(f"lengthwise_{name}", what, value=value)
-    yield CounterMetricFamily(
-        "lengthwise_lengths_observed", "Requests whose lengths were watched", value=float(now.observed)
-    )
-    plans = CounterMetricFamily(
-        "lengthwise_plans", "Schedules planned anew after lengths moved, by what came of it", labels=("result",)
-    )
-    for result in ("changed", "left", "failed"):
-        plans.add_metric((result,), float(getattr(now, result)))
-    yield plans
+            self.shadow_jct_s += waited_s + row.served_s
+            self._recent.append(Pair(row.finished_s, row.jct_s, row.queued_for_s, waited_s + row.served_s, waited_s))
 
 
 OTHER = "other"
 
 
 class Labels:
-    """The first ``most`` names that come keep their own; all others are "other".
+    """Label values: the first ``limit`` names; further ones become "other".
 
-    Whoever may send any name would else make as many time series as he likes.
+    Clients choose names; without a limit they could create any number of time series.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """The label of a name; learns it while there is room."""
+        """Return the label of a name; add it below the limit."""
         label = self._known.get(name)
         if label is None:
-            if len(self._known) >= self._most:
+            if len(self._known) >= self._limit:
                 return OTHER
             label = self._known[name] = name[:128]
         return label
 
     def known(self, name: str) -> str:
-        """The label of a name that has been learnt, else "other"."""
+        """Return the label of a name that was added, else "other"."""
         return self._known.get(name, OTHER)
 
 
-MOST_WORKERS = 200
+MAX_WORKERS = 200
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Of batches and phases."""
 _PHASE_HISTOGRAMS = (
-    ("encode_batch", SIZES, "phase_encode_batch_requests", "New requests of an encoding (B_E)"),
-    ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after an encoding (B_D)"),
+    ("encode_batch", SIZES, "phase_encode_batch_requests", "New requests of a prefill phase (B_E)"),
+    ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after a prefill phase (B_D)"),
     ("left_batch", SIZES, "phase_left_batch_requests", "Requests at the engine at the end of a phase"),
-    ("decode_steps", SIZES, "phase_decode_steps", "Decode iterations of a phase, as tokens tell (N_D)"),
-    ("seconds", WAITS_S, "phase_seconds", "From one encoding to the next, or to the engine's idling"),
+    ("decode_steps", SIZES, "phase_decode_steps", "Decode iterations of a phase, estimated from tokens (N_D)"),
+    ("seconds", WAITS_S, "phase_seconds", "From one prefill phase to the next, or until the engine is idle"),
 )
 
 
-class PhaseCounts:
-    """What phases were, by worker.
+class PhaseCounts(Listener):
+    """Counts phases by worker (mode rra).
 
     Attributes:
-        plan: The schedule that is kept; None: none.
+        plan: The schedule in use; None: none.
     """
 
     def __init__(self, plan: Phases | None) -> None:
         self.plan = plan
-        self._workers = Labels(MOST_WORKERS)
+        self._workers = Labels(MAX_WORKERS)
         self._finished: Counter[tuple[str, str]] = Counter()
         self._prompt_tokens: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
-        self._of: dict[str, dict[str, Histogram]] = {}
+        self._histograms: dict[str, dict[str, Histogram]] = {}
 
-    def phase(self, phase: Phase) -> None:
-        """One is over."""
+    def phase(self, phase: Phase) -> None:  # noqa: D102 - as Listener
         worker = self._workers.of(phase.worker)
         self._finished[worker, phase.cause] += 1
         self._overdue[worker] += phase.overdue
         self._prompt_tokens[worker] += phase.prompt_tokens
-        of = self._of.get(worker)
-        if of is None:
-            of = self._of[worker] = {name: Histogram(edges) for name, edges, _, _ in _PHASE_HISTOGRAMS}
-        for name in ("encode_batch", "decode_batch", "left_batch", "decode_steps"):
-            of[name].add(getattr(phase, name))
-        of["seconds"].add(phase.finished_s - phase.started_s)
+        if worker not in self._histograms:
+            self._histograms[worker] = {name: Histogram(edges) for name, edges, _, _ in _PHASE_HISTOGRAMS}
+        values = asdict(phase) | {"seconds": phase.finished_s - phase.started_s}
+        for name, histogram in self._histograms[worker].items():
+            histogram.add(values[name])
 
     def families(self) -> Iterator[Any]:
-        """All of it, where a schedule is kept."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
+        """Yield metric families, if a schedule is in use."""
         if self.plan is None:
             return
-        plan = GaugeMetricFamily("lengthwise_phase_plan", "The schedule that engines keep", labels=("of",))
-        for name, value in asdict(self.plan).items():
-            if value is not None:
-                plan.add_metric((name,), float(value))
-        yield plan
-        ended = CounterMetricFamily(
-            "lengthwise_phases", "Phases that are over, by what ended them", labels=("worker", "finished")
-        )
-        for (worker, why), count in self._finished.items():
-            ended.add_metric((worker, why), float(count))
-        yield ended
-        for name, what, counts in (
-            ("phase_prompt_tokens", "Prompt tokens of all encodings", self._prompt_tokens),
-            ("phase_overdue", "Requests sent in the midst of a phase after max_wait_s", self._overdue),
-        ):
-            family = CounterMetricFamily(f"lengthwise_{name}", what, labels=("worker",))
-            for worker, count in counts.items():
-                family.add_metric((worker,), float(count))
-            yield family
-        for key, _, name, what in _PHASE_HISTOGRAMS:
-            shown = HistogramMetricFamily(f"lengthwise_{name}", what, labels=("worker",))
-            for worker, of in self._of.items():
-                shown.add_metric((worker,), of[key].buckets(), of[key].sum)
-            yield shown
+        plan = {(name,): value for name, value in asdict(self.plan).items() if value is not None}
+        yield _gauge("phase_plan", "Schedule in use", plan, "of")
+        yield _counter("phases", "Finished phases by the event that ended them", self._finished, "worker", "ended")
+        tokens, overdue = _keyed(self._prompt_tokens), _keyed(self._overdue)
+        yield _counter("phase_prompt_tokens", "Prompt tokens of all prefill phases", tokens, "worker")
+        yield _counter("phase_overdue", "Requests dispatched within a phase after max_wait_s", overdue, "worker")
+        for key, _, name, description in _PHASE_HISTOGRAMS:
+            by_worker = {(worker,): histograms[key] for worker, histograms in self._histograms.items()}
+            yield _histogram(name, description, by_worker, "worker")
 
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 MAX_TENANTS = 50
-MOST_MODELS = 50
+MAX_MODELS = 50
 
 
-class OfModel:
-    """What is counted of one model."""
+class ModelCounts:
+    """Counts of one model."""
 
     __slots__ = (
-        "actual", "gap_s", "jct_s", "log_ratio", "output_tokens", "predicted", "prompt_tokens", "queue_s", "ttft_s",
+        "actual", "inter_token_s", "jct_s", "log_ratio", "output_tokens", "predicted", "prompt_tokens", "queue_s",
+        "ttft_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.ttft_s, self.queue_s, self.jct_s = Histogram(WAITS_S), Histogram(WAITS_S), Histogram(WAITS_S)
-        self.gap_s = Histogram(GAPS_S)
+        self.inter_token_s = Histogram(INTER_TOKEN_S)
         self.predicted, self.actual = Histogram(LENGTHS), Histogram(LENGTHS)
         self.log_ratio = Histogram(LOG_RATIOS)
         self.prompt_tokens = self.output_tokens = 0
 
 
 class Metrics(Listener):
-    """Counts, and collects for a registry of its own.
-
-    The queue, the workers and the regret are read when somebody asks, by the functions that are given.
+    """Counts requests, and collects all metrics for a Prometheus registry.
 
     Args:
-        statistics: The scheduler now; None tells nothing of it.
-        regret: The running estimate against FCFS.
-        tenants: So many names of tenants at most; further ones are "other".
-        mode: The order's mode.
-        phases: The schedule that engines keep; None: none.
+        statistics: Returns the scheduler's state, read at each collection; None: no metrics of queue and workers.
+        tenants: Maximum number of tenant labels.
+        mode: Of ``order``.
+        phases: Schedule in use; None: none.
     """
 
     def __init__(
@@ -487,18 +285,16 @@ class Metrics(Listener):
         self.refusals: Counter[str] = Counter()
         self.forecasts: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-        self.by_model: dict[str, OfModel] = {}
+        self.by_model: dict[str, ModelCounts] = {}
         self.phases = PhaseCounts(phases)
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
-        self.tracker: Callable[[], Followed] | None = None
-        self._models, self._tenants = Labels(MOST_MODELS), Labels(tenants)
+        self.tracker: Callable[[], ReplanningState] | None = None
+        self._models, self._tenants = Labels(MAX_MODELS), Labels(tenants)
 
-    # What happens to requests:
-
-    def gaps(self, model: str) -> Histogram:
-        """Where the times between tokens of a model are counted."""
-        return self._of(model).gap_s
+    def inter_token_s(self, model: str) -> Histogram:
+        """Return the histogram of times between tokens of a model."""
+        return self._of(model).inter_token_s
 
     def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
         self.forecasts[request.length_prediction.source] += 1
@@ -509,7 +305,7 @@ class Metrics(Listener):
         self.refused_by(reason, str(tenant), model)
 
     def refused_by(self, reason: str, tenant: str, model: str) -> None:
-        """A request of a tenant by name was not let in."""
+        """Count a refused request of a tenant, given by name."""
         self.refusals[reason] += 1
         self.requests[Outcome.REFUSED.value, self._models.known(model), self._tenants.of(tenant)] += 1
 
@@ -527,46 +323,83 @@ class Metrics(Listener):
         self.counts[cause] += 1
         self.counts["resumed_tokens"] += request.generated_tokens
 
-    def over(self, row: Row) -> None:
-        """A request is over."""
-        label = self._models.of(row.model)
-        self.requests[row.outcome, label, self._tenants.of(row.tenant)] += 1
-        of = self._of(row.model)
+    def add_row(self, row: Row) -> None:
+        """Count a finished request."""
+        self.requests[row.outcome, self._models.of(row.model), self._tenants.of(row.tenant)] += 1
+        counts = self._of(row.model)
         if row.worker:
-            of.queue_s.add(row.queued_for_s)
-        of.prompt_tokens += row.prompt_tokens
-        of.output_tokens += row.output_tokens
+            counts.queue_s.add(row.queued_for_s)
+        counts.prompt_tokens += row.prompt_tokens
+        counts.output_tokens += row.output_tokens
         if row.outcome != Outcome.FINISHED:
             return
-        of.jct_s.add(row.jct_s)
+        counts.jct_s.add(row.jct_s)
         if row.output_tokens >= 1:
-            of.predicted.add(row.predicted_tokens)
-            of.actual.add(row.output_tokens)
-            of.log_ratio.add(math.log(max(row.predicted_tokens, 1.0) / row.output_tokens))
+            counts.predicted.add(row.predicted_tokens)
+            counts.actual.add(row.output_tokens)
+            counts.log_ratio.add(math.log(max(row.predicted_tokens, 1.0) / row.output_tokens))
 
-    def _of(self, model: str) -> OfModel:
+    def _of(self, model: str) -> ModelCounts:
         label = self._models.of(model)
-        of = self.by_model.get(label)
-        if of is None:
-            of = self.by_model[label] = OfModel()
-        return of
-
-    # What Prometheus is told:
+        if label not in self.by_model:
+            self.by_model[label] = ModelCounts()
+        return self.by_model[label]
 
     def collect(self) -> Iterator[Any]:
-        """All families now."""
-        yield from of_requests(self)
-        yield from of_models(self.by_model)
-        yield from of_regret(self.regret)
-        yield from of_gateway(self)
+        """Yield all metric families."""
+        yield from self._request_families()
+        yield from self._model_families()
+        yield from self._regret_families()
+        yield _histogram("event_loop_lag_seconds", "Delay of the event loop", {(): self.lag_s})
+        if self.journal is not None:
+            written, lost = self.journal()
+            yield _counter("journal_rows", "Rows written to the journal", {(): written})
+            yield _counter("journal_rows_lost", "Rows that could not be written", {(): lost})
+        from importlib.metadata import version
+
+        yield _gauge("build_info", "Version and mode", {(version("lengthwise"), self.mode): 1}, "version", "mode")
         yield from self.phases.families()
         if self.tracker is not None:
-            yield from replan_families(self.tracker())
+            yield from _replanning_families(self.tracker())
         if self.statistics is not None:
-            yield from of_scheduler(self.statistics())
+            yield from _scheduler_families(self.statistics())
+
+    def _request_families(self) -> Iterator[Any]:
+        c = self.counts
+        labels = ("outcome", "model", "tenant")
+        yield _counter("requests", "Requests by outcome", self.requests, *labels)
+        yield _counter("refusals", "Refused requests", _keyed(self.refusals), "reason")
+        yield _counter("forecasts", "First length predictions by source", _keyed(self.forecasts), "source")
+        for name, description, value in (
+            ("preemptions", "Preempted requests", c["cut"] + c["window"]),
+            ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
+            ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
+            ("prefix_hits", "Requests dispatched to an engine that probably caches a prefix of their prompt",
+             c["prefix_hits"]),
+            ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
+            ("retries", "Requests retried before any token was sent", c["retried"]),
+        ):  # fmt: skip
+            yield _counter(name, description, {(): value})
+
+    def _model_families(self) -> Iterator[Any]:
+        for name in ("prompt_tokens", "output_tokens"):
+            values = {(model,): getattr(counts, name) for model, counts in self.by_model.items()}
+            yield _counter(name, f"{name.replace('_', ' ').capitalize()} of finished requests", values, "model")
+        for attribute, name, description in _MODEL_HISTOGRAMS:
+            histograms = {(model,): getattr(counts, attribute) for model, counts in self.by_model.items()}
+            yield _histogram(name, description, histograms, *(("model",) if any(self.by_model) else ()))
+
+    def _regret_families(self) -> Iterator[Any]:
+        mean_s = self.regret.mean_s()
+        if not math.isnan(mean_s):
+            description = "Mean JCT of recent requests minus that of a shadow FCFS queue; negative: a gain"
+            yield _gauge("regret_seconds", description, {(): mean_s})
+        yield _counter("shadow_requests", "Requests in the shadow FCFS queue", {(): self.regret.count})
+        yield _counter("shadow_fcfs_request_seconds", "Their JCT under FCFS", {(): self.regret.shadow_jct_s})
+        yield _counter("shadow_real_request_seconds", "Their real JCT", {(): self.regret.jct_s})
 
     def registry(self) -> CollectorRegistry:
-        """A registry of these, and of the process.
+        """Return a registry of these metrics and those of the process.
 
         Raises:
             MissingExtraError: prometheus-client is not installed.
@@ -580,3 +413,88 @@ class Metrics(Listener):
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         return registry
+
+
+_MODEL_HISTOGRAMS = (
+    ("ttft_s", "time_to_first_token_seconds", "Arrival to first token, of streamed responses"),
+    ("inter_token_s", "inter_token_latency_seconds", "Time between two tokens of a request at the gateway"),
+    ("queue_s", "queue_seconds", "Total time in the gateway's queue"),
+    ("jct_s", "request_seconds", "Arrival to finish (JCT) of finished requests"),
+    ("predicted", "predicted_tokens", "Output tokens predicted before the first one, of finished requests"),
+    ("actual", "actual_tokens", "Output tokens of finished requests"),
+    ("log_ratio", "prediction_log_ratio", "ln(predicted / actual output tokens) of finished requests"),
+)
+_GAUGES = (
+    ("waiting", "queue_requests", "Waiting requests"),
+    ("waiting_bytes", "queue_bytes", "Bytes of the bodies of waiting requests"),
+    ("running", "running_requests", "Requests at engines"),
+    ("oldest_wait_s", "oldest_wait_seconds", "Longest wait of a waiting request"),
+    ("backlog_tokens", "backlog_tokens", "Predicted remaining output tokens of waiting and running requests"),
+    ("backlog_s", "backlog_seconds", "Seconds in which all engines together would generate the backlog: scale by it"),
+    ("predicted_wait_s", "predicted_wait_seconds", "Predicted wait of a request that arrives now"),
+    ("ordering", "ordering_active", "1 while requests wait, so that their order matters"),
+)
+_WORKER_GAUGES = (
+    ("in_flight", "in_flight", "Requests at the engine"),
+    ("cap", "cap", "Maximum requests at the engine; absent where unlimited"),
+    ("up", "worker_up", "1 while the engine may get requests"),
+    ("backlog_tokens", "worker_backlog_tokens", "Predicted remaining output tokens at the engine"),
+    ("backlog_token_s", "worker_backlog_token_seconds", "Predicted backlog of the engine in token-seconds"),
+)
+_SIGNAL_GAUGES = (
+    ("running", "engine_running_requests", "Running requests, reported by the engine"),
+    ("waiting", "engine_waiting_requests", "Requests in the engine's own queue, reported by the engine"),
+    ("kv_used", "engine_kv_used_ratio", "Share of the KV cache in use, reported by the engine"),
+    ("preemptions", "engine_preemptions", "Preemptions since the engine started, reported by the engine"),
+)
+
+
+def _scheduler_families(now: Statistics) -> Iterator[Any]:
+    for attribute, name, description in _GAUGES:
+        yield _gauge(name, description, {(): getattr(now, attribute)})
+    sources = [(entry, {w.name: w for w in now.workers}) for entry in _WORKER_GAUGES]
+    sources += [(entry, {w.name: w.signals for w in now.workers}) for entry in _SIGNAL_GAUGES]  # type: ignore[misc]
+    for (attribute, name, description), workers in sources:
+        values = {(worker,): getattr(source, attribute) for worker, source in workers.items()}
+        yield _gauge(name, description, {key: v for key, v in values.items() if v is not None}, "worker")
+
+
+def _replanning_families(now: ReplanningState) -> Iterator[Any]:
+    """Yield the drift statistic with its threshold, and the outcomes of alarms."""
+    yield _gauge("lengths_watched", "1 while output lengths are monitored for drift", {(): now.up})
+    yield _gauge("lengths_evidence", "Evidence of drift since the last alarm; 1: none", {(): now.evidence})
+    yield _gauge("lengths_alarm", "Evidence that raises an alarm", {(): 1 / now.false_positive_rate})
+    yield _counter("lengths_observed", "Requests whose lengths were monitored", {(): now.observed})
+    plans = {(result,): getattr(now, result) for result in ("changed", "left", "failed")}
+    yield _counter("plans", "Schedules replanned after drift, by result", plans, "result")
+
+
+def _keyed(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    return {(name,): count for name, count in counts.items()}
+
+
+def _counter(name: str, description: str, values: Mapping[Any, float], *labels: str) -> Any:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"lengthwise_{name}", description, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, float(value))
+    return family
+
+
+def _gauge(name: str, description: str, values: Mapping[Any, float], *labels: str) -> Any:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"lengthwise_{name}", description, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, float(value))
+    return family
+
+
+def _histogram(name: str, description: str, histograms: Mapping[Any, Histogram], *labels: str) -> Any:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"lengthwise_{name}", description, labels=labels)
+    for key, histogram in histograms.items():
+        family.add_metric(key, histogram.buckets(), histogram.sum)
+    return family

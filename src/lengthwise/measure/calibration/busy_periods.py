@@ -1,4 +1,4 @@
-"""What a vLLM server's counters said whenever it was asked during a run: the scrape that its records keep."""
+"""Busy periods of a vLLM server: steps and tokens between scrapes of its counters during a run."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.measure.calibration.measured_runs import Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.records import RequestRecords, Status, TokenTimes
+from lengthwise.schema.records import Floats, RequestRecords, Status, TokenTimes
 
-Floats = npt.NDArray[np.float64]
-
-STEPS, TOKENS = "vllm:iteration_tokens_total_count", "vllm:iteration_tokens_total_sum"
-GENERATED, FIRST = "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count"
-RUNNING = "vllm:num_requests_running"
-NEEDED = {"at_s": "at_s", "steps": STEPS, "tokens": TOKENS, "generated": GENERATED, "first": FIRST, "running": RUNNING}
-TOOK, PREEMPTED, DRAFTED = "duration_s", "vllm:num_preemptions_total", "vllm:spec_decode_num_drafts_total"
+NEEDED = {
+    "at_s": "at_s",
+    "steps": "vllm:iteration_tokens_total_count",
+    "tokens": "vllm:iteration_tokens_total_sum",
+    "generated": "vllm:generation_tokens_total",
+    "first": "vllm:time_to_first_token_seconds_count",
+    "running": "vllm:num_requests_running",
+}
+DURATION, PREEMPTED, DRAFTS = "took_s", "vllm:num_preemptions_total", "vllm:spec_decode_num_drafts_total"
 _BUCKET = re.compile(r'^vllm:iteration_tokens_total_bucket\{le="([^"]+)"\}$')
 
 
 @dataclass(frozen=True)
 class Counters:
-    """[n] looks at a server's counters, in order.
+    """[n] scrapes of a server's counters, in order.
 
     Attributes:
-        at_s: When, by the clock of the run's records: half-way between question and answer, or when the last token came
-            that was counted (``timed_by``).
-        unsure_s: How far from it the moment may lie at which the server counted.
-        steps: Steps that gave a token, so far.
-        tokens: Tokens that were made, and those of prompts that were computed, counted when their prompt was through.
-        generated: Tokens that were made, a prompt's first one included.
-        first: Prompts that were through.
-        running: Requests that run.
-        preempted: Requests that lost their place, so far.
-        edges: [b] upper bounds of the buckets below.
-        upto: [n, b] steps of at most so many ``tokens``, so far.
+        at_s: Time by the clock of the run's records: the middle between request and response of the scrape, or the
+            time of the last counted token (``timed_by``).
+        steps: Steps so far that produced a token.
+        tokens: Generated tokens and computed prompt tokens so far; a prompt counts when its last chunk is computed.
+        generated: Generated tokens so far, first tokens included.
+        edges: [b] upper bounds of the buckets of ``cumulative``.
+        cumulative: [n, b] steps so far of at most so many ``tokens``.
     """
 
     at_s: Floats
-    unsure_s: Floats
+    uncertainty_s: Floats
     steps: Floats
     tokens: Floats
     generated: Floats
@@ -51,113 +48,98 @@ class Counters:
     running: Floats
     preempted: Floats
     edges: Floats
-    upto: Floats
+    cumulative: Floats
 
     def __len__(self) -> int:
         return len(self.at_s)
 
-    def taken(self, rows: npt.NDArray[np.bool_]) -> Counters:
-        """Some of the looks."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "edges"}
-        return Counters(**{name: column[rows] for name, column in columns.items()}, edges=self.edges)
+    def taken(self, rows: Mask) -> Counters:
+        """Return the scrapes of these rows."""
+        columns = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "edges"}
+        return Counters(**columns, edges=self.edges)
 
 
 def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
-    """The looks that tell everything; else in words why these columns cannot be fitted to."""
+    """Return the scrapes that hold all counters; else a sentence on why these columns are unusable."""
+
+    def optional(name: str) -> Floats:
+        return np.nan_to_num(np.asarray(metrics[name], np.float64)) if name in metrics else np.zeros(scrapes)
+
     missing = [name for name in NEEDED.values() if name not in metrics]
     bounds = sorted((float(found[1]), name) for name in metrics if (found := _BUCKET.match(name)))
     if missing or not bounds:
         return f"they lack {', '.join(missing) or 'the buckets of vllm:iteration_tokens_total'}"
-    if _optional(metrics, DRAFTED).max(initial=0.0) > 0:
+    scrapes = len(metrics["at_s"])
+    if optional(DRAFTS).max(initial=0.0) > 0:
         return "the engine drafts tokens, so that they do not tell how many requests a step decodes for"
-    columns = {field: _floats(metrics[name]) for field, name in NEEDED.items()}
-    columns["unsure_s"] = _optional(metrics, TOOK) / 2
-    columns["at_s"] = columns["at_s"] + columns["unsure_s"]
-    columns["preempted"] = _optional(metrics, PREEMPTED)
-    upto = np.column_stack([_floats(metrics[name]) for _, name in bounds])
-    told = np.isfinite(np.column_stack([*columns.values(), upto])).all(axis=1)
-    kept = {field: column[told] for field, column in columns.items()}
-    return Counters(**kept, edges=np.array([bound for bound, _ in bounds]), upto=upto[told])
+    columns = {field: np.asarray(metrics[name], np.float64) for field, name in NEEDED.items()}
+    columns["uncertainty_s"] = optional(DURATION) / 2
+    columns["at_s"] = columns["at_s"] + columns["uncertainty_s"]
+    columns["preempted"] = optional(PREEMPTED)
+    columns["cumulative"] = np.column_stack([np.asarray(metrics[name], np.float64) for _, name in bounds])
+    complete = np.isfinite(np.column_stack(list(columns.values()))).all(axis=1)
+    return Counters(**{k: c[complete] for k, c in columns.items()}, edges=np.array([bound for bound, _ in bounds]))
 
 
 def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
-    """The looks, each at the moment when its client had the last of the tokens that were counted.
+    """Return the scrapes at the times when the client received the last counted token.
 
-    A look falls somewhere within a step, a token comes at the end of one, later than the engine made it by as much at
-    every look. Where tokens' times or numbers are not known the looks stay where they were. Before its first token a
-    look says nothing, and is left out.
+    A scrape falls somewhere within a step, while tokens arrive at the end of one, always later by about the same.
+    Scrapes before the first token are dropped; without times or counts of tokens all stay where they are.
     """
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
-    came_s = np.repeat(tokens.at_s, tokens.tokens)
-    came_s = np.sort(came_s[np.isfinite(came_s)])
-    made = np.round(counters.generated - counters.generated[0]) + (came_s <= counters.at_s[0]).sum()
-    known = (made >= 1) & (made <= len(came_s))
-    last_s = came_s[np.clip(made, 1, len(came_s)).astype(np.int64) - 1]
-    return replace(counters, at_s=last_s, unsure_s=np.zeros(len(counters))).taken(known)
+    received_s = np.repeat(tokens.at_s, tokens.tokens)
+    received_s = np.sort(received_s[np.isfinite(received_s)])
+    count = np.round(counters.generated - counters.generated[0]) + (received_s <= counters.at_s[0]).sum()
+    known = (count >= 1) & (count <= len(received_s))
+    last_s = received_s[np.clip(count, 1, len(received_s)).astype(np.int64) - 1]
+    return replace(counters, at_s=last_s, uncertainty_s=np.zeros(len(counters))).taken(known)
 
 
-def joined(counters: Counters) -> Counters:
-    """Without looks that saw somebody run but no step since the look before: both fell within one step."""
-    news = np.diff(counters.steps, prepend=-1.0) != 0
-    return counters.taken(news | (counters.running <= 0))
+FOREIGN_TOKENS = 0.02
+"""Tokens beyond the run's own, as a share of them, that show that other clients used the server."""
+EXTRA_STEPS = 0.1
+"""Steps beyond those that the run's tokens allow, as a share of them, that show that some were counted repeatedly."""
 
 
-def _floats(column: Any) -> Floats:
-    """The column; NaN where it was not told."""
-    return np.asarray(column, dtype=np.float64)
-
-
-def _optional(metrics: Mapping[str, Any], name: str) -> Floats:
-    """The column, 0 where it was not told."""
-    if name not in metrics:
-        return np.zeros(len(metrics["at_s"]))
-    return np.nan_to_num(_floats(metrics[name]))
-
-
-OTHERS_TOKENS = 0.02
-"""Tokens that are not of the run's requests, relative to theirs: beyond that somebody else used the server."""
-TWICE = 0.1
-"""Steps beyond those that the run's tokens allow, relative to these: beyond that some were counted more than once."""
-
-
-def not_own(run: Run, counters: Counters) -> str:
-    """In words why they do not; empty where they do, as far as tokens tell."""
+def foreign_load(run: Run, counters: Counters) -> str:
+    """Return why the counters include more than the run's requests; empty if tokens show nothing of the kind."""
     if not len(counters):
         return ""
     r = run.measured.records.requests
-    made, tokens, steps, lost = (
+    generated, tokens, steps, preempted = (
         float(column[-1] - column[0])
         for column in (counters.generated, counters.tokens, counters.steps, counters.preempted)
     )
-    for what, theirs, ours in (
-        ("made", made, float(r.output_tokens.sum())),
-        ("computed in prompts", tokens - made, float(r.prompt_tokens.sum())),
+    for verb, counted, own in (
+        ("made", generated, float(r.output_tokens.sum())),
+        ("computed in prompts", tokens - generated, float(r.prompt_tokens.sum())),
     ):
-        if theirs > ours * (1 + OTHERS_TOKENS):
-            return f"the server {what} {theirs:,.0f} tokens meanwhile, of which {ours:,.0f} are of the run's requests"
-    if lost == 0 and steps > (most := most_steps(r)) * (1 + TWICE):
+        if counted > own * (1 + FOREIGN_TOKENS):
+            return f"the server {verb} {counted:,.0f} tokens meanwhile, of which {own:,.0f} are of the run's requests"
+    if preempted == 0 and steps > (limit := max_steps(r)) * (1 + EXTRA_STEPS):
         return (
-            f"it counted {steps:,.0f} steps, where those that decode got a token of {most:,.0f}: each of several HTTP "
+            f"it counted {steps:,.0f} steps, where those that decode got a token of {limit:,.0f}: each of several HTTP "
             "fronts (--api-server-count) counts a step in which it has a request, others used the server, or the "
             "client was late to read its answers"
         )
     return ""
 
 
-def most_steps(r: RequestRecords) -> float:
-    """Steps that gave a token; infinite where a request began and did not finish.
+def max_steps(r: RequestRecords) -> float:
+    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish.
 
-    A step gives one to every request that decodes. So from some moment on there are as many as the request gets that
-    decodes then and ends last, until its end; where nobody decodes it is the step of the next first token.
+    A step gives one token to every decoding request. From some moment on there are hence as many steps as the decoding
+    request that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
     """
-    begun = r.output_tokens > 0
+    started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
-    if not finished[begun].all():
+    if not finished[started].all():
         return float("inf")
-    order = np.argsort(r.first_token_s[begun], kind="stable")
+    order = np.argsort(r.first_token_s[started], kind="stable")
     columns = (r.first_token_s, r.finished_s, r.output_tokens - 1)
-    waiting = list(zip(*(column[begun][order].tolist() for column in columns), strict=True))[::-1]
+    waiting = list(zip(*(column[started][order].tolist() for column in columns), strict=True))[::-1]
     steps, at_s, last = 0.0, -np.inf, (-np.inf, -np.inf, 0)
     while waiting or last[1] > at_s:
         while waiting and waiting[-1][0] <= at_s:
@@ -170,27 +152,24 @@ def most_steps(r: RequestRecords) -> float:
     return steps
 
 
-Mask = npt.NDArray[np.bool_]
-LEAST_STEPS = 20
-"""Of fewer steps the ends, which fall somewhere within a step, blur the mean by more than a fiftieth."""
-MOST_UNSURE = 0.05
-"""Share of a stretch by which its ends may be unsure, since the server took its time to answer."""
+MIN_STEPS = 20
+"""The ends of a period fall somewhere within a step, which blurs the mean of 20 steps by a fiftieth."""
+MAX_UNCERTAINTY = 0.05
+"""Share of a period by which its ends may be uncertain because the server answered slowly."""
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """[m] busy stretches of one run, in order.
+class BusyPeriods:
+    """[m] busy periods of one run, in order.
 
     Attributes:
-        end_s: By the clock of the run's records.
-        seconds: How long.
-        steps: Steps that gave a token.
-        prompts: Prompts that came through.
-        prompt_tokens: Their computed tokens.
-        decodes: Tokens of requests whose prompt was through before; a sequence decodes one a step.
-        kv_tokens: Mean tokens of running requests, by the answers that came.
+        steps: Steps that produced a token.
+        prompts: Prompts that were computed, and ``prompt_tokens`` their tokens.
+        decodes: Tokens of requests whose prompt was computed before; a sequence decodes one a step.
+        kv_tokens: Mean tokens of running requests, by the responses received.
         edges: [b] upper bounds of the tokens of a step.
-        counts: [m, b + 1] steps by tokens (a first token counts beside its prompt's); the last are beyond all bounds.
+        counts: [m, b + 1] steps by tokens (a first token counts in addition to its prompt's); the last are beyond all
+            bounds.
     """
 
     end_s: Floats
@@ -207,82 +186,76 @@ class Stretches:
         return len(self.seconds)
 
 
-def stretches_of(run: Run, counters: Counters, limits: EngineLimits) -> Stretches | str:
-    """The busy stretches of a run before its first held-out request was due; else in words why there are none."""
+def busy_periods_of(run: Run, counters: Counters, limits: EngineLimits) -> BusyPeriods | str:
+    """Return a run's busy periods before its first held-out request; else a sentence on why there are none."""
     r = run.measured.records.requests
-    if why := not_own(run, counters):
-        return why
-    counters = joined(timed_by(counters, run.measured.tokens))
+    if reason := foreign_load(run, counters):
+        return reason
+    counters = timed_by(counters, run.measured.tokens)
+    # Running requests but no step since the last scrape: both scrapes fell within one step.
+    counters = counters.taken((np.diff(counters.steps, prepend=-1.0) != 0) | (counters.running <= 0))
     if np.isfinite(until_s(run)) and not (counters.at_s[1:] <= until_s(run)).any():
         return "its first held-out request was due before there were two looks: hold out a run of its own"
-    ends = _ends(counters, _good(run, counters, limits.max_num_batched_tokens))
+    busy = _busy(run, counters, limits.max_num_batched_tokens)
+    ends, start = [], 0
+    for end in range(1, len(counters)):
+        if not busy[end - 1]:
+            start = end
+            continue
+        uncertainty = counters.uncertainty_s[start] + counters.uncertainty_s[end]
+        share = uncertainty / (counters.at_s[end] - counters.at_s[start])
+        if counters.steps[end] - counters.steps[start] >= MIN_STEPS and share <= MAX_UNCERTAINTY:
+            ends.append((start, end))
+            start = end
     if not ends:
-        return f"never between two looks was it busy throughout for {LEAST_STEPS} steps, as far as requests tell"
+        return f"never between two looks was it busy throughout for {MIN_STEPS} steps, as far as requests tell"
     first, last = (np.array(side) for side in zip(*ends, strict=True))
 
-    def grew(column: Floats) -> Floats:
+    def increase(column: Floats) -> Floats:
         return np.asarray(column[last] - column[first])
 
-    steps, prompts, generated = grew(counters.steps), grew(counters.first), grew(counters.generated)
-    upto = np.column_stack([grew(column) for column in counters.upto.T])
-    return Stretches(
+    steps, prompts, generated = increase(counters.steps), increase(counters.first), increase(counters.generated)
+    cumulative = np.column_stack([increase(column) for column in counters.cumulative.T])
+    return BusyPeriods(
         end_s=counters.at_s[last],
-        seconds=grew(counters.at_s),
+        seconds=increase(counters.at_s),
         steps=steps,
         prompts=prompts,
-        prompt_tokens=np.maximum(0.0, grew(counters.tokens) - generated),
+        prompt_tokens=np.maximum(0.0, increase(counters.tokens) - generated),
         decodes=np.maximum(0.0, generated - prompts),
         kv_tokens=_kv_tokens(r, counters.at_s[first], counters.at_s[last]),
         edges=counters.edges,
-        counts=np.diff(np.column_stack([np.zeros(len(steps)), upto, steps])),
+        counts=np.diff(np.column_stack([np.zeros(len(steps)), cumulative, steps])),
     )
 
 
-def _ends(counters: Counters, good: Mask) -> list[tuple[int, int]]:
-    """Looks at which stretches begin and end: neighbours that were busy in between, as many as it takes."""
-    found, first = [], 0
-    for last in range(1, len(counters)):
-        if not good[last - 1]:
-            first = last
-            continue
-        seconds = counters.at_s[last] - counters.at_s[first]
-        unsure = (counters.unsure_s[first] + counters.unsure_s[last]) / seconds
-        if counters.steps[last] - counters.steps[first] >= LEAST_STEPS and unsure <= MOST_UNSURE:
-            found.append((first, last))
-            first = last
-    return found
-
-
-def _good(run: Run, counters: Counters, max_tokens: int) -> Mask:
-    """[n - 1] whether between a look and the next only counted steps of the fitted part of the run took time."""
-    begin, end = counters.at_s[:-1], counters.at_s[1:]
-    short = int(run.workload.prompt_tokens.max(initial=0)) <= max_tokens
-    idle = _idle(run.measured.records.requests, run.measured.client_s, decoding=not short)
-    met = (idle[:, 0] < end[:, None]) & (idle[:, 1] > begin[:, None])
-    fitted = (end > begin) & (end <= until_s(run))
-    running = (counters.running[:-1] > 0) & (counters.running[1:] > 0)
-    grew = (np.diff(counters.steps) > 0) & (np.diff(counters.generated) >= 0)
-    return np.asarray(~met.any(axis=1) & fitted & running & grew & (np.diff(counters.preempted) == 0))
-
-
-def _idle(r: RequestRecords, late_s: Floats | None, *, decoding: bool) -> Floats:
-    """[gaps, 2] when no request of the run was surely in the engine's hands (or decoding): from, to."""
+def _busy(run: Run, counters: Counters, max_tokens: int) -> Mask:
+    """Return [n - 1] whether only counted steps of the fitted part of the run took time between two scrapes."""
+    start, end = counters.at_s[:-1], counters.at_s[1:]
+    r, late_s = run.measured.records.requests, run.measured.client_s
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
-    sent_s = (r.arrival_s + (0.0 if late_s is None else np.nan_to_num(late_s)))[done]
-    quickest_s = float(np.min(r.first_token_s[done] - sent_s, initial=np.inf))
-    begin = r.first_token_s[done] if decoding else sent_s + max(0.0, quickest_s)
-    order = np.argsort(begin)
+    if int(run.workload.prompt_tokens.max(initial=0)) <= max_tokens:
+        sent_s = (r.arrival_s + (0.0 if late_s is None else np.nan_to_num(late_s)))[done]
+        fastest_s = float(np.min(r.first_token_s[done] - sent_s, initial=np.inf))
+        engine_s = sent_s + max(0.0, fastest_s)
+    else:  # a chunk that does not finish its prompt is not counted: only decoding requests are certain steps
+        engine_s = r.first_token_s[done]
+    order = np.argsort(engine_s)
     free_s = np.concatenate([[-np.inf], np.maximum.accumulate(r.finished_s[done][order])])
-    taken_s = np.append(begin[order], np.inf)
-    return np.column_stack([free_s, taken_s])[free_s < taken_s]
+    taken_s = np.append(engine_s[order], np.inf)
+    idle = np.column_stack([free_s, taken_s])[free_s < taken_s]
+    overlaps = (idle[:, 0] < end[:, None]) & (idle[:, 1] > start[:, None])
+    fitted = (end > start) & (end <= until_s(run))
+    running = (counters.running[:-1] > 0) & (counters.running[1:] > 0)
+    progress = (np.diff(counters.steps) > 0) & (np.diff(counters.generated) >= 0)
+    return np.asarray(~overlaps.any(axis=1) & fitted & running & progress & (np.diff(counters.preempted) == 0))
 
 
-def _kv_tokens(r: RequestRecords, begin_s: Floats, end_s: Floats) -> Floats:
-    """[m] mean over stretches of the tokens of requests between their first token and their last."""
+def _kv_tokens(r: RequestRecords, start_s: Floats, end_s: Floats) -> Floats:
+    """Return [m] the mean over periods of the tokens of requests between their first token and their last."""
     done = (r.status == Status.FINISHED) & (r.finished_s > r.first_token_s)
-    start, stop = r.first_token_s[done], r.finished_s[done]
-    rate = (r.output_tokens[done] - 1) / (stop - start)
-    begin = np.clip(begin_s[:, None], start, stop)
-    end = np.clip(end_s[:, None], start, stop)
-    middle = r.prompt_tokens[done] + 1 + rate * ((begin + end) / 2 - start)
-    return np.asarray((middle * (end - begin)).sum(axis=1) / (end_s - begin_s))
+    first, last = r.first_token_s[done], r.finished_s[done]
+    rate = (r.output_tokens[done] - 1) / (last - first)
+    start, end = np.clip(start_s[:, None], first, last), np.clip(end_s[:, None], first, last)
+    middle = r.prompt_tokens[done] + 1 + rate * ((start + end) / 2 - first)
+    return np.asarray((middle * (end - start)).sum(axis=1) / (end_s - start_s))

@@ -1,7 +1,8 @@
-"""Steps of a real engine, from its log of iterations."""
+"""Steps of a real engine: its log of iterations, and which of them belong to fitted requests."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.measure.calibration.measured_runs import Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, Status
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.records import BENCH, Floats, Ints, Status
 
 LINE = re.compile(
     r"(?:(?P<at>\d\d-\d\d \d\d:\d\d:\d\d)[^\n]*?)?"
@@ -27,21 +24,20 @@ LINE = re.compile(
     r"iteration elapsed time: (?P<ms>[0-9.]+) ms(?P<dummy> \(dummy\))?"
     r"(?:,.*?KV cache usage: (?P<kv>[0-9.]+)%)?"
 )
-"""What vLLM (0.14 and later, checked on 0.32) logs a step with ``--enable-logging-iteration-details``."""
-LEAST_STEPS = 20
+"""Line of a step in vLLM (0.14 and later, checked on 0.32) with ``--enable-logging-iteration-details``."""
+MIN_STEPS = 20
 YEAR_S = 366 * 86400.0
-"""Of a leap year: a log tells month and day alone."""
+"""A leap year: the log states month and day alone."""
 _TOKEN_CELLS, _KV_CELLS = 8, 4
 
 
 @dataclass(frozen=True)
 class Iterations:
-    """[m] steps, or cells of like steps with the median of their seconds.
+    """[m] steps, or cells of similar steps with the median of their seconds.
 
-    ``kv_share`` is the share of the KV cache in use (NaN where it is not told), ``steps`` how many steps a row
-    stands for. Time is what the engine measured around the model's run: less of the host than a step has.
-    ``at_s`` is when the engine logged the step, in seconds of a leap year by its own clock, to the second (NaN where a
-    line does not tell); None: no line does.
+    ``kv_share`` is the share of the KV cache in use (NaN: unknown), ``steps`` the number of steps of a row. ``seconds``
+    is the engine's time around the model's run, which includes less of the host than a step does. ``at_s`` is when the
+    engine logged the step, in seconds of a leap year by its own clock, to the second (NaN: unknown); None: all unknown.
     """
 
     prefill_seqs: Floats
@@ -55,72 +51,63 @@ class Iterations:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def taken(self, rows: npt.NDArray[np.bool_]) -> Iterations:
-        """Those of its rows."""
+    def taken(self, rows: Mask) -> Iterations:
+        """Return the steps of these rows."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        taken: dict[str, Any] = {name: None if c is None else c[rows] for name, c in columns.items()}
+        taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
         return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:
-    """The steps in a log of vLLM that was started with ``--enable-logging-iteration-details``.
+    """Read the steps in a log of vLLM started with ``--enable-logging-iteration-details``.
 
-    Other lines are passed over, and so are steps without tokens and those of no request ("dummy").
+    Other lines are skipped, and so are steps without tokens and those of no request ("dummy").
 
     Raises:
-        InputError: There is no such file, or it holds fewer than 20 steps.
+        InputError: The file does not exist, or holds fewer than 20 steps.
     """
     try:
         text = Path(path).read_text("utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"there must be a log to read at {path}: {error.strerror}") from error
-    rows = [_row(found) for found in LINE.finditer(text) if not found["dummy"]]
-    rows = [row for row in rows if row[1] + row[2] > 0 and row[4] > 0]
-    if len(rows) < LEAST_STEPS:
+    rows = []
+    for found in LINE.finditer(text):
+        counts = [float(found[name]) for name in ("prompts", "prompt_tokens", "decodes")]
+        if found["dummy"] or sum(counts[1:]) <= 0 or float(found["ms"]) <= 0:
+            continue
+        at_s, kv_share = np.nan, float(found["kv"]) / 100 if found["kv"] else np.nan
+        if found["at"] is not None:
+            with contextlib.suppress(ValueError):  # not a date
+                at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
+        rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
+    if len(rows) < MIN_STEPS:
         raise InputError(
-            f"{path} must hold {LEAST_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
+            f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
             "--enable-logging-iteration-details, and give what it writes to standard output and error"
         )
-    prompts, tokens, decodes, kv, seconds, at_s = np.array(rows, dtype=np.float64).T
-    told = at_s if np.isfinite(at_s).any() else None
-    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), told)
-
-
-def _row(found: re.Match[str]) -> tuple[float, ...]:
-    kv = float(found["kv"]) / 100 if found["kv"] else np.nan
-    counts = (float(found[name]) for name in ("prompts", "prompt_tokens", "decodes"))
-    return (*counts, kv, float(found["ms"]) / 1e3, _at_s(found["at"]))
-
-
-def _at_s(report: str | None) -> float:
-    """Seconds of a leap year at "MONTH-DAY HOUR:MINUTE:SECOND"; NaN where that is no date."""
-    if report is None:
-        return float("nan")
-    try:
-        return of_year_s(datetime.fromisoformat(f"2000-{report}"))
-    except ValueError:
-        return float("nan")
+    prompts, tokens, decodes, kv, seconds, times_s = np.array(rows, dtype=np.float64).T
+    known_s = times_s if np.isfinite(times_s).any() else None
+    return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)
 
 
 def of_year_s(at: datetime) -> float:
-    """Seconds since its year began, were it a leap year; its zone is not looked at."""
+    """Return seconds since the start of the year, as if it were a leap year; the time zone is ignored."""
     return (at.replace(year=2000, tzinfo=None) - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001
 
 
 def in_cells(log: Iterations) -> Iterations:
-    """Medians over like steps: equal prompts, tokens and sequences within 9 %, KV cache within 19 %.
+    """Return medians over similar steps: equal prompts, tokens and sequences within 9 %, KV cache within 19 %.
 
-    A step that another process held up does not move a median.
+    A step that another process delayed does not move a median.
     """
-    keys = np.column_stack(
-        [
-            log.prefill_seqs,
-            _octaves(log.prefill_tokens, _TOKEN_CELLS),
-            _octaves(log.decode_seqs, _TOKEN_CELLS),
-            _octaves(np.nan_to_num(log.kv_share) * 1e4, _KV_CELLS),
-        ]
-    )
-    _, cell = np.unique(keys, axis=0, return_inverse=True)
+
+    def octaves(values: Floats, cells: int) -> Floats:
+        """Return 0 for 0, and ``cells`` cells an octave above; each integer below 8 is a cell of its own."""
+        return np.where(values < 8, np.floor(values), 8 + np.round(cells * np.log2(np.maximum(values, 8) / 8)))
+
+    tokens, seqs = octaves(log.prefill_tokens, _TOKEN_CELLS), octaves(log.decode_seqs, _TOKEN_CELLS)
+    kv = octaves(np.nan_to_num(log.kv_share) * 1e4, _KV_CELLS)
+    _, cell = np.unique(np.column_stack([log.prefill_seqs, tokens, seqs, kv]), axis=0, return_inverse=True)
     cell = cell.reshape(-1)
     order = np.argsort(cell, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
@@ -132,36 +119,46 @@ def in_cells(log: Iterations) -> Iterations:
     return Iterations(**columns, steps=np.array([len(rows) for rows in parts], dtype=np.int64))
 
 
-def _octaves(values: Floats, cells: int) -> Floats:
-    """0 for 0, and so many cells an octave above it; each whole number below 8 is a cell of its own."""
-    return np.where(values < 8, np.floor(values), 8 + np.round(cells * np.log2(np.maximum(values, 8) / 8)))
-
-
-Mask = npt.NDArray[np.bool_]
 ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))
-"""By which a clock may be ahead of UTC, the nearest first."""
+"""Offsets of clocks from UTC, the smallest first."""
 SECOND_S = 1.0
-"""What a line does not tell: a step is of some moment of the second that is written there."""
+"""Resolution of a line: a step falls anywhere within the logged second."""
 SLACK_S = 1.0
-"""By which two machines' clocks may differ, or a line may be late."""
-AGREE = 0.05
-"""Share of a run's tokens by which those of the log may differ in its time."""
+"""Tolerance for differing clocks of two machines, or a late line."""
+TOKENS_TOLERANCE = 0.05
+"""Share of a run's tokens by which those logged in its time may differ."""
 
 
 def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
-    """[m] when steps were logged: seconds of a leap year in UTC; None where no line tells or none agrees with a run."""
+    """Return [m] when steps were logged, in seconds of a leap year in UTC; None where times agree with no run.
+
+    A run agrees with a clock's offset if about as many tokens were logged in its time as it has, most of them
+    certainly within it.
+    """
     if log.at_s is None:
         return None
-    told = np.isfinite(log.at_s)
-    at_s, second = np.unique(log.at_s[told], return_inverse=True)
-    decodes: Floats = np.bincount(second.reshape(-1), weights=log.decode_seqs[told]).astype(np.float64)
-    agreeing = [sum(_agrees(run, at_s - zone_s, decodes) for run in runs) for zone_s in ZONES_S]
+    known = np.isfinite(log.at_s)
+    at_s, second = np.unique(log.at_s[known], return_inverse=True)
+    decodes: Floats = np.bincount(second.reshape(-1), weights=log.decode_seqs[known]).astype(np.float64)
+
+    def agrees(run: Run, at_s: Floats) -> bool:
+        second_s = since_s(run, at_s)
+        if second_s is None:
+            return False
+        start_s, end_s = span_s(run)
+        own = float((run.workload.output_tokens - 1).sum())
+        certain = decodes[(second_s >= start_s) & (second_s + SECOND_S <= end_s)].sum()
+        possible = decodes[within(second_s, start_s - SLACK_S, end_s + SLACK_S)].sum()
+        low, high = own * (1 - TOKENS_TOLERANCE), own * (1 + TOKENS_TOLERANCE)
+        return bool(own > 0 and own / 2 <= certain <= high and possible >= low)
+
+    agreeing = [sum(agrees(run, at_s - zone_s) for run in runs) for zone_s in ZONES_S]
     best = int(np.argmax(agreeing))
     return log.at_s - ZONES_S[best] if agreeing[best] else None
 
 
 def since_s(run: Run, at_s: Floats) -> Floats | None:
-    """[m] seconds of a year (UTC) by the clock of a run's records; None where the run does not tell when it began."""
+    """Return [m] seconds of a year (UTC) by the clock of a run's records; None if the run's start is unknown."""
     start = run.measured.metadata.get("start")
     if run.measured.source != BENCH or not isinstance(start, str):
         return None
@@ -171,141 +168,110 @@ def since_s(run: Run, at_s: Floats) -> Floats | None:
         return None
     if started.tzinfo is None:
         return None
-    ago_s = at_s - of_year_s(started.astimezone(UTC))
-    return np.asarray((ago_s + YEAR_S / 2) % YEAR_S - YEAR_S / 2)
+    elapsed_s = at_s - of_year_s(started.astimezone(UTC))
+    return np.asarray((elapsed_s + YEAR_S / 2) % YEAR_S - YEAR_S / 2)
 
 
 def span_s(run: Run) -> tuple[float, float]:
-    """When the first request of a run was due, and when all was over."""
+    """Return when the first request of a run was due, and when the run finished."""
     return float(np.nanmin(run.measured.records.requests.arrival_s)), run.measured.records.end_s
 
 
-def within(second_s: Floats, begin_s: float, end_s: float) -> Mask:
-    """[m] whether steps that were logged in these seconds may have been logged between the two moments."""
-    return np.asarray((second_s + SECOND_S > begin_s) & (second_s < end_s))
+def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
+    """Return [m] whether steps logged in these seconds may fall between the two times."""
+    return np.asarray((second_s + SECOND_S > start_s) & (second_s < end_s))
 
 
-def _agrees(run: Run, at_s: Floats, decodes: Floats) -> bool:
-    """Whether about as many tokens were logged in the run's time as the run has, most of them surely in it."""
-    second_s = since_s(run, at_s)
-    if second_s is None:
-        return False
-    begin_s, end_s = span_s(run)
-    own = float((run.workload.output_tokens - 1).sum())
-    surely = decodes[(second_s >= begin_s) & (second_s + SECOND_S <= end_s)].sum()
-    perhaps = decodes[within(second_s, begin_s - SLACK_S, end_s + SLACK_S)].sum()
-    return bool(own > 0 and own / 2 <= surely <= own * (1 + AGREE) and perhaps >= own * (1 - AGREE))
+MIN_SECONDS_SHARE = 0.2
+"""Smallest plausible share of logged seconds in the time between a request's tokens; the rest is host. A model of 4
+layers on a CPU, with much host time, reaches a half."""
 
 
-MIN_SEEN = 0.2
-"""Share of the time between a request's tokens that its steps' seconds must make: the rest is host, which it lacks.
-Of a model of 4 layers on a CPU, with much host beside it, they make a half."""
-
-
-def not_of_steps(log: Iterations, runs: Sequence[Run]) -> str:
-    """In words why they are not; empty where they may be, as far as the fitted requests' tokens tell."""
-    logged_s, between_s = _step_s(log), _between_tokens_s(runs)
-    if not logged_s < MIN_SEEN * between_s:
-        return ""
-    return (
-        f"by its seconds a step that decodes takes {1e3 * logged_s:.3g} ms, where the requests' tokens came "
-        f"{1e3 * between_s:.3g} ms apart. vLLM's clock starts when a step was handed over: where the model runs in the "
-        "scheduler's own process it is computed by then. Start vLLM with --distributed-executor-backend mp for such "
-        "runs, or keep its counters (`lengthwise bench --scrape`)"
-    )
-
-
-def _step_s(log: Iterations) -> float:
-    """Mean seconds of a step, each counted by the tokens that it decodes; infinite where none does."""
+def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
+    """Return why logged seconds cannot be those of steps, by the times between fitted tokens; empty if they can."""
     decodes = log.decode_seqs * log.steps
-    return float((decodes * log.seconds).sum() / decodes.sum()) if decodes.sum() > 0 else np.inf
-
-
-def _between_tokens_s(runs: Sequence[Run]) -> float:
-    """Mean seconds between tokens of the fitted requests, each counted by its tokens; 0 where none has two."""
+    step_s = float((decodes * log.seconds).sum() / decodes.sum()) if decodes.sum() > 0 else np.inf
     duration_s = tokens = 0.0
     for run in runs:
         r = run.measured.records.requests
         own = run.fit & (r.status == Status.FINISHED) & (r.output_tokens > 1)
         duration_s += float((r.finished_s - r.first_token_s)[own].sum())
         tokens += float((r.output_tokens - 1)[own].sum())
-    return duration_s / tokens if tokens and np.isfinite(duration_s) else 0.0
+    between_s = duration_s / tokens if tokens and np.isfinite(duration_s) else 0.0
+    if not step_s < MIN_SECONDS_SHARE * between_s:
+        return ""
+    return (
+        f"by its seconds a step that decodes takes {1e3 * step_s:.3g} ms, where the requests' tokens came "
+        f"{1e3 * between_s:.3g} ms apart. vLLM's clock starts when a step was handed over: where the model runs in the "
+        "scheduler's own process it is computed by then. Start vLLM with --distributed-executor-backend mp for such "
+        "runs, or keep its counters (`lengthwise bench --scrape`)"
+    )
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
-    """[m] which steps are of requests that are fitted to; None where neither tokens nor times tell any run's.
-
-    Args:
-        log: Steps, or cells of them, of which none can be told.
-        runs: All that are fitted to or held out.
-    """
-    if (log.steps != 1).any():
+    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run."""
+    if (log.steps != 1).any():  # cells of steps belong to no run
         return None
     at_s = utc_s(log, runs)
-    found, told = np.zeros(len(log), dtype=np.bool_), at_s is not None
+    found, known = np.zeros(len(log), dtype=np.bool_), at_s is not None
     for run in runs:
         if not run.fit.any():
             continue
         own = _by_tokens(log, run, runs, at_s)
-        told = told or bool(own)
+        known = known or bool(own)
         for first, last in own:
-            found[first : first + _before_held(log, run, first, last)] = True
+            count = last - first
+            if run.validation.any():
+                decoded = np.cumsum(log.decode_seqs[first:last])
+                count = int(np.searchsorted(decoded, _decodes_by(run, until_s(run)), side="left"))
+            found[first : first + count] = True
         if not own and at_s is not None:
             found |= _by_clock(run, runs, at_s)
-    return found if told else None
+    return found if known else None
 
 
 def _by_tokens(log: Iterations, run: Run, runs: Sequence[Run], at_s: Floats | None) -> list[tuple[int, int]]:
-    """First step and that behind the last, of the run and its repeats; empty where another run may be meant."""
-    places, alike = _places(log, run), [other for other in runs if _sums(other) == _sums(run)]
+    """Return ranges of steps of the run and its repeats; empty where they may be another run's."""
+    places, repeats = _places(log, run), [other for other in runs if _token_sums(other) == _token_sums(run)]
     second_s = None if at_s is None else since_s(run, at_s)
     if second_s is not None:
         near = within(second_s, span_s(run)[0] - SLACK_S, span_s(run)[1] + SLACK_S)
-        places, alike = [(a, b) for a, b in places if near[a] and near[b - 1]], [run]
-    if len(places) == len(alike) == 1:
+        places, repeats = [(a, b) for a, b in places if near[a] and near[b - 1]], [run]
+    if len(places) == len(repeats) == 1:
         return places
-    apart = all(b <= c for (_, b), (c, _) in pairwise(places))
-    whole = not any(other.validation.any() for other in alike)
-    return places if apart and whole and len(places) <= len(alike) else []
+    disjoint = all(b <= c for (_, b), (c, _) in pairwise(places))
+    fitted = not any(other.validation.any() for other in repeats)
+    return places if disjoint and fitted and len(places) <= len(repeats) else []
 
 
 def _places(log: Iterations, run: Run) -> list[tuple[int, int]]:
-    """All between two moments at which nothing was under way whose tokens add up to the run's."""
+    """Return all ranges between two idle moments of the engine whose tokens add up to the run's."""
     r = run.measured.records.requests
     if not (r.status[np.isfinite(r.arrival_s)] == Status.FINISHED).all():
         return []
-    prompts, decodes = _sums(run)
-    free = np.append(np.flatnonzero((log.decode_seqs == 0) & (log.prefill_seqs > 0)), len(log))
-    computed, made = _sofar(log.prefill_tokens)[free], _sofar(log.decode_seqs)[free]
-    radix = made[-1] + decodes + 1
-    sofar = computed * radix + made
-    wanted = sofar + prompts * radix + decodes
-    at = np.minimum(np.searchsorted(sofar, wanted), len(free) - 1)
-    found = [(int(free[a]), int(free[at[a]])) for a in np.flatnonzero(sofar[at] == wanted)]
-    if len(found) > 1:  # a long prompt's next step without others looks like a beginning, too
+    prompts, decodes = _token_sums(run)
+    idle = np.append(np.flatnonzero((log.decode_seqs == 0) & (log.prefill_seqs > 0)), len(log))
+    computed, decoded = (
+        np.concatenate([[0], np.cumsum(np.round(tokens).astype(np.int64))])[idle]
+        for tokens in (log.prefill_tokens, log.decode_seqs)
+    )
+    radix = decoded[-1] + decodes + 1  # both sums in one sortable number
+    sums = computed * radix + decoded
+    target = sums + prompts * radix + decodes
+    at = np.minimum(np.searchsorted(sums, target), len(idle) - 1)
+    found = [(int(idle[a]), int(idle[at[a]])) for a in np.flatnonzero(sums[at] == target)]
+    if len(found) > 1:  # a long prompt's next chunk without decodes looks like a start, too
         found = [(a, b) for a, b in found if a == 0 or log.decode_seqs[a - 1] > 0]
     return found
 
 
-def _sums(run: Run) -> tuple[int, int]:
-    """Tokens of a run's prompts, and its decodes: a prompt's last step gives the first token."""
+def _token_sums(run: Run) -> tuple[int, int]:
+    """Return a run's prompt tokens and decodes; a prompt's last chunk gives the first token."""
     return int(run.workload.prompt_tokens.sum()), int((run.workload.output_tokens - 1).sum())
 
 
-def _sofar(each: Floats) -> Ints:
-    return np.concatenate([[0], np.cumsum(np.round(each).astype(np.int64))])
-
-
-def _before_held(log: Iterations, run: Run, first: int, last: int) -> int:
-    """How many of a run's steps surely were over when its first held-out request was due."""
-    if not run.validation.any():
-        return last - first
-    made = np.cumsum(log.decode_seqs[first:last])
-    return int(np.searchsorted(made, _decodes_by(run, until_s(run)), side="left"))
-
-
 def _decodes_by(run: Run, at_s: float) -> int:
-    """Tokens that clients surely had by then, first ones left out."""
+    """Return the tokens that clients certainly had by then, without first tokens."""
     r, tokens = run.measured.records.requests, run.measured.tokens
     if tokens is not None and len(tokens.at_s) and tokens.tokens.min() >= 1:
         return int(tokens.tokens[tokens.at_s <= at_s].sum() - (r.first_token_s <= at_s).sum())
@@ -313,15 +279,15 @@ def _decodes_by(run: Run, at_s: float) -> int:
 
 
 def _by_clock(run: Run, runs: Sequence[Run], at_s: Floats) -> Mask:
-    """[m] steps in the run's time that cannot be of held-out requests."""
+    """Return [m] steps in the run's time that cannot belong to held-out requests."""
     own_s = since_s(run, at_s)
     if own_s is None:
         return np.zeros(len(at_s), dtype=np.bool_)
-    begin_s, end_s = span_s(run)
-    found = within(own_s, begin_s, end_s + SLACK_S)
+    start_s, end_s = span_s(run)
+    found = within(own_s, start_s, end_s + SLACK_S)
     for other in runs:
         second_s = since_s(other, at_s) if other.validation.any() else None
         if second_s is not None:
-            begin_s, end_s = span_s(other)
-            found &= ~within(second_s, max(begin_s, until_s(other)) - SLACK_S, end_s + SLACK_S)
+            start_s, end_s = span_s(other)
+            found &= ~within(second_s, max(start_s, until_s(other)) - SLACK_S, end_s + SLACK_S)
     return found

@@ -1,4 +1,4 @@
-"""The few numbers that a calibration moves, and the tables that they make."""
+"""Parameters that a calibration fits, their priors, and the cost tables that their values make."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.measure.calibration.result import USUAL_HOST_S, Parameter
+from lengthwise.measure.calibration.result import DEFAULT_HOST_S, Parameter
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, PartError, grid_value
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
-"""What is believed of a table that says nothing of its errors: a factor of 1.65 on its kernels, of 2 on its
-collectives, and of 7 on a host that nobody measured. Two standard deviations are twice that in log."""
+"""Prior of tables that state no errors: a factor of 1.65 on kernels, of 2 on collectives, of 7 on an unmeasured host
+(one standard deviation in log)."""
 MIN_PRIOR_LOG_SD = 0.25
-"""Who calibrates doubts the tables: what they say of themselves is not believed beyond this."""
-HOST_STEP_S, HOST_SEQUENCE_S = USUAL_HOST_S["host_step"], USUAL_HOST_S["host_sequence"]
+"""Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
 CLIENT_S, MASKED_S = 1e-3, 1e-12
 """Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
 
@@ -38,11 +37,10 @@ MASKED = "masked"
 
 
 @dataclass(frozen=True)
-class Knob:
-    """A parameter before it is fitted: ``log(value)`` is believed to be normal about ``log(centre)``.
+class Prior:
+    """A parameter before the fit: ``log(value)`` is normal about ``log(center)`` with standard deviation ``log_sd``.
 
-    ``neutral`` is what it is where nobody moves it, which the tables given are: 1, their own host's seconds,
-    or none at all, to which no logarithm comes.
+    ``neutral`` is the value in the given tables: 1, the seconds of their own host, or 0, which has no logarithm.
     """
 
     name: str
@@ -52,71 +50,59 @@ class Knob:
 
     @property
     def unit(self) -> str:
-        """What the value is in."""
+        """Unit of the value: "x" or "s"."""
         return "x" if self.name in PARTS else "s"
 
     def from_neutral(self, z: float) -> float:
-        """How far ``z`` is from neutral; from none at all the value itself, in standard deviations of its log."""
+        """Return the distance of ``z`` from neutral in prior standard deviations (from 0: a factor of e)."""
         return abs(z) if self.neutral == self.center else 1.0 / self.log_sd
 
     def value(self, z: float) -> float:
-        """The value that is ``z`` prior standard deviations from the centre; exactly 0 stands for neutral."""
+        """Return the value ``z`` prior standard deviations from the center; exactly 0 stands for neutral."""
         return self.neutral if z == 0.0 else self.center * math.exp(self.log_sd * z)
 
 
-def knobs(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Knob, ...]:
-    """The parameters of a deployment; communication only where GPUs talk to each other.
+def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Prior, ...]:
+    """Return the parameters of a deployment; communication only where GPUs talk to each other.
 
-    Args:
-        deployment: With the tables to start from.
-        logged: Whether there is a log of iterations, whose clock sees less of the host.
-        masked: Whether dense masks are one of them; they always are where the tables know of some.
+    ``logged``: there is a log of iterations, whose clock sees less of the host. ``masked``: include dense masks, which
+    are always included where the tables have them.
     """
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = host_line(cost.host_s)
-    found = [Knob(name, 1.0, _prior_log_sd(cost, name), 1.0) for name in PARTS]
-    if parallel.tp == 1 and parallel.pp == 1:
-        found = [knob for knob in found if knob.name != "comm"]
-    seconds = [
-        _seconds("host_step", step_s, HOST_STEP_S),
-        _seconds("host_sequence", sequence_s, HOST_SEQUENCE_S),
-        _seconds("client", cost.front.request_s, CLIENT_S),
-    ]
+    found = []
+    for name, parts in PARTS.items():
+        if name == "comm" and parallel.tp == parallel.pp == 1:
+            continue
+        stated = [e.log_sd for e in cost.errors if e.part in (*parts, "step")]
+        rule_of_thumb = COMM_LOG_SD if name == "comm" else SCALE_LOG_SD
+        found.append(Prior(name, 1.0, max(MIN_PRIOR_LOG_SD, math.hypot(*stated)) if stated else rule_of_thumb, 1.0))
+    seconds = {
+        "host_step": (step_s, DEFAULT_HOST_S["host_step"]),
+        "host_sequence": (sequence_s, DEFAULT_HOST_S["host_sequence"]),
+        "client": (cost.front.request_s, CLIENT_S),
+    }
     if masked or cost.masked_s > 0:
-        seconds.append(_seconds(MASKED, cost.masked_s, _pair_s(cost)))
+        # The search starts from a layer's seconds of a query and a key of the tables' longest prompt.
+        largest = cost.prefill_s.shape[0] - 1
+        chunk = largest if cost.rule.kind == MERGED else grid_value(largest)
+        seconds[MASKED] = (cost.masked_s, float(cost.prefill_s[-1, 0]) / chunk**2 or MASKED_S)
     if logged:
-        seconds.append(replace(seconds[0], name="log_step"))
-    return (*found, *seconds)
-
-
-def _seconds(name: str, constrained_latency_s: float, usual_s: float) -> Knob:
-    """Seconds about those that the tables hold, or about what is usual where they hold none."""
-    return Knob(
-        name, constrained_latency_s if constrained_latency_s > 0 else usual_s, SECONDS_LOG_SD, constrained_latency_s
-    )
-
-
-def _pair_s(cost: CostTables) -> float:
-    """A layer's seconds of a query and a key of the tables' longest prompt: where the search for others' starts."""
-    largest = cost.prefill_s.shape[0] - 1
-    chunk = largest if cost.rule.kind == MERGED else grid_value(largest)
-    return float(cost.prefill_s[-1, 0]) / chunk**2 or MASKED_S
-
-
-def _prior_log_sd(cost: CostTables, name: str) -> float:
-    """From what the tables say of their own errors, else a rule of thumb."""
-    own = [e.log_sd for e in cost.errors if e.part in (*PARTS[name], "step")]
-    if own:
-        return max(MIN_PRIOR_LOG_SD, math.hypot(*own))
-    return COMM_LOG_SD if name == "comm" else SCALE_LOG_SD
+        seconds["log_step"] = seconds["host_step"]
+    found += [Prior(name, own if own > 0 else default, SECONDS_LOG_SD, own) for name, (own, default) in seconds.items()]
+    return tuple(found)
 
 
 def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
-    """The tables with their parts scaled, their host's line and front replaced; what is not named stays.
+    """Return the tables with scaled parts and the given host line and front; parts that ``values`` omits stay.
 
     "client" is a pure delay, as ``Front.request_s`` is.
     """
     work, comm = values.get("work", 1.0), values.get("comm", 1.0)
+    step_s, sequence_s = host_line(cost.host_s)
+    seqs = np.arange(len(cost.host_s))
+    residual_s = cost.host_s - (step_s + sequence_s * seqs)  # what the line leaves stays on top of the new one
+    host_s = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs + residual_s
     return replace(
         cost,
         layer_s=cost.layer_s * work,
@@ -126,94 +112,72 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
         decode_s=cost.decode_s * values.get("decode", 1.0),
         comm_s=cost.comm_s * comm,
         send_s=cost.send_s * comm,
-        host_s=_host(cost.host_s, values),
+        host_s=np.concatenate([cost.host_s[:1], np.maximum(0.0, host_s)[1:]]),
         masked_s=values.get("masked", cost.masked_s),
         front=replace(cost.front, request_s=values.get("client", cost.front.request_s)),
     )
 
 
-def _host(host_s: Floats, values: Mapping[str, float]) -> Floats:
-    """The host's seconds with another line; what the old one left over stays on top."""
-    step_s, sequence_s = host_line(host_s)
-    seqs = np.arange(len(host_s))
-    rest = host_s - (step_s + sequence_s * seqs)
-    new = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs
-    moved = np.maximum(0.0, new + rest)
-    return np.concatenate([host_s[:1], moved[1:]])
-
-
 def host_line(host_s: Floats) -> tuple[float, float]:
-    """Intercept and slope of the host's seconds over sequences from one on."""
+    """Return intercept and slope of the host's seconds over sequences from one on."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
     seqs = np.arange(1, len(host_s))
     slope, intercept = np.polyfit(seqs, host_s[1:], 1)
-    slope = slope if abs(slope) * len(seqs) > 1e-12 else 0.0
-    return float(intercept), float(slope)
+    return float(intercept), float(slope) if abs(slope) * len(seqs) > 1e-12 else 0.0
 
 
 MIN_ERROR_LOG_SD = 0.005
-HOST_LOG_SD, MOST_LOG_SD = 0.5, 1.0
-"""Of a host of which nobody told anything, as the roofline has it; and the most that is believed of any host."""
-HOST_LINE = ("host_step", "host_sequence")
-FIRST_TOKEN_PARTS, FIRST_TOKEN_MOST = ("prefill", "host"), 0.5
+HOST_LOG_SD, MAX_LOG_SD = 0.5, 1.0
+"""Error of a host without any statement on it, as in the roofline; and the largest error of any host."""
+FIRST_TOKEN_PARTS, MAX_FIRST_TOKEN_LOG_SD = ("prefill", "host"), 0.5
 
 
 def part_errors(
     given: CostTables, found: Sequence[Parameter], shares: Mapping[str, float], tpot_log_sd: float, ttft_log_sd: float
 ) -> tuple[PartError, ...]:
-    """Errors of the parts from their parameters' intervals, and of whole steps what those do not explain.
+    """Return errors of the parts from their parameters' intervals, and of "step" the error they leave unexplained.
 
     Args:
-        given: The tables before, whose word on the host stands where the runs told nothing of it.
-        found: The parameters.
-        shares: By parameter, by how much times between tokens grow (in log) with it.
+        given: Tables before the calibration; their host error stands where the runs determine nothing of it.
+        shares: By parameter, d log(time between tokens) / d log(parameter).
         tpot_log_sd: Spread of held-out times between tokens: "step", less what the parts' errors amount to.
-        ttft_log_sd: Spread of held-out times to the first token: what exceeds the other is of prefill and host.
+        ttft_log_sd: Spread of held-out times to the first token; the excess belongs to prefill and host.
     """
-    sds = {p.name: _parameter_log_sd(p) for p in found}
+    sds = {p.name: _log_sd(p) for p in found}
+    by_name = {p.name: p for p in found}
+    given_sd = {e.part: e.log_sd for e in reversed(given.errors)}
     parts = {part: sds[name] for name, own in PARTS.items() if name in sds for part in own}
     if "comm" in parts:
         parts["send"] = parts["comm"]
-    masked = next((p for p in found if p.name == MASKED), None)
-    if masked is not None and masked.value > 0:
+    if MASKED in by_name and by_name[MASKED].value > 0:
         parts["masked"] = sds["masked"]
-    client = next((p for p in found if p.name == "client"), None)
+    client = by_name.get("client")
     if given.front != Front() or (client is not None and client.value > 0):
-        parts["front"] = sds["client"] if client is not None and client.report else _before(given, "front")
-    parts["host"] = _host_log_sd(given, found)
-    explained = sum((shares.get(p.name, 0.0) * sds[p.name]) ** 2 for p in found if p.report)
+        determined = client is not None and client.determined
+        parts["front"] = sds["client"] if determined else given_sd.get("front", HOST_LOG_SD)
+    # Errors of a step and of its sequences are independent. The spread of their sum is convex in the share of either,
+    # so that the host is least known in a batch of one or in the largest.
+    host_sd = given_sd.get("host", HOST_LOG_SD)
+    line = [p for p in found if p.name in DEFAULT_HOST_S]
+    spreads = []
+    for batch in (1, len(given.host_s) - 1):
+        seconds = [p.value * (batch if p.name == "host_sequence" else 1) for p in line]
+        own_sds = [sds[p.name] if p.determined else host_sd for p in line]
+        spread = math.hypot(*(s * sd for s, sd in zip(seconds, own_sds, strict=True)))
+        spreads.append(spread / sum(seconds) if sum(seconds) > 0 else host_sd)
+    parts["host"] = max(spreads)
+    explained = sum((shares.get(p.name, 0.0) * sds[p.name]) ** 2 for p in found if p.determined)
     step = math.sqrt(max(MIN_ERROR_LOG_SD**2, tpot_log_sd**2 - explained))
-    more = min(FIRST_TOKEN_MOST, math.sqrt(max(0.0, ttft_log_sd**2 - tpot_log_sd**2)))
+    more = min(MAX_FIRST_TOKEN_LOG_SD, math.sqrt(max(0.0, ttft_log_sd**2 - tpot_log_sd**2)))
     for part in FIRST_TOKEN_PARTS:
         parts[part] = math.hypot(parts.get(part, 0.0), more)
     return (PartError("step", step), *(PartError(part, sd) for part, sd in parts.items() if sd > 0))
 
 
-def _parameter_log_sd(p: Parameter) -> float:
-    """From the 95 % interval: of a factor as it is, of seconds at most what is believed of a host."""
+def _log_sd(p: Parameter) -> float:
+    """Return the standard deviation of log(value) from its 95 % interval; of seconds at most MAX_LOG_SD."""
     if p.low <= 0 or p.high <= 0:
         return 0.0
     sd = math.log(p.high / p.low) / (2 * 1.96)
-    return sd if p.unit == "x" else min(MOST_LOG_SD, sd)
-
-
-def _host_log_sd(given: CostTables, found: Sequence[Parameter]) -> float:
-    """Of the host's seconds in the batch in which they are least known, a single request or the largest.
-
-    Its step and its sequences are known apart; what runs did not tell has what was said of the host before. The spread
-    of their sum is convex in the share of either, so that it is largest at an end.
-    """
-    before = _before(given, "host")
-    line = {p.name: (p.value, _parameter_log_sd(p) if p.report else before) for p in found if p.name in HOST_LINE}
-    sds = []
-    for batch in (1, len(given.host_s) - 1):
-        seconds = {name: value * (batch if name == HOST_LINE[1] else 1) for name, (value, _) in line.items()}
-        total_s = sum(seconds.values())
-        spread = math.hypot(*(seconds[name] * sd for name, (_, sd) in line.items()))
-        sds.append(spread / total_s if total_s > 0 else before)
-    return max(sds)
-
-
-def _before(given: CostTables, part: str) -> float:
-    return next((e.log_sd for e in given.errors if e.part == part), HOST_LOG_SD)
+    return sd if p.unit == "x" else min(MAX_LOG_SD, sd)

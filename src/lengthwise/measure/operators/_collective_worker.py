@@ -1,6 +1,6 @@
-"""One of the processes that measure collectives: ``python -m`` this file, with one JSON argument.
+"""Process that measures collectives: ``python -m`` this module, with one JSON argument.
 
-Rank 0 prints a JSON line a message size. The group meets through a file, so that no port is opened.
+Rank 0 prints a JSON line per operator and message size. The group meets through a file, so that no port is opened.
 """
 
 from __future__ import annotations
@@ -13,60 +13,53 @@ from datetime import timedelta
 from typing import Any
 
 _WARM_UP = 3
-_CALLS = 20
+CALLS = 20
 _SLEEP_CYCLES = 4_000_000  # two milliseconds: longer than a host takes to enqueue the calls
 
 
 def main(text: str) -> None:
-    """Measures all sizes and prints the medians' repeats."""
+    """Measure all sizes and print the repeats' seconds."""
     import torch
     import torch.distributed as dist
 
-    asked = json.loads(text)
-    rank, world, backend = asked["rank"], asked["world"], asked["backend"]
+    settings = json.loads(text)
+    rank, backend = settings["rank"], settings["backend"]
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(
         backend,
-        init_method=f"file://{asked['meet']}",
+        init_method=f"file://{settings['meet']}",
         rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=asked["timeout_s"]),
+        world_size=settings["world"],
+        timeout=timedelta(seconds=settings["timeout_s"]),
     )
-    device = "cuda" if backend == "nccl" else "cpu"
-    for size in asked["bytes"]:
+    measure = by_events if backend == "nccl" else _by_clock
+    for size in settings["bytes"]:
+        device = "cuda" if backend == "nccl" else "cpu"
         tensor = torch.ones(max(1, size // 4), dtype=torch.float32, device=device)
-        for name, call in _calls(dist, rank, tensor).items():
-            told = _repeats(torch, dist, call, device, asked["repeats"])
+
+        def send(tensor: Any = tensor) -> None:
+            """Send a message between the first two ranks and back, which is two sends."""
             if rank == 0:
-                sys.stdout.write(json.dumps({"operator": name, "bytes": size, "seconds": told}) + "\n")
+                dist.send(tensor, 1)
+                dist.recv(tensor, 1)
+            elif rank == 1:
+                dist.recv(tensor, 0)
+                dist.send(tensor, 0)
+
+        def all_reduce(tensor: Any = tensor) -> None:
+            dist.all_reduce(tensor)
+
+        for name, call, messages in (("all-reduce", all_reduce, 1), ("send", send, 2)):
+            for _ in range(_WARM_UP):
+                call()
+            seconds = [each / messages for each in measure(torch, dist, call, settings["repeats"])]
+            if rank == 0:
+                sys.stdout.write(json.dumps({"operator": name, "bytes": size, "seconds": seconds}) + "\n")
                 sys.stdout.flush()
         dist.barrier()
     dist.destroy_process_group()
-
-
-def _calls(dist: Any, rank: int, tensor: Any) -> dict[str, Callable[[], object]]:
-    """An all-reduce over all; and a message there and back between the first two, which is two sends."""
-
-    def send() -> None:
-        if rank == 0:
-            dist.send(tensor, 1)
-            dist.recv(tensor, 1)
-        elif rank == 1:
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
-
-    return {"all-reduce": lambda: dist.all_reduce(tensor), "send": send}
-
-
-def _repeats(torch: Any, dist: Any, call: Callable[[], object], device: str, repeats: int) -> list[float]:
-    """Seconds of each repeat, of one message."""
-    messages = 2 if call.__name__ == "send" else 1
-    for _ in range(_WARM_UP):
-        call()
-    one = _on_gpu if device == "cuda" else _by_clock
-    return [seconds / messages for seconds in one(torch, dist, call, repeats)]
 
 
 def _by_clock(_: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
@@ -79,24 +72,24 @@ def _by_clock(_: Any, dist: Any, call: Callable[[], object], repeats: int) -> li
     return seconds
 
 
-def _on_gpu(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
-    """By events around many calls, the slowest rank's; neither launches nor late ranks count.
+def by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
+    """Return seconds of a call by events around many, of the slowest rank; launches and late ranks do not count.
 
-    The GPU sleeps while the host enqueues all calls, and one call that is not timed lines the ranks up.
+    The GPU sleeps while the host enqueues all calls, and one untimed call aligns the ranks.
     """
     seconds = []
     for _ in range(repeats):
         dist.barrier()
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - what torch's own tests wait with
+        torch.cuda._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - torch's own tests wait with it
         call()
         start.record()
-        for _ in range(_CALLS):
+        for _ in range(CALLS):
             call()
         end.record()
         end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3 / _CALLS)
+        seconds.append(start.elapsed_time(end) / 1e3 / CALLS)
     slowest = torch.tensor(seconds, dtype=torch.float64, device="cuda")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return [float(one) for one in slowest.tolist()]

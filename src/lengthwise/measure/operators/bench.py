@@ -1,4 +1,4 @@
-"""Operators of a model on this machine's device, by torch."""
+"""Timing of points: groups of points share the device, and rounds repeat each once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from lengthwise.catalog import weight_bytes
-from lengthwise.measure.operators import kernels
-from lengthwise.measure.operators import kernels as _host
-from lengthwise.measure.operators.device import LEAST_FREE_GB, Device, opened
-from lengthwise.measure.operators.kernels import Attention, Kernel, Memory, Rows, Site, is_lost, translated
+from lengthwise.measure.operators.device import MIN_FREE_GB, Device, gpu_errors
+from lengthwise.measure.operators.kernels import Kernel, Kernels, Memory, is_lost, translated
 from lengthwise.measure.operators.points import DECODE, PREFILL, LostError, NoRoomError, Point, SkippedError
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.specs import ModelSpec
 
-LEAST_REPEATS, ENOUGH_S = 3, 0.25
+MIN_REPEATS, ENOUGH_S = 3, 0.25
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One repeat: seconds of one call by the clock, and of the processor (None: not told)."""
+    """One repeat: seconds of one call by the clock, and of the processor (None: unknown)."""
 
     wall_s: float
     cpu_s: float | None = None
@@ -40,35 +38,25 @@ class Prepared(Protocol):
     backend: str
 
     def sample(self) -> Sample:
-        """One repeat.
-
-        Raises:
-            SkippedError: It cannot be measured here; NoRoomError: for want of memory.
-            LostError: The device answers no more.
-        """
+        """Measure one repeat; raises SkippedError (NoRoomError: for lack of memory) or LostError."""
         ...
 
 
 class Bench(Protocol):
-    """What points are measured on."""
+    """Device on which points are measured."""
 
     def prepare(self, point: Point) -> Prepared:
-        """Allocates, chooses kernels, warms up.
-
-        Raises:
-            SkippedError: It cannot be measured here; NoRoomError: for want of memory.
-            LostError: The device answers no more.
-        """
+        """Allocate tensors, choose a kernel, warm up; raises as ``Prepared.sample``."""
         ...
 
     def discard(self) -> None:
-        """Gives back the memory of points that nobody holds any more."""
+        """Return the memory of unreferenced points to the device."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All repeats of a point, or why it has none."""
+    """All repeats of a point, or the reason why it was skipped."""
 
     point: Point
     wall_s: tuple[float, ...] = ()
@@ -78,23 +66,22 @@ class Outcome:
 
     @cached_property
     def seconds(self) -> float:
-        """The median; of the processor's seconds where they are told and fewer: others took the rest."""
-        wall_s = self.wall_median_s
-        return min(wall_s, float(np.median(self.cpu_s))) if self.cpu_s else wall_s
+        """Median; of the processor's seconds if known and smaller: other processes took the rest."""
+        return min(self.wall_median_s, float(np.median(self.cpu_s))) if self.cpu_s else self.wall_median_s
 
     @cached_property
     def wall_median_s(self) -> float:
-        """The median by the clock: what a point takes to measure."""
+        """Median by the clock: the time of a measurement."""
         return float(np.median(self.wall_s))
 
     @property
     def by_processor(self) -> bool:
-        """Whether ``seconds`` are the processor's since the wall's are a twentieth more."""
+        """Whether ``seconds`` are the processor's because the clock's are over 5 % more."""
         return bool(self.cpu_s) and self.wall_median_s > 1.05 * float(np.median(self.cpu_s))
 
     @cached_property
     def spread_s(self) -> float:
-        """The distance between the quartiles of the repeats that ``seconds`` is the median of."""
+        """Interquartile range of the repeats that ``seconds`` is the median of; NaN of one repeat."""
         if len(self.wall_s) < 2:
             return float("nan")
         of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
@@ -102,7 +89,7 @@ class Outcome:
         return float(high - low)
 
     def with_more(self, other: Outcome) -> Outcome:
-        """The repeats of both."""
+        """Return the repeats of both."""
         if other.skipped:
             return self
         cpu_s = (*self.cpu_s, *other.cpu_s)
@@ -112,14 +99,14 @@ class Outcome:
 def measure(
     bench: Bench, points: Sequence[Point], repeats: int, late: Callable[[], bool] = lambda: False
 ) -> list[Outcome]:
-    """An outcome a point: all are prepared, then every round repeats each once.
+    """Return an outcome per point; in each round every prepared point is repeated once.
 
-    Slow points, once ENOUGH_S were spent on them, have LEAST_REPEATS rather than ``repeats``. Once ``late``
-    says so no point is prepared, and rounds end when every point has LEAST_REPEATS; points that were never
-    prepared have no outcome. A point that finds no room beside others is tried alone before it is skipped.
+    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared,
+    and rounds end when every point has MIN_REPEATS; points that were never prepared have no outcome. A point that has
+    no memory beside others is tried alone before it is skipped.
 
     Raises:
-        LostError: The device answers no more. Its ``outcomes`` are what was measured until then.
+        LostError: The device fails until the process ends; ``outcomes`` holds the results so far.
     """
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
@@ -135,7 +122,7 @@ def measure(
             raise
         done += group.outcomes()
         alone += group.crowded
-        del group  # and what it holds on the device
+        del group  # releases its tensors on the device
         bench.discard()
     return done
 
@@ -153,119 +140,100 @@ class _Group:
         self.crowded: list[Point] = []
 
     def prepare(self, left: deque[Point]) -> None:
-        """Takes points until one finds no room beside those before it, which waits until they are gone."""
+        """Take points until one has no memory beside the earlier ones; that one waits for the next group."""
         while left and not (self._ready and self._late()):
             self._at = len(self._points)
             self._points.append(left.popleft())
             try:
                 self._ready[self._at] = self._bench.prepare(self._points[-1])
                 self._samples[self._at] = []
-            except NoRoomError as error:
-                if self._ready:
+            except SkippedError as error:
+                if isinstance(error, NoRoomError) and self._ready:
                     left.appendleft(self._points.pop())
                     return
                 self._reason[self._at] = str(error) or "out of memory"
-            except SkippedError as error:
-                self._reason[self._at] = str(error)
-            if self._at in self._reason:
+            if self._at in self._reason:  # not before the error is gone, whose frames reference tensors
                 self._bench.discard()
 
     def repeat(self, repeats: int) -> None:
-        """Round after round."""
+        """Sample all points, round after round."""
         for turn in range(repeats):
-            if turn >= LEAST_REPEATS and self._late():
+            if turn >= MIN_REPEATS and self._late():
                 break
             for i in list(self._ready):
                 samples = self._samples[i]
-                if len(samples) < LEAST_REPEATS or sum(s.wall_s for s in samples) <= ENOUGH_S:
-                    self._sample(i)
-
-    def _sample(self, i: int) -> None:
-        self._at = i
-        try:
-            self._samples[i].append(self._ready[i].sample())
-        except SkippedError as error:
-            crowded = isinstance(error, NoRoomError) and len(self._ready) > 1
-            if crowded:
-                self.crowded.append(self._points[i])
-            else:
-                self._reason[i] = str(error) or "out of memory"
-        if i in self._reason or self._points[i] in self.crowded:
-            del self._ready[i], self._samples[i]
+                if len(samples) >= MIN_REPEATS and sum(s.wall_s for s in samples) > ENOUGH_S:
+                    continue
+                self._at = i
+                try:
+                    samples.append(self._ready[i].sample())
+                except SkippedError as error:
+                    if isinstance(error, NoRoomError) and len(self._ready) > 1:
+                        self.crowded.append(self._points[i])
+                    else:
+                        self._reason[i] = str(error) or "out of memory"
+                    del self._samples[i]
+                if i not in self._samples:
+                    del self._ready[i]
 
     def outcomes(self, lost: str = "") -> list[Outcome]:
-        """One a point that was measured or skipped; ``lost``: the point under way broke the device."""
+        """Return an outcome per measured or skipped point; ``lost``: the current point broke the device."""
         if lost:
             self._reason[self._at] = f"the device failed: {lost}"
-        measured = [i for i, samples in self._samples.items() if samples and i not in self._reason]
-        return [
-            _outcome(self._points[i], self._samples.get(i, []), self._ready.get(i), self._reason.get(i, ""))
-            for i in sorted([*measured, *self._reason])
-        ]
-
-
-def _outcome(point: Point, samples: list[Sample], prepared: Prepared | None, cause: str) -> Outcome:
-    if cause or prepared is None:
-        return Outcome(point, skipped=cause or "out of memory")
-    cpu_s = tuple(s.cpu_s for s in samples if s.cpu_s is not None)
-    return Outcome(
-        point, tuple(s.wall_s for s in samples), cpu_s if len(cpu_s) == len(samples) else (), prepared.backend
-    )
+        found = {i: Outcome(self._points[i], skipped=reason) for i, reason in self._reason.items()}
+        for i, samples in self._samples.items():
+            if samples and i not in found:
+                cpu_s = tuple(s.cpu_s for s in samples if s.cpu_s is not None)
+                complete = cpu_s if len(cpu_s) == len(samples) else ()
+                wall_s = tuple(s.wall_s for s in samples)
+                found[i] = Outcome(self._points[i], wall_s, complete, self._ready[i].backend)
+        return [found[i] for i in sorted(found)]
 
 
 _SAMPLE_S = 2e-3
-_MOST_CALLS = 1000
+_MAX_CALLS = 1000
 _SLOW_S = 0.25
 _GRAPH_S = 5e-3  # a kernel that takes longer hides its own launch
 _GPU_SAMPLE_S = 1e-3
 
 
 class HostTimer:
-    """Times by the host's clock, with the processor's seconds where one thread does it all.
+    """Times a kernel by the host's clock; waits for a GPU at the end of every sample.
 
-    Args:
-        torch: The module.
-        kernel: What to run.
-        device: "cuda" waits for it at the end of every sample.
-        one_thread: Whether the processor's seconds of this thread tell all.
+    ``one_thread``: all work is on this thread, so that its processor seconds are complete.
     """
 
     def __init__(self, torch: Any, kernel: Kernel, *, device: str, one_thread: bool) -> None:
-        self._torch, self._kernel, self._device, self._one = torch, kernel, device, one_thread
+        self._torch, self._kernel, self._device, self._one_thread = torch, kernel, device, one_thread
         self.backend = kernel.backend
         self._calls, self._turn = 1, 0
-        first = self.sample().wall_s
-        if first < _SLOW_S:
-            first = min(first, self.sample().wall_s)
-            self._calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_S / max(first, 1e-9))))
+        first_s = self.sample().wall_s
+        if first_s < _SLOW_S:
+            first_s = min(first_s, self.sample().wall_s)
+            self._calls = max(1, min(_MAX_CALLS, math.ceil(_SAMPLE_S / max(first_s, 1e-9))))
 
     def sample(self) -> Sample:
-        """One repeat: enough calls to last two milliseconds."""
+        """Measure one repeat: enough calls to last two milliseconds."""
         return translated(self._torch, self._sample)
 
     def _sample(self) -> Sample:
         kernel, start, calls = self._kernel, self._turn, self._calls
         with self._torch.inference_mode(), kernel.scope():
-            wall, cpu = time.perf_counter(), time.thread_time()
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
             for i in range(start, start + calls):
                 kernel.run(i % kernel.copies)
             if self._device == "cuda":
                 self._torch.cuda.synchronize()
-            cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+            cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
         self._turn = (start + calls) % kernel.copies
-        return Sample(wall / calls, cpu / calls if self._one else None)
+        return Sample(wall_s / calls, cpu_s / calls if self._one_thread else None)
 
 
 class CudaTimer:
-    """Times by events on the GPU; short kernels from a captured graph, so that launches do not count.
+    """Times a kernel by events on the GPU; short kernels from a captured graph, so that launches do not count.
 
-    Before the first event the caches are overwritten, which also keeps the GPU busy while the host
-    enqueues what follows.
-
-    Args:
-        torch: The module.
-        kernel: What to run.
-        flush: A tensor larger than the caches.
+    Before the first event, writing ``flush`` (larger than the caches) evicts the caches and keeps the GPU busy while
+    the host enqueues the calls.
     """
 
     def __init__(self, torch: Any, kernel: Kernel, flush: Any) -> None:
@@ -275,7 +243,7 @@ class CudaTimer:
         translated(torch, self._warm_up)
 
     def sample(self) -> Sample:
-        """One repeat: all calls between two events, by their number."""
+        """Measure one repeat: all calls between two events, divided by their number."""
         return translated(self._torch, self._sample)
 
     def _warm_up(self) -> None:
@@ -287,14 +255,14 @@ class CudaTimer:
                 kernel.run(i % kernel.copies)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        once = self._sample().wall_s
-        if once < _GRAPH_S:
-            self._calls = max(kernel.copies, min(64, math.ceil(_GPU_SAMPLE_S / max(once, 1e-7))))
+        once_s = self._sample().wall_s
+        if once_s < _GRAPH_S:
+            self._calls = max(kernel.copies, min(64, math.ceil(_GPU_SAMPLE_S / max(once_s, 1e-7))))
             self._graph = self._captured()
             self._sample()
 
     def _captured(self) -> Any:
-        """A graph of all calls; None where something in them cannot be captured."""
+        """Return a graph of all calls; None if a call cannot be captured."""
         torch, kernel = self._torch, self._kernel
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
@@ -307,7 +275,7 @@ class CudaTimer:
             torch.cuda.synchronize()
             self.backend = f"{kernel.backend}, launched one by one"
             return None
-        finally:  # a capture that fails leaves its own stream the current one
+        finally:  # a failed capture leaves its own stream the current one
             torch.cuda.set_stream(stream)
         return graph
 
@@ -338,79 +306,55 @@ _SPIN = 4096
 
 
 class TorchBench:
-    """Prepares points of a model's operators.
-
-    Args:
-        torch: The module.
-        model: Whose operators.
-        device: Where.
-        seed: Of what tensors hold.
-    """
+    """Prepares points of a model's operators with torch; ``seed`` determines the content of tensors."""
 
     def __init__(self, torch: Any, model: ModelSpec, device: Device, seed: int = 0) -> None:
-        self._torch, self._model, self._device = torch, model, device
+        self._torch, self._device = torch, device
         self._flush: Any = None
-        with opened(device.kind):
+        with gpu_errors(device.kind):
             self._memory = Memory(torch, device.kind, getattr(torch, device.dtype), seed)
             if device.kind == "cuda":
                 self._warm_up()
-        site = Site(self._memory, model, self._shard_bytes)
-        self._rows, self._attention = Rows(site), Attention(site)
+        self._kernels = Kernels(self._memory, model, lambda tp: weight_bytes(model, device.dtype) / tp)
 
     def prepare(self, point: Point) -> Prepared:
-        """The point, warm and ready to be timed.
-
-        Raises:
-            NoRoomError: The memory does not suffice, even without the weights of other operators.
-            SkippedError: Torch has no kernel for these shapes and this dtype.
-            LostError: The GPU answers no more.
-        """
+        """Return the point, warm and ready to be timed; drops the weights of other operators if memory is short."""
         try:
             try:
                 return self._prepared(point)
             except NoRoomError:
                 self._memory.drop_weights()
-            self.discard()  # not before the error is gone, whose frames hold tensors
+            self.discard()  # not before the error is gone, whose frames reference tensors
             return self._prepared(point)
         except (RuntimeError, ProfileError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise (LostError if is_lost(self._torch) else SkippedError)(first) from error
 
     def discard(self) -> None:
-        """Gives the memory of points that nobody holds any more back to the device, if that still answers."""
+        """Return the memory of unreferenced points to the device, if that still works."""
         if self._device.kind == "cuda":
             gc.collect()
             with contextlib.suppress(RuntimeError):
                 self._torch.cuda.empty_cache()
 
     def _prepared(self, point: Point) -> Prepared:
+        def build() -> Kernel:
+            if point.operator.kind == PREFILL:
+                return self._kernels.prefill(point.operator, *point.at)
+            if point.operator.kind == DECODE:
+                return self._kernels.decode(point)
+            return self._kernels.rows(point.operator, point.at[0])
+
+        kind = self._device.kind
         with self._torch.inference_mode():
-            kernel: Kernel = translated(self._torch, lambda: self._kernel(point))
-        on_host = kernel.on_host or self._device.kind == "cpu"
-        if not on_host:
+            kernel = translated(self._torch, build)
+        if not kernel.on_host and kind == "cuda":
             return CudaTimer(self._torch, kernel, self._flush)
-        one = self._device.kind == "cpu" and self._device.threads == 1
-        return HostTimer(self._torch, kernel, device=self._device.kind, one_thread=one)
-
-    def _kernel(self, point: Point) -> Kernel:
-        operator, at = point.operator, point.at
-        if operator.kind == PREFILL:
-            return self._attention.prefill(operator, *at)
-        if operator.kind == DECODE:
-            return self._attention.decode(point)
-        if operator.name == "host":
-            return _host.build_host(self._memory, at[0])
-        if operator.name in kernels.EXPERT_OPERATORS:
-            into = 2 if self._model.ffn.gated else 1
-            return kernels.build_experts(operator, at[0], self._memory, self._rows, into)
-        return self._rows.build(operator, at[0])
-
-    def _shard_bytes(self, tp: int) -> float:
-        return weight_bytes(self._model, self._device.dtype) / tp
+        return HostTimer(self._torch, kernel, device=kind, one_thread=kind == "cpu" and self._device.threads == 1)
 
     def _warm_up(self) -> None:
-        """Takes what is needed throughout; then work for half a second, so that the clocks are up."""
-        if (free := self._memory.free_bytes()) < LEAST_FREE_GB * 1e9:
+        """Allocate the flush buffer, then compute for half a second to raise the clocks."""
+        if (free := self._memory.free_bytes()) < MIN_FREE_GB * 1e9:
             raise NoRoomError(f"{free / 1e9:.1f} GB of it are free")
         size = max(_FLUSH_BYTES, 4 * self._memory.cache_bytes)
         self._flush = self._torch.empty(size, dtype=self._torch.int8, device="cuda")

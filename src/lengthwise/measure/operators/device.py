@@ -1,4 +1,4 @@
-"""Which device and dtype to measure: what was asked for, if this machine has it."""
+"""Device and dtype to measure on, and properties of the machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lengthwise.schema.specs import ModelSpec, dtype_name
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
-LEAST_FREE_GB = 2
+MIN_FREE_GB = 2
 
 
 @dataclass(frozen=True)
 class Device:
-    """What is measured on: "cpu" or "cuda", the numbers' dtype, and the threads of a CPU."""
+    """Device to measure on: "cpu" or "cuda", the dtype, and the threads of a CPU."""
 
     kind: str
     dtype: str
@@ -31,11 +31,7 @@ class Device:
 
 
 def torch_module() -> Any:
-    """The module.
-
-    Raises:
-        MissingExtraError: It is not installed.
-    """
+    """Return torch; raises MissingExtraError if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -44,31 +40,29 @@ def torch_module() -> Any:
 
 
 def device_kind(device: str = "auto") -> str:
-    """Which of "cpu" and "cuda" is meant; raises as ``measure_operators`` does."""
+    """Return "cpu" or "cuda"; raises as ``measure_operators`` does."""
     return _kind(torch_module(), device)
 
 
 def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
-    """The device and the dtype that were asked for; "auto": a GPU where there is one, and its usual dtype.
+    """Return the requested device and dtype; "auto": a GPU if there is one, and its usual dtype.
 
     Raises:
         UnknownNameError: There is no such device or dtype.
-        InputError: This machine has no such device, or the device not the dtype.
     """
     kind = _kind(torch, device)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1; it is {threads}")
-    with opened(kind):
-        return Device(kind, _dtype(torch, model, kind, dtype), threads or default_threads())
+    if threads is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads = max(1, cores or 1)
+    with gpu_errors(kind):
+        return Device(kind, _dtype(torch, model, kind, dtype), threads)
 
 
 @contextmanager
-def opened(kind: str) -> Iterator[None]:
-    """What is done within is the first that a GPU is asked for: its refusal is told with what to do.
-
-    Raises:
-        InputError: The GPU is full, busy, or lent to another process alone.
-    """
+def gpu_errors(kind: str) -> Iterator[None]:
+    """Turn errors of the first use of a GPU into one with remedies; raises InputError."""
     try:
         yield
     except (RuntimeError, NoRoomError) as error:
@@ -76,7 +70,7 @@ def opened(kind: str) -> Iterator[None]:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
-            f"the GPU cannot be used: {first}. It must have {LEAST_FREE_GB} GB free and let this process in: "
+            f"the GPU cannot be used: {first}. It must have {MIN_FREE_GB} GB free and let this process in: "
             "nvidia-smi shows who uses it and its compute mode. End that, choose another with "
             "CUDA_VISIBLE_DEVICES, or measure with --device cpu"
         ) from error
@@ -85,64 +79,55 @@ def opened(kind: str) -> Iterator[None]:
 def _kind(torch: Any, device: str) -> str:
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
-    kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda":
-        _require_cuda(torch)
+    available = torch.cuda.is_available()
+    kind = {"auto": "cuda" if available else "cpu"}.get(device, device)
+    if kind == "cuda" and not available:
+        if torch.version.cuda is None:
+            reason = f"torch {torch.__version__} was built without CUDA: install a build with it"
+        else:
+            reason = (
+                f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
+            )
+        raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {reason}, or measure with --device cpu")
     return kind
 
 
-def default_threads() -> int:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
-
-
 def emulates_bfloat16() -> bool:
-    """Whether this CPU has no instructions for bfloat16, as far as Linux on x86 tells."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return "flags" in text and "avx512_bf16" not in text and "amx_bf16" not in text
-
-
-def _require_cuda(torch: Any) -> None:
-    if torch.cuda.is_available():
-        return
-    if torch.version.cuda is None:
-        why = f"torch {torch.__version__} was built without CUDA: install a build with it"
-    else:
-        why = f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
-    raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {why}, or measure with --device cpu")
+    """Return whether this CPU lacks instructions for bfloat16, as far as Linux on x86 shows."""
+    flags = _text("/proc/cpuinfo")
+    return "flags" in flags and "avx512_bf16" not in flags and "amx_bf16" not in flags
 
 
 def _dtype(torch: Any, model: ModelSpec, kind: str, requested: str) -> str:
+    def has_bfloat16() -> bool:
+        return bool(torch.cuda.get_device_capability(0)[0] >= 8)
+
     if requested == "auto":
         if kind == "cpu":
             return "float32"
         requested = model.dtype if model.dtype in DTYPES[:2] else "bfloat16"
-        if requested == "bfloat16" and not _has_bfloat16(torch):
+        if requested == "bfloat16" and not has_bfloat16():
             requested = "float16"
     dtype = dtype_name(requested)
     if dtype not in DTYPES:
         raise InputError(f"dtype must be of {', '.join(DTYPES)}, what torch multiplies everywhere; it is {dtype}")
-    if kind == "cuda" and dtype == "bfloat16" and not _has_bfloat16(torch):
+    if kind == "cuda" and dtype == "bfloat16" and not has_bfloat16():
         raise InputError(f"{torch.cuda.get_device_name(0)} has no bfloat16; measure with --dtype float16 or float32")
     return dtype
 
 
-def _has_bfloat16(torch: Any) -> bool:
-    return bool(torch.cuda.get_device_capability(0)[0] >= 8)
-
-
-_ASK_GPU = "driver_version,clocks.max.sm,clocks.sm,power.limit,memory.total"
-_REQUEST_TIMEOUT_S = 10
+_GPU_QUERY = {
+    "driver": "driver_version",
+    "largest_clock": "clocks.max.sm",
+    "clock": "clocks.sm",
+    "power_limit": "power.limit",
+    "memory": "memory.total",
+}
 
 
 def machine_facts(torch: Any, device: Device) -> dict[str, Any]:
-    """JSON-able facts: processor, cores, governor, threads, versions; of a GPU its name, driver, clocks, power."""
-    told: dict[str, Any] = {
+    """Return JSON-able properties: processor, cores, governor, threads, versions; a GPU's name, driver, clocks."""
+    found: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count() or 1,
         "system": f"{platform.system()} {platform.release()}",
@@ -151,14 +136,29 @@ def machine_facts(torch: Any, device: Device) -> dict[str, Any]:
         "threads": device.threads,
     }
     if governor := _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"):
-        told["governor"] = governor
+        found["governor"] = governor
     if device.kind == "cuda":
-        told |= _gpu(torch)
-    return told
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": str(properties.name),
+            "gpus": torch.cuda.device_count(),
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "gpu_memory_bytes": int(properties.total_memory),
+            "cuda": str(torch.version.cuda),
+        }
+        command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY.values())}", "--format=csv,noheader", "-i", "0"]
+        try:
+            line = subprocess.run(  # noqa: S603 - fixed arguments
+                command, capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            return found
+        found |= dict(zip(_GPU_QUERY, (word.strip() for word in line.split(",")), strict=False))
+    return found
 
 
 def device_name(torch: Any, device: Device) -> str:
-    """What a profile calls the device: the GPU's name in the catalog or its own, or the processor's."""
+    """Return the device's name in a profile: the GPU's in the catalog or its own, or the processor's."""
     if device.kind != "cuda":
         return processor()
     name = str(torch.cuda.get_device_name(0))
@@ -169,7 +169,7 @@ def device_name(torch: Any, device: Device) -> str:
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     for line in _text("/proc/cpuinfo").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -177,26 +177,8 @@ def processor() -> str:
 
 
 def cpu_load() -> float:
-    """Processes that wanted to run in the last minute, by core; 0 where the system does not tell."""
+    """Return the mean number of runnable processes in the last minute per core; 0 where unknown."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-
-
-def _gpu(torch: Any) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(0)
-    told: dict[str, Any] = {
-        "gpu": str(properties.name),
-        "gpus": torch.cuda.device_count(),
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "gpu_memory_bytes": int(properties.total_memory),
-        "cuda": str(torch.version.cuda),
-    }
-    try:
-        asked = ["nvidia-smi", f"--query-gpu={_ASK_GPU}", "--format=csv,noheader", "-i", "0"]
-        line = subprocess.run(asked, capture_output=True, text=True, timeout=_REQUEST_TIMEOUT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return told
-    named = ("driver", "largest_clock", "clock", "power_limit", "memory")
-    return told | dict(zip(named, (word.strip() for word in line.split(",")), strict=False))
 
 
 def _text(path: str) -> str:

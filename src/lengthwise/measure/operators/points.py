@@ -1,4 +1,4 @@
-"""What can be measured: operators with their shapes and ranges, and points of them."""
+"""Operators of a model with their shapes and ranges, and points at which to measure them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 
 ROWS, PREFILL, DECODE, MESSAGE = "rows", "prefill", "decode", "message"
-"""Kinds of operators by what their seconds depend on: rows through it (tokens or sequences), (chunk, context),
+"""Kinds of operators by the coordinates of their seconds: rows (tokens or sequences), (chunk, context),
 (sequences, KV tokens), bytes of a message."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far the points go.
-
-    Attributes:
-        tokens: Most tokens of a step.
-        seqs: Most sequences of a step.
-        context: Longest request.
-        kv_tokens: Most cached tokens that one decode step reads.
-    """
+    """Maxima of the points: tokens and sequences of a step, a request's length, cached tokens of a decode step."""
 
     tokens: int
     seqs: int
@@ -36,12 +29,9 @@ class Operator:
     """One operator on one device's shard.
 
     Attributes:
-        name: Of schema.profile.OPERATOR_PARTS.
-        kind: ROWS, PREFILL, DECODE or MESSAGE.
-        tps: The TP degrees whose shards have these very shapes; it is measured once for all of them.
-        largest: Of each coordinate; of decode attention also of one sequence's context.
-        times: How often a step runs it.
-        shape: Columns of the profile that describe it: n, k, heads...
+        tps: TP degrees whose shards have exactly these shapes; the operator is measured once for all of them.
+        largest: Maximum of each coordinate; for decode attention also of one sequence's context.
+        times: Executions per step.
     """
 
     name: str
@@ -53,20 +43,14 @@ class Operator:
 
     @property
     def key(self) -> str:
-        """Its name in a file of points: unique within a measurement."""
+        """Name in a file of points: unique within a measurement."""
         gpus = self.shape.get("gpus", 0)
         return f"{self.name} over {gpus}" if gpus else f"{self.name} @ tp {self.tps[0]}"
-
-    def work(self, at: tuple[int, ...]) -> float:
-        """What its seconds at most grow with, in no unit: to tell a large point from a small one."""
-        if self.kind == PREFILL:
-            return at[0] * (at[1] + at[0]) + 64.0 * at[0]
-        return float(at[1] + 16 * at[0]) if self.kind == DECODE else float(at[0])
 
 
 @dataclass(frozen=True)
 class Point:
-    """One place at which an operator is measured; ``skew`` is the longest over the mean context."""
+    """Coordinates at which to measure an operator; ``skew`` is the longest over the mean context."""
 
     operator: Operator
     at: tuple[int, ...]
@@ -74,17 +58,19 @@ class Point:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...], int]:
-        """Unique within a measurement."""
+        """Unique key within a measurement."""
         return self.operator.key, self.at, self.skew
 
     @property
     def work(self) -> float:
-        """See Operator.work."""
-        return self.operator.work(self.at)
+        """Upper bound of what the seconds grow with, in no unit: separates large points from small ones."""
+        if self.operator.kind == PREFILL:
+            return self.at[0] * (self.at[1] + self.at[0]) + 64.0 * self.at[0]
+        return float(self.at[1] + 16 * self.at[0]) if self.operator.kind == DECODE else float(self.at[0])
 
 
 class SkippedError(Exception):
-    """A point cannot be measured on this device; the rest can."""
+    """This device cannot measure a point; it can measure the rest."""
 
 
 class NoRoomError(SkippedError):
@@ -92,7 +78,7 @@ class NoRoomError(SkippedError):
 
 
 class LostError(Exception):
-    """The device answers nothing any more until this process ends; ``outcomes`` were measured before."""
+    """The device fails until this process ends; ``outcomes`` were measured before."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -100,7 +86,7 @@ class LostError(Exception):
 
 
 def unmeasured(model: ModelSpec) -> tuple[str, ...]:
-    """What of a model's step no operator of ours covers, a sentence each."""
+    """Return a sentence for each part of a model's step that no operator covers."""
     notes = []
     if model.encoder_layers:
         notes.append(
@@ -112,122 +98,93 @@ def unmeasured(model: ModelSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-HEADS_OF_STEP = ("final norm", "lm head", "sampler", "host")
+PER_SEQUENCE = ("final norm", "lm head", "sampler", "host")
 
 
 def operators_of(model: ModelSpec, tps: Sequence[int], reach: Reach) -> tuple[Operator, ...]:
-    """All operators to measure; shards of the same shapes are one operator of several degrees.
-
-    Raises:
-        InputError: A degree does not divide the heads.
-    """
+    """Return all operators to measure; shards of the same shapes are one operator of several degrees."""
     merged: dict[tuple[object, ...], Operator] = {}
     for tp in sorted(set(tps)):
-        for one in _Shard(model, tp, reach).operators():
-            key = (one.name, one.kind, one.largest, tuple(sorted(one.shape.items())))
+        if tp < 1 or model.attention.heads % tp:
+            valid = [str(n) for n in (1, 2, 4, 8, 16) if model.attention.heads % n == 0]
+            raise InputError(
+                f"tp must divide the {model.attention.heads} attention heads of {model.name}; it is {tp}. "
+                f"Use one of {', '.join(valid)}."
+            )
+        for operator in (*_rows_operators(model, tp, reach), *_attention_operators(model, tp, reach)):
+            key = (operator.name, operator.kind, operator.largest, tuple(sorted(operator.shape.items())))
             before = merged.get(key)
-            merged[key] = one if before is None else replace(before, tps=(*before.tps, tp))
+            merged[key] = operator if before is None else replace(before, tps=(*before.tps, tp))
     return tuple(merged.values())
 
 
-class _Shard:
-    """One device's share: the same shapes as in the cost model's roofline."""
+def _rows_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operator]:
+    """Yield operators of kind ROWS with the shapes of the cost model's roofline: those of a layer, then of a step."""
+    attention, ffn, hidden, layers = model.attention, model.ffn, model.hidden, model.layers
+    heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
+    v_dim = attention.v_head_dim or attention.head_dim
 
-    def __init__(self, model: ModelSpec, tp: int, reach: Reach) -> None:
-        attention = model.attention
-        if tp < 1 or attention.heads % tp:
-            able = [n for n in (1, 2, 4, 8, 16) if attention.heads % n == 0]
-            raise InputError(
-                f"tp must divide the {attention.heads} attention heads of {model.name}; it is {tp}. "
-                f"Use one of {', '.join(map(str, able))}."
-            )
-        self.model, self.tp, self.reach = model, tp, reach
-        self.heads = attention.heads // tp
-        self.kv_heads = max(1, -(-attention.kv_heads // tp))
-        self.v_dim = attention.v_head_dim or attention.head_dim
+    def rows(name: str, times: float, **shape: int) -> Operator:
+        largest = reach.seqs if name in PER_SEQUENCE else reach.tokens
+        return Operator(name, ROWS, (tp,), (largest,), times, shape)
 
-    def operators(self) -> Iterator[Operator]:
-        """Those of a layer, then those of a step."""
-        hidden, layers = self.model.hidden, self.model.layers
-        yield self._rows("input norm", layers, n=hidden)
-        yield self._rows("post-attention norm", layers, n=hidden)
-        yield from self._latent() if self.model.attention.is_mla else self._projections()
-        yield from self._ffn()
-        yield from self._attention()
-        yield self._rows("embedding", 1, n=hidden, k=-(-self.model.vocab // self.tp))
-        yield self._rows("final norm", 1, n=hidden)
-        yield self._rows("lm head", 1, n=-(-self.model.vocab // self.tp), k=hidden)
-        yield self._rows("sampler", 1, n=self.model.vocab)
-        yield self._rows("host", 1)
+    def mlp(prefix: str, times: int, intermediate: int) -> Iterator[Operator]:
+        width = -(-intermediate // tp)
+        yield rows(f"{prefix}mlp up", times, n=(2 if ffn.gated else 1) * width, k=hidden)
+        yield rows(f"{prefix}activation", times, n=width)
+        yield rows(f"{prefix}mlp down", times, n=hidden, k=width)
 
-    def _rows(self, name: str, times: float, **shape: int) -> Operator:
-        largest = self.reach.seqs if name in HEADS_OF_STEP else self.reach.tokens
-        return Operator(name, ROWS, (self.tp,), (largest,), times, shape)
-
-    def _projections(self) -> Iterator[Operator]:
-        attention, hidden, layers = self.model.attention, self.model.hidden, self.model.layers
-        wide = (self.heads + self.kv_heads) * attention.head_dim + self.kv_heads * self.v_dim
-        yield self._rows("qkv projection", layers, n=wide, k=hidden)
-        heads = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": attention.head_dim}
-        if not self.model.metadata.learned_positions:
-            yield self._rows("rope", layers, **heads)
-        yield self._rows("kv write", layers, kv_heads=self.kv_heads, head_dim=attention.head_dim)
-        yield self._rows("output projection", layers, n=hidden, k=self.heads * self.v_dim)
-
-    def _latent(self) -> Iterator[Operator]:
-        attention, hidden, layers = self.model.attention, self.model.hidden, self.model.layers
+    yield rows("input norm", layers, n=hidden)
+    yield rows("post-attention norm", layers, n=hidden)
+    if attention.is_mla:
         latent, rank = attention.kv_lora_rank + attention.rope_head_dim, attention.q_lora_rank
+        yield rows("latent projection", layers, n=rank + latent, k=hidden)
         width = attention.head_dim + attention.rope_head_dim
-        yield self._rows("latent projection", layers, n=rank + latent, k=hidden)
-        yield self._rows("query projection", layers, n=self.heads * width, k=rank or hidden)
+        yield rows("query projection", layers, n=heads * width, k=rank or hidden)
         rope = attention.rope_head_dim or attention.head_dim
-        yield self._rows("rope", layers, heads=self.heads, kv_heads=1, head_dim=rope)
-        up = self.heads * (attention.head_dim + self.v_dim)
-        yield self._rows("kv up-projection", layers, n=up, k=attention.kv_lora_rank)
-        yield self._rows("kv write", layers, kv_heads=1, head_dim=latent)
-        yield self._rows("output projection", layers, n=hidden, k=self.heads * self.v_dim)
-
-    def _ffn(self) -> Iterator[Operator]:
-        ffn, layers = self.model.ffn, self.model.layers
-        dense = ffn.dense_layers if ffn.experts else layers
-        if dense:
-            yield from self._mlp("", dense, ffn.intermediate)
-        if not ffn.experts:
-            return
-        sparse = layers - dense
-        hidden, width = self.model.hidden, -(-ffn.expert_intermediate // self.tp)
-        few = {"experts": ffn.experts, "topk": ffn.experts_per_token, "n": width, "k": hidden}
+        yield rows("rope", layers, heads=heads, kv_heads=1, head_dim=rope)
+        yield rows("kv up-projection", layers, n=heads * (attention.head_dim + v_dim), k=attention.kv_lora_rank)
+        yield rows("kv write", layers, kv_heads=1, head_dim=latent)
+    else:
+        yield rows("qkv projection", layers, n=(heads + kv_heads) * attention.head_dim + kv_heads * v_dim, k=hidden)
+        if not model.metadata.learned_positions:
+            yield rows("rope", layers, heads=heads, kv_heads=kv_heads, head_dim=attention.head_dim)
+        yield rows("kv write", layers, kv_heads=kv_heads, head_dim=attention.head_dim)
+    yield rows("output projection", layers, n=hidden, k=heads * v_dim)
+    dense = ffn.dense_layers if ffn.experts else layers
+    if dense:
+        yield from mlp("", dense, ffn.intermediate)
+    if ffn.experts:
+        width = -(-ffn.expert_intermediate // tp)
+        shape = {"experts": ffn.experts, "topk": ffn.experts_per_token, "n": width, "k": hidden}
         for name in ("router", "experts up", "expert activation", "experts down"):
-            yield self._rows(name, sparse, **few)
+            yield rows(name, layers - dense, **shape)
         if ffn.shared_intermediate:
-            yield from self._mlp("shared ", sparse, ffn.shared_intermediate)
+            yield from mlp("shared ", layers - dense, ffn.shared_intermediate)
+    yield rows("embedding", 1, n=hidden, k=-(-model.vocab // tp))
+    yield rows("final norm", 1, n=hidden)
+    yield rows("lm head", 1, n=-(-model.vocab // tp), k=hidden)
+    yield rows("sampler", 1, n=model.vocab)
+    yield rows("host", 1)
 
-    def _mlp(self, prefix: str, times: int, intermediate: int) -> Iterator[Operator]:
-        width, into, hidden = -(-intermediate // self.tp), 2 if self.model.ffn.gated else 1, self.model.hidden
-        yield self._rows(f"{prefix}mlp up", times, n=into * width, k=hidden)
-        yield self._rows(f"{prefix}activation", times, n=width)
-        yield self._rows(f"{prefix}mlp down", times, n=hidden, k=width)
 
-    def _attention(self) -> Iterator[Operator]:
-        attention, layers = self.model.attention, self.model.layers
-        windowed = min(attention.windowed_layers, layers) if attention.window_tokens else 0
-        if layers - windowed:
-            yield from self._attention_pair("", layers - windowed, 0)
-        if windowed:
-            yield from self._attention_pair("window ", windowed, attention.window_tokens or 0)
-
-    def _attention_pair(self, word: str, times: int, window: int) -> Iterator[Operator]:
-        attention, reach = self.model.attention, self.reach
-        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": attention.head_dim}
+def _attention_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operator]:
+    """Yield prefill and decode attention of the layers without a window, then of those with one."""
+    attention = model.attention
+    heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
+    windowed = min(attention.windowed_layers, model.layers) if attention.window_tokens else 0
+    for word, layers, window in (("", model.layers - windowed, 0), ("window ", windowed, attention.window_tokens or 0)):
+        if not layers:
+            continue
+        shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": attention.head_dim}
         if attention.is_mla:
-            shape["head_dim"] += attention.rope_head_dim
-            shape["kv_heads"] = self.heads
+            shape |= {"kv_heads": heads, "head_dim": attention.head_dim + attention.rope_head_dim}
         if window:
             shape["window"] = window
         prompt = (min(reach.tokens, reach.context), max(0, reach.context - 1))
-        yield Operator(f"prefill {word}attention", PREFILL, (self.tp,), prompt, times, shape)
+        yield Operator(f"prefill {word}attention", PREFILL, (tp,), prompt, layers, shape)
         if attention.is_mla:
             shape = {**shape, "kv_heads": 1, "head_dim": attention.kv_lora_rank + attention.rope_head_dim}
         longest = min(window or reach.context, reach.context)
         cached = (reach.seqs, min(reach.kv_tokens, reach.seqs * longest), longest)
-        yield Operator(f"decode {word}attention", DECODE, (self.tp,), cached, times, shape)
+        yield Operator(f"decode {word}attention", DECODE, (tp,), cached, layers, shape)

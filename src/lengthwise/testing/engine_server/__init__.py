@@ -1,11 +1,11 @@
-"""An emulated OpenAI-compatible engine: real time, real batching, real faults, toy text.
+"""An emulated OpenAI-compatible engine for tests of gateways and clients: real batching and faults, toy text.
 
-For gateways and clients to be tested against. ``python -m lengthwise.testing.engine_server --help`` runs it as
-a process of its own.
+``python -m lengthwise.testing.engine_server`` runs it as a process.
 """
 
+from lengthwise.engine.continuous_batching import Limits
 from lengthwise.testing.engine_server.completions import decode, encode
-from lengthwise.testing.engine_server.engine import EngineSpec, Limits, LinearSteps, emulated
+from lengthwise.testing.engine_server.engine import EngineSpec, LinearSteps, emulated
 from lengthwise.testing.engine_server.request_handler import LAST, Entry, Fault, FaultPlan, Log
 from lengthwise.testing.engine_server.server import EngineServer, in_thread
 

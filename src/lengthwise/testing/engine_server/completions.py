@@ -1,4 +1,4 @@
-"""A request's body as an engine reads it: checked, its prompt as token ids."""
+"""Completions of an emulated engine: request parsing, toy tokenizer and model, responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,131 +13,117 @@ from typing import Any
 from lengthwise.testing.engine_server.engine import EngineSpec
 
 BEGIN = 1 << 29
-"""Stands behind every prompt that came as text: an answer begins."""
+"""Appended to every text prompt: the output starts after it."""
 END = BEGIN + 1
-"""End of the answer; a token as others are, without text."""
+"""End of the output; counts as a token, has no text."""
 _FIXED = BEGIN + 16
-"""And so many more: the answer will have so many tokens."""
-MOST_ID = _FIXED + (1 << 28)
+"""``_FIXED + n`` fixes the output length at n tokens."""
+MAX_ID = _FIXED + (1 << 28)
 
 _MASK = (1 << 64) - 1
-_MARK = rb"<out:(0|[1-9]\d{0,7})>"
-_PIECES = re.compile(_MARK + rb"| ?(?:(?!<out:\d)[!-~]){1,3}|[\x00-\xff]")
+_TOKENS = re.compile(rb"<out:(0|[1-9]\d{0,7})>| ?(?:(?!<out:\d)[!-~]){1,3}|[\x00-\xff]")
 _CHARACTERS = tuple(c.encode() for c in "éßüاж中文字€🙂🚀")
 _CONSONANTS, _VOWELS = b"bdfghjklmnprstvw", b"aeio"
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text; ``<out:120>`` in it is one token that fixes the answer's length."""
-    return [_id(found) for found in _PIECES.finditer(text.encode("utf-8", "surrogatepass"))]
+    """Return the token ids of a text; ``<out:120>`` in it is one token that fixes the output length."""
+    matches = _TOKENS.finditer(text.encode("utf-8", "surrogatepass"))
+    return [_FIXED + int(match[1]) if match[1] else pack(match[0]) for match in matches]
 
 
-def _id(found: re.Match[bytes]) -> int:
-    return _FIXED + int(found[1]) if found[1] else pack(found[0])
-
-
-def pack(piece: bytes) -> int:
-    """The id of a single byte or of a run of up to four ASCII characters."""
-    if len(piece) == 1:
-        return piece[0]
+def pack(text: bytes) -> int:
+    """Return the id of a single byte or of a run of up to four ASCII characters."""
+    if len(text) == 1:
+        return text[0]
     number = 0
-    for byte in piece:
+    for byte in text:
         number = number << 7 | byte
     return 256 + number
 
 
-def spelled(token: int) -> bytes:
-    """The bytes of an id."""
+def token_bytes(token: int) -> bytes:
+    """Return the bytes of an id."""
     if token < 256:
         return bytes((token,))
     if token >= _FIXED:
         return b"<out:%d>" % (token - _FIXED)
     if token >= BEGIN:
         return b""
-    number, piece = token - 256, bytearray()
+    number, text = token - 256, bytearray()
     while number:
-        piece.append(number & 127)
+        text.append(number & 127)
         number >>= 7
-    return bytes(reversed(piece))
+    return bytes(reversed(text))
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of token ids; what is no UTF-8 becomes U+FFFD."""
-    return b"".join(map(spelled, ids)).decode("utf-8", "replace")
+    """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
+    return b"".join(map(token_bytes, ids)).decode("utf-8", "replace")
 
 
-class Mind:
-    """What the model knows after reading ids: enough to tell the next one.
+class ToyModel:
+    """A deterministic toy model: the next token depends on the model name and all tokens so far.
 
-    Args:
-        model: Its name, which is its weights.
-        ids: Read at once.
-        mean_tokens: Mean length of answers whose length nothing fixes.
+    Attributes:
+        tail: Bytes of an incomplete UTF-8 character.
+        num_output: Tokens since the output started.
+        fixed: Output length, where the prompt or the request fixes it.
     """
 
-    __slots__ = ("_hash", "_mean", "fixed", "tail", "written")
+    __slots__ = ("_hash", "_mean", "fixed", "num_output", "tail")
 
-    def __init__(self, model: str, ids: Sequence[int] = (), mean_tokens: int = 64) -> None:
+    def __init__(self, name: str, ids: Sequence[int] = (), mean_tokens: int = 64) -> None:
         self._hash = 0
-        for byte in model.encode():
+        for byte in name.encode():
             self._hash = _mixed(self._hash, byte)
         self._mean = max(1, mean_tokens)
         self.tail = b""
-        """The bytes of a character that has begun and not ended."""
-        self.written = 0
-        """Tokens since the answer began."""
+        self.num_output = 0
         self.fixed: int | None = None
-        """How many it will have, where that is fixed."""
         self.read(ids)
 
     def read(self, ids: Iterable[int]) -> None:
-        """Takes further tokens in."""
+        """Append tokens to the context."""
         for token in ids:
             self._hash = _mixed(self._hash, token)
-            self.written += 1
+            self.num_output += 1
             if token == BEGIN:
-                self.written = 0
+                self.num_output = 0
             elif token >= _FIXED:
                 self.fixed = token - _FIXED
-            self.tail = _unfinished(self.tail + bytes((token,))) if 0x80 <= token < 256 else b""
+            tail = self.tail + bytes((token,)) if 0x80 <= token < 256 else b""
+            self.tail = tail if any(c.startswith(tail) and c != tail for c in _CHARACTERS) else b""
 
-    def next(self, *, ends: bool = True) -> int:
-        """The next token; END only where it ``ends``."""
-        if ends and self._ends():
-            return END
-        if begun := [c for c in _CHARACTERS if self.tail and c.startswith(self.tail)]:
-            return begun[self._draw(2) % len(begun)][len(self.tail)]
-        if self._draw(3) % 8 == 0 and (self.fixed is None or self.fixed - self.written > 5):
-            return _CHARACTERS[self._draw(4) % len(_CHARACTERS)][0]
-        return self._word()
-
-    def _ends(self) -> bool:
+    def next(self, *, may_end: bool = True) -> int:
+        """Return the next token; END only where ``may_end``."""
         if self.fixed is not None:
-            return self.written + 1 >= self.fixed
-        return not self.tail and self.written > 0 and self._draw(1) % self._mean == 0
-
-    def _word(self) -> int:
+            is_end = self.num_output + 1 >= self.fixed
+        else:
+            is_end = not self.tail and self.num_output > 0 and self._draw(1) % self._mean == 0
+        if may_end and is_end:
+            return END
+        if candidates := [c for c in _CHARACTERS if self.tail and c.startswith(self.tail)]:
+            return candidates[self._draw(2) % len(candidates)][len(self.tail)]
+        # A multi-byte character takes up to 4 tokens; near a fixed end it would be cut.
+        if self._draw(3) % 8 == 0 and (self.fixed is None or self.fixed - self.num_output > 5):
+            return _CHARACTERS[self._draw(4) % len(_CHARACTERS)][0]
         a = self._draw(5)
-        letters = (_CONSONANTS[a % 16], _VOWELS[a // 16 % 4], _CONSONANTS[a // 64 % 16])
-        return pack(b" " + bytes(letters))
+        return pack(bytes((32, _CONSONANTS[a % 16], _VOWELS[a // 16 % 4], _CONSONANTS[a // 64 % 16])))
 
     def _draw(self, salt: int) -> int:
         return _mixed(self._hash, -salt) >> 8
 
 
 def _mixed(value: int, by: int) -> int:
+    """Return a 64-bit hash of two integers (finalizer of splitmix64)."""
     value = ((value ^ (by & _MASK)) + 0x9E3779B97F4A7C15) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
 
 
-def _unfinished(tail: bytes) -> bytes:
-    """The tail, if it is the beginning of a character; else nothing."""
-    return tail if any(c.startswith(tail) and c != tail for c in _CHARACTERS) else b""
-
-
 class RefusedError(Exception):
-    """The engine says no: an HTTP status and why."""
+    """The engine rejects a request with an HTTP status."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError") -> None:
         super().__init__(message)
@@ -145,84 +131,119 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class CompletionRequest:
-    """What is to be generated.
+class Sampling:
+    """When an output ends.
 
     Attributes:
-        prompt_ids: With the template and BEGIN.
-        max_tokens: Longest output.
-        min_tokens: Before which it does not end by itself.
-        ends: Whether the model may end it.
-        fixed_tokens: Its length, where ``vllm_xargs`` fixes it.
-        interval: Tokens of a piece, at least; the first and the last come at once.
-        logprobs: How many alternatives; None: nothing of the kind.
+        ignore_eos: Whether the model must not end the output.
+        fixed_tokens: Output length, where ``vllm_xargs`` fixes it.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    fixed_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class ResponseOptions:
+    """How outputs are returned.
+
+    Attributes:
+        usage: Whether the stream ends with a usage chunk.
+        usage_each: Whether every chunk has the usage so far.
+        ids: Whether token ids are returned.
+        interval: Minimum tokens of a chunk; the first and the last are sent at once.
+        logprobs: Alternatives per token; None: no log probabilities.
+    """
+
+    stream: bool = False
+    usage: bool = False
+    usage_each: bool = False
+    ids: bool = False
+    interval: int = 1
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A parsed request.
+
+    Attributes:
+        prompt_ids: With the chat template and BEGIN.
+        n: Number of choices.
+        priority: Smaller ones are scheduled earlier.
     """
 
     chat: bool
     model: str
     prompt_ids: tuple[int, ...]
-    max_tokens: int
-    min_tokens: int = 0
-    ends: bool = True
-    fixed_tokens: int | None = None
+    sampling: Sampling
+    options: ResponseOptions = ResponseOptions()
     n: int = 1
-    stream: bool = False
-    usage: bool = False
-    usage_each: bool = False
-    ids: bool = False
-    stop: tuple[str, ...] = ()
-    stop_ids: frozenset[int] = frozenset()
     priority: int = 0
-    interval: int = 1
-    logprobs: int | None = None
     request_id: str = ""
 
 
-def read_asked(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> CompletionRequest:
-    """The request; raises RefusedError where an engine would."""
-    body = read_body(raw)
+def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> CompletionRequest:
+    """Return the request of a body; raise RefusedError where an engine would."""
+    body = parse_body(raw)
     if body.get("model", spec.model) != spec.model:
         raise RefusedError(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
     if body.get("echo"):
         raise RefusedError(400, "echo is not supported")
-    own = spec.kind == "vllm"
+    is_vllm, is_extended = spec.kind == "vllm", spec.kind != "openai"
     prompt = chat_ids(body) if chat else prompt_ids(body.get("prompt"))
-    room = spec.max_model_len - len(prompt)
-    wanted = _complete(body, "max_completion_tokens", None) if chat else None
-    wanted = wanted or _complete(body, "max_tokens", None) or (room if chat else 16)
-    if room < 1 or (own and wanted > room):
+    available = spec.max_model_len - len(prompt)
+    requested = _integer(body, "max_completion_tokens", None) if chat else None
+    requested = requested or _integer(body, "max_tokens", None) or (available if chat else 16)
+    if available < 1 or (is_vllm and requested > available):
         raise RefusedError(
             400,
-            f"This model's maximum context length is {spec.max_model_len} tokens. However, you requested {wanted} "
+            f"This model's maximum context length is {spec.max_model_len} tokens. However, you requested {requested} "
             f"output tokens and your prompt contains {len(prompt)} input tokens.",
         )
-    options = _typed(body, "stream_options", dict, {})
-    xargs = _typed(body, "vllm_xargs", dict, {}) if own else {}
-    extended = spec.kind != "openai"
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
+        raise RefusedError(400, "stop must be a string or a list of strings, none of them empty")
+    logprobs = body.get("logprobs")
+    if logprobs is None or logprobs is False:
+        logprobs = None
+    else:
+        logprobs = int(body.get("top_logprobs") or 0) if chat else int(logprobs)
+    stream_options = _typed(body, "stream_options", dict, {})
+    extra = _typed(body, "vllm_xargs", dict, {}) if is_vllm else {}
     return CompletionRequest(
         chat=chat,
         model=spec.model,
         prompt_ids=tuple(prompt),
-        max_tokens=min(wanted, room),
-        min_tokens=(_complete(body, "min_tokens", 0, least=0) or 0) if extended else 0,
-        ends=not (extended and _typed(body, "ignore_eos", bool, default=False)),
-        fixed_tokens=_complete(xargs, "output_tokens", None),
-        n=_complete(body, "n", 1) or 1,
-        stream=_typed(body, "stream", bool, default=False),
-        usage=bool(options.get("include_usage")),
-        usage_each=spec.kind in {"vllm", "sglang"} and bool(options.get("continuous_usage_stats")),
-        ids=own and _typed(body, "return_token_ids", bool, default=False),
-        stop=_stops(body.get("stop")),
-        stop_ids=frozenset(_typed(body, "stop_token_ids", list, []) if extended else ()),
+        sampling=Sampling(
+            max_tokens=min(requested, available),
+            min_tokens=(_integer(body, "min_tokens", 0, minimum=0) or 0) if is_extended else 0,
+            ignore_eos=is_extended and _typed(body, "ignore_eos", bool, default=False),
+            fixed_tokens=_integer(extra, "output_tokens", None),
+            stop=tuple(stop),
+            stop_ids=frozenset(_typed(body, "stop_token_ids", list, []) if is_extended else ()),
+        ),
+        options=ResponseOptions(
+            stream=_typed(body, "stream", bool, default=False),
+            usage=bool(stream_options.get("include_usage")),
+            usage_each=spec.kind in {"vllm", "sglang"} and bool(stream_options.get("continuous_usage_stats")),
+            ids=is_vllm and _typed(body, "return_token_ids", bool, default=False),
+            interval=(_integer(body, "stream_interval", 1) or 1) if is_vllm else 1,
+            logprobs=logprobs,
+        ),
+        n=_integer(body, "n", 1) or 1,
         priority=_priority(body, headers, spec),
-        interval=(_complete(body, "stream_interval", 1) or 1) if own else 1,
-        logprobs=_logprobs(body, chat=chat),
         request_id=str(headers.get("x-request-id") or body.get("request_id") or ""),
     )
 
 
-def read_body(raw: bytes) -> dict[str, Any]:
-    """The object of a body; raises RefusedError."""
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body; raise RefusedError."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -241,64 +262,50 @@ def _typed(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _complete(body: dict[str, Any], name: str, default: int | None, least: int = 1) -> int | None:
+def _integer(body: dict[str, Any], name: str, default: int | None, minimum: int = 1) -> int | None:
     value = body.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RefusedError(400, f"{name} must be a whole number of at least {least}, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise RefusedError(400, f"{name} must be an integer of at least {minimum}, got {value!r}.")
     return value
 
 
-def _stops(report: Any) -> tuple[str, ...]:
-    stops = [report] if isinstance(report, str) else report or []
-    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise RefusedError(400, "stop must be a string or a list of strings, none of them empty")
-    return tuple(stops)
-
-
-def _logprobs(body: dict[str, Any], *, chat: bool) -> int | None:
-    told = body.get("logprobs")
-    if told is None or told is False:
-        return None
-    return int(body.get("top_logprobs") or 0) if chat else int(told)
-
-
 def _priority(body: dict[str, Any], headers: Mapping[str, str], spec: EngineSpec) -> int:
-    """Smaller goes first; told by field or header, in the polarity of the kind."""
+    """Return the priority of a field or header; SGLang schedules larger ones earlier, hence the sign."""
     if spec.kind not in {"vllm", "sglang"}:
         return 0
-    told = headers.get("x-vllm-priority") if spec.kind == "vllm" else None
+    header = headers.get("x-vllm-priority") if spec.kind == "vllm" else None
     try:
-        priority = int(told) if told is not None else int(body.get("priority") or 0)
+        priority = int(header) if header is not None else int(body.get("priority") or 0)
     except (TypeError, ValueError):
-        raise RefusedError(400, "priority must be a whole number") from None
+        raise RefusedError(400, "priority must be an integer") from None
     if priority and not spec.limits.by_priority:
         raise RefusedError(400, f"Got priority {priority} but Priority scheduling is not enabled.")
     return -priority if spec.kind == "sglang" else priority
 
 
 def prompt_ids(prompt: Any) -> list[int]:
-    """The ids of a prompt, text or ids; raises RefusedError."""
+    """Return the ids of a prompt, given as text or ids; raise RefusedError."""
     if isinstance(prompt, str):
         return [*encode(prompt), BEGIN]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         return prompt_ids(prompt[0])
-    if isinstance(prompt, list) and prompt and all(type(i) is int and 0 <= i < MOST_ID for i in prompt):
+    if isinstance(prompt, list) and prompt and all(type(i) is int and 0 <= i < MAX_ID for i in prompt):
         return prompt
     raise RefusedError(400, "prompt must be a text or a list of token ids of the vocabulary")
 
 
 def chat_ids(body: dict[str, Any]) -> list[int]:
-    """The template: a role, a colon and the text a line; BEGIN stands where the answer begins."""
+    """Return the ids of a chat: "role: text" a line, BEGIN where the output starts."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise RefusedError(400, "messages must be a list of objects, and not empty")
-    if continued := bool(body.get("continue_final_message")):
+    if is_continued := bool(body.get("continue_final_message")):
         *messages, last = messages
     text = "".join(f"{m.get('role', 'user')}: {_content(m)}\n" for m in messages)
     ids = [*encode(f"{text}assistant:"), BEGIN]
-    return ids + encode(_content(last)) if continued else ids
+    return ids + encode(_content(last)) if is_continued else ids
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -309,8 +316,8 @@ def _content(message: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What is new: text that can be shown, ids, the numbers so far, and the reason if it is the last."""
+class Chunk:
+    """New text and ids of a choice, the tokens so far, and the finish reason if it is the last chunk."""
 
     text: str
     ids: list[int]
@@ -319,190 +326,162 @@ class Piece:
     stop_reason: str | int | None = None
 
 
-class Writing:
-    """The model writes a token whenever the batch has run one.
+class OutputStream:
+    """One choice: generates a token whenever the batch has run one, and hands out chunks.
 
-    Text is held back as vLLM does: bytes until their character is whole, and as many characters as could be
-    the beginning of a stop string. A character that is not whole at the end is not shown; the continuation of
-    its ids shows it.
+    Text is withheld as in vLLM: bytes until their character is complete, and as many characters as could start a stop
+    string. An incomplete character at the end is not shown; the continuation of its ids shows it.
 
     Attributes:
-        ids: All generated so far.
-        report: How many of them have been taken.
+        ids: All generated tokens.
+        num_taken: How many of them have been taken.
         finish_reason: "stop", "length" or "abort" in the end.
     """
 
-    def __init__(
-        self, completion_request: CompletionRequest, spec: EngineSpec, choice: int, stirred: asyncio.Event
-    ) -> None:
-        self._requested, self._wakeup = completion_request, stirred
-        self._mind = Mind(
-            f"{spec.model}#{choice}" if choice else spec.model, completion_request.prompt_ids, spec.mean_tokens
-        )
-        if BEGIN not in completion_request.prompt_ids:
-            self._mind.written = 0
-        if completion_request.fixed_tokens is not None:
-            self._mind.fixed = completion_request.fixed_tokens
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._bytes.decode(self._mind.tail)
+    def __init__(self, request: CompletionRequest, spec: EngineSpec, choice: int, on_change: asyncio.Event) -> None:
+        self._sampling, self._interval, self._on_change = request.sampling, request.options.interval, on_change
+        name = f"{spec.model}#{choice}" if choice else spec.model
+        self._model = ToyModel(name, request.prompt_ids, spec.mean_tokens)
+        if BEGIN not in request.prompt_ids:
+            self._model.num_output = 0
+        if request.sampling.fixed_tokens is not None:
+            self._model.fixed = request.sampling.fixed_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(self._model.tail)
         self.ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._text = ""
-        self._marks: list[int] = []
-        self._shown = self.report = 0
-        self._over = False
+        self._text_lengths: list[int] = []
+        self._num_shown = self.num_taken = 0
+        self._all_taken = False
 
     def on_token(self, _now_s: float) -> bool:
-        """One more; True where it is the last."""
-        asked = self._requested
-        ends = asked.ends and len(self.ids) + 1 > asked.min_tokens
-        token = self._mind.next(ends=ends)
-        self._mind.read((token,))
+        """Generate a token; return whether it is the last."""
+        sampling = self._sampling
+        token = self._model.next(may_end=not sampling.ignore_eos and len(self.ids) + 1 > sampling.min_tokens)
+        self._model.read((token,))
         self.ids.append(token)
-        self._text += self._bytes.decode(spelled(token))
-        self._marks.append(len(self._text))
-        self._finish(token)
-        self._wakeup.set()
-        return self.finish_reason is not None
-
-    def _finish(self, token: int) -> None:
+        self._text += self._decoder.decode(token_bytes(token))
+        self._text_lengths.append(len(self._text))
         if token == END:
             self.finish_reason = "stop"
-        elif token in self._requested.stop_ids:
+        elif token in sampling.stop_ids:
             self.finish_reason, self.stop_reason = "stop", token
-        elif len(self.ids) > self._requested.min_tokens and (found := self._stopped()) is not None:
-            self.finish_reason, self.stop_reason = "stop", found
-        elif len(self.ids) == self._requested.max_tokens:
+        elif len(self.ids) > sampling.min_tokens and (
+            matches := [(at, s) for s in sampling.stop if (at := self._text.find(s)) >= 0]
+        ):
+            at, self.stop_reason = min(matches)
+            self.finish_reason, self._text = "stop", self._text[:at]
+        elif len(self.ids) == sampling.max_tokens:
             self.finish_reason = "length"
-
-    def _stopped(self) -> str | None:
-        """The first stop string in the text, which is cut before it."""
-        places = [(at, s) for s in self._requested.stop if (at := self._text.find(s)) >= 0]
-        if not places:
-            return None
-        at, found = min(places)
-        self._text = self._text[:at]
-        return found
+        self._on_change.set()
+        return self.finish_reason is not None
 
     def next_size(self) -> int | None:
-        """Tokens of the piece that is due; None: none is yet, or all have been taken."""
-        fresh, least = len(self.ids) - self.report, self._requested.interval if self.report else 1
-        if fresh >= least:
-            return least
-        return fresh if self.finish_reason and not self._over else None
+        """Return the tokens of the chunk that is due; None: no chunk is due yet, or all have been taken."""
+        available, minimum = len(self.ids) - self.num_taken, self._interval if self.num_taken else 1
+        if available >= minimum:
+            return minimum
+        return available if self.finish_reason and not self._all_taken else None
 
-    def take(self, most: int = 1 << 30) -> Piece:
-        """What is new since it was last asked, so many tokens of it at most."""
-        until = min(len(self.ids), self.report + most)
-        self._over = self.finish_reason is not None and until == len(self.ids)
-        ids, self.report = self.ids[self.report : until], until
-        if not self._over:
-            return Piece(self._show(ids), ids, until)
-        return Piece(self._show(ids), ids, until, self.finish_reason, self.stop_reason)
-
-    def _show(self, ids: list[int]) -> str:
-        """The text that can be shown with these tokens, what was held back before included."""
-        shown, end = self._shown, len(self._text)
-        if not self._over:
-            held = max((len(s) - 1 for s in self._requested.stop), default=0)
-            known = self._marks[self.report - 1] if ids else shown
-            end = max(shown, min(known, end) - held)
-        self._shown = end
-        return self._text[shown:end]
+    def take(self, max_tokens: int = 1 << 30) -> Chunk:
+        """Return the next chunk of at most ``max_tokens`` tokens."""
+        end = min(len(self.ids), self.num_taken + max_tokens)
+        ids, self.num_taken = self.ids[self.num_taken : end], end
+        self._all_taken = self.finish_reason is not None and end == len(self.ids)
+        shown, text_end = self._num_shown, len(self._text)
+        if not self._all_taken:
+            withheld = max((len(s) - 1 for s in self._sampling.stop), default=0)
+            text_end = max(shown, min(self._text_lengths[end - 1] if ids else shown, text_end) - withheld)
+        self._num_shown = text_end
+        text = self._text[shown:text_end]
+        if not self._all_taken:
+            return Chunk(text, ids, end)
+        return Chunk(text, ids, end, self.finish_reason, self.stop_reason)
 
 
-class Rendering:
-    """Makes the events and the body of one answer.
+class ResponseFormatter:
+    """Formats the events and the body of one response."""
 
-    Args:
-        asked: What was asked for.
-        name: The answer's id.
-        created_s: Told in every object.
-    """
+    def __init__(self, request: CompletionRequest, response_id: str, created_s: int) -> None:
+        self._request = request
+        kind = "chat.completion" if request.chat else "text_completion"
+        self._head = {"id": response_id, "object": kind, "created": created_s, "model": request.model}
+        self._is_first = [True] * request.n
 
-    def __init__(self, completion_request: CompletionRequest, name: str, created_s: int) -> None:
-        self._requested = completion_request
-        kind = "chat.completion" if completion_request.chat else "text_completion"
-        self._head = {"id": name, "object": kind, "created": created_s, "model": completion_request.model}
-        self._first = [True] * completion_request.n
-
-    def startup(self) -> list[bytes]:
-        """Events before the first token: a chat begins with a role."""
-        if not self._requested.chat:
+    def first_events(self) -> list[bytes]:
+        """Return the events before the first token: a chat starts with a role."""
+        request = self._request
+        if not request.chat:
             return []
         delta = {"role": "assistant", "content": ""}
-        choices = [
-            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(self._requested.n)
-        ]
-        extra: dict[str, Any] = {"prompt_token_ids": list(self._requested.prompt_ids)} if self._requested.ids else {}
-        return [self._chunk(choices, 0, **extra)]
+        choices = [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(request.n)]
+        extra: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)} if request.options.ids else {}
+        return [self._event(choices, 0, **extra)]
 
-    def piece(self, index: int, piece: Piece, written: int, pad: int = 0) -> bytes:
-        """The event of a piece; ``written`` counts the tokens of all choices."""
-        asked, text = self._requested, piece.text + " " * pad
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"delta": {"content": text}} if asked.chat else {"text": text}
-        choice["logprobs"] = self._logprobs(piece.ids)
-        choice |= {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-        if asked.ids:
-            choice["token_ids"] = piece.ids
-            if self._first[index] and not asked.chat:
-                choice["prompt_token_ids"] = list(asked.prompt_ids)
-        self._first[index] = False
-        return self._chunk([choice], written)
+    def chunk(self, index: int, chunk: Chunk, num_output: int, padding: int = 0) -> bytes:
+        """Return the event of a chunk; ``num_output`` counts the tokens of all choices."""
+        choice = self._choice(index, chunk, padding, "delta")
+        if self._request.options.ids and self._is_first[index] and not self._request.chat:
+            choice["prompt_token_ids"] = list(self._request.prompt_ids)
+        self._is_first[index] = False
+        return self._event([choice], num_output)
 
-    def usage(self, written: int) -> bytes:
-        """The event at the end that tells the numbers."""
-        return event(self._head_of_chunk() | {"choices": [], "usage": self._usage(written)})
+    def usage(self, num_output: int) -> bytes:
+        """Return the usage event at the end of a stream."""
+        return event(self._chunk_head() | {"choices": [], "usage": self._usage(num_output)})
 
-    def complete(self, writings: Sequence[Writing], pad: int = 0) -> bytes:
-        """The answer in one, each text longer by so many blanks."""
-        choices = [self._whole_choice(i, writing.take(), pad) for i, writing in enumerate(writings)]
-        usage = self._usage(sum(len(writing.ids) for writing in writings))
+    def complete(self, streams: Sequence[OutputStream], padding: int = 0) -> bytes:
+        """Return the body of a buffered response, each text padded with blanks."""
+        choices = [self._choice(i, stream.take(), padding, "message") for i, stream in enumerate(streams)]
+        if self._request.options.ids:
+            for choice in choices:
+                choice["prompt_token_ids"] = list(self._request.prompt_ids)
+        usage = self._usage(sum(len(stream.ids) for stream in streams))
         return json.dumps(self._head | {"choices": choices, "usage": usage}, ensure_ascii=False).encode()
 
-    def _whole_choice(self, index: int, piece: Piece, pad: int) -> dict[str, Any]:
-        asked, text = self._requested, piece.text + " " * pad
+    def _choice(self, index: int, chunk: Chunk, padding: int, chat_field: str) -> dict[str, Any]:
+        text = chunk.text + " " * padding
         choice: dict[str, Any] = {"index": index}
-        message = {"role": "assistant", "content": text}
-        choice |= {"message": message} if asked.chat else {"text": text}
-        choice["logprobs"] = self._logprobs(piece.ids)
-        choice |= {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-        if asked.ids:
-            choice |= {"token_ids": piece.ids, "prompt_token_ids": list(asked.prompt_ids)}
+        if not self._request.chat:
+            choice["text"] = text
+        elif chat_field == "delta":
+            choice["delta"] = {"content": text}
+        else:
+            choice["message"] = {"role": "assistant", "content": text}
+        choice["logprobs"] = self._logprobs(chunk.ids)
+        choice |= {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+        if self._request.options.ids:
+            choice["token_ids"] = chunk.ids
         return choice
 
-    def _chunk(self, choices: list[dict[str, Any]], written: int, **extra: Any) -> bytes:
-        body = self._head_of_chunk() | {"choices": choices} | extra
-        if self._requested.usage_each:
-            body["usage"] = self._usage(written)
+    def _event(self, choices: list[dict[str, Any]], num_output: int, **extra: Any) -> bytes:
+        body = self._chunk_head() | {"choices": choices} | extra
+        if self._request.options.usage_each:
+            body["usage"] = self._usage(num_output)
         return event(body)
 
-    def _head_of_chunk(self) -> dict[str, Any]:
-        return self._head | ({"object": "chat.completion.chunk"} if self._requested.chat else {})
+    def _chunk_head(self) -> dict[str, Any]:
+        return self._head | ({"object": "chat.completion.chunk"} if self._request.chat else {})
 
-    def _usage(self, written: int) -> dict[str, int]:
-        prompt = len(self._requested.prompt_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    def _usage(self, num_output: int) -> dict[str, int]:
+        prompt = len(self._request.prompt_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": num_output, "total_tokens": prompt + num_output}
 
     def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
-        """The model is sure: every token has probability 1 and no alternative."""
-        if self._requested.logprobs is None:
+        """Return log probabilities: every token has probability 1 and no alternative."""
+        if self._request.options.logprobs is None:
             return None
-        tokens = [spelled(i).decode("utf-8", "replace") for i in ids]
-        if self._requested.chat:
-            rows = zip(tokens, ids, strict=True)
-            return {
-                "content": [
-                    {"token": t, "logprob": 0.0, "bytes": list(spelled(i)), "top_logprobs": []} for t, i in rows
-                ]
-            }
+        texts = [(token_bytes(i).decode("utf-8", "replace"), list(token_bytes(i))) for i in ids]
+        if self._request.chat:
+            return {"content": [{"token": t, "logprob": 0.0, "bytes": b, "top_logprobs": []} for t, b in texts]}
+        tokens = [text for text, _ in texts]
         return {"tokens": tokens, "token_logprobs": [0.0] * len(ids), "top_logprobs": None, "text_offset": []}
 
 
 def event(body: Any) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -510,5 +489,5 @@ DONE = b"data: [DONE]\n\n"
 
 
 def error_body(message: str, kind: str, status: int) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's format."""
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

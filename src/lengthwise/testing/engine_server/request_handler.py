@@ -1,62 +1,67 @@
-"""One request over its life: read, put into the batch, streamed or told whole, with its fault, if any."""
+"""Handler of one completion request: parsed, batched, answered as a stream or in one body, with a planned fault."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lengthwise.engine.continuous_batching import BatchSequence
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.testing.engine_server.completions import (
     DONE,
     CompletionRequest,
+    OutputStream,
     RefusedError,
-    Rendering,
-    Writing,
+    ResponseFormatter,
     error_body,
     event,
-    read_asked,
-    read_body,
+    parse_body,
+    parse_request,
 )
-from lengthwise.testing.engine_server.engine import BatchSequence
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from lengthwise.testing.engine_server.server import EngineServer
 
 KINDS = (
     "close",  # the connection is reset
-    "die",  # the whole engine: all connections are reset, the port is closed (a process ends)
-    "hang",  # no bytes any more, for seconds
-    "stall",  # no bytes for seconds, then on
-    "slow",  # seconds more before each piece
+    "die",  # the engine dies: all connections are reset, the port is closed (a process ends)
+    "hang",  # no bytes for seconds
+    "stall",  # no bytes for seconds, then the response continues
+    "slow",  # a delay before each chunk
     "status",  # an HTTP error, at once
     "full",  # 503 as of a full queue, at once
     "error",  # an error as an event inside the stream
     "malformed",  # an event that is no JSON
-    "split",  # every byte beyond ASCII, and every second one else, in a write of its own
-    "no_done",  # the stream ends well, without its [DONE]
-    "giant",  # a piece, or the whole of an answer that is not streamed, is longer by so many bytes
+    "split",  # every byte beyond ASCII, and every second other byte, is written alone
+    "no_done",  # the stream ends normally, without its [DONE]
+    "giant",  # a chunk, or the body of a buffered response, is longer by ``size`` bytes
     "double_usage",  # the usage at the end comes twice
 )
-AT_ONCE = ("status", "full")
-SILENT = ("close", "die", "hang", "stall")
-ON_ALL = ("slow", "split", "no_done", "giant", "double_usage")
-"""Not struck at one point: they change how pieces are written."""
+_BEFORE_PARSING = ("status", "full")
+_SILENT = ("close", "die", "hang", "stall")
+_FORMAT_FAULTS = ("slow", "split", "no_done", "giant", "double_usage")
+"""These change how chunks are written and have no single point in time."""
 LAST = -1
-"""``after_tokens`` of what happens behind the last token and before [DONE]."""
+"""``after_tokens`` of a fault between the last token and [DONE]."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in one answer.
+    """A fault in one response.
 
     Attributes:
         kind: One of KINDS.
-        after_tokens: When so many tokens have been sent; 0: before the first byte; LAST: before [DONE].
-        seconds: How long it takes (hang, stall), or what each piece takes more (slow).
-        status: Of "status".
-        size: Bytes, of "giant".
-        retry_after_s: Told with "status" and "full".
+        after_tokens: Tokens sent before the fault; 0: before the first byte; LAST: before [DONE].
+        seconds: Duration (hang, stall) or delay of each chunk (slow).
+        status: HTTP status of "status".
+        size: Bytes of "giant".
+        retry_after_s: Sent with "status" and "full".
     """
 
     kind: str
@@ -75,12 +80,12 @@ class Fault:
 
 @dataclass
 class FaultPlan:
-    """Which request meets which fault.
+    """Faults by request.
 
     Attributes:
-        by_number: Of requests by their number since the start, from 0.
-        incoming: Of the next ones, in order; taken from here before ``always``.
-        always: Of all others.
+        by_number: By request number since the start, from 0.
+        incoming: Of the next requests, in order; takes precedence over ``always``.
+        always: Of all other requests.
     """
 
     by_number: dict[int, Fault] = field(default_factory=dict)
@@ -88,47 +93,47 @@ class FaultPlan:
     always: Fault | None = None
 
     def take(self, number: int) -> Fault | None:
-        """The fault of a request, which will not come again unless planned again."""
+        """Return the fault of a request; one of ``incoming`` is removed."""
         if number in self.by_number:
             return self.by_number[number]
         return self.incoming.pop(0) if self.incoming else self.always
 
 
-def read_plan(report: Mapping[str, Any]) -> FaultPlan:
-    """A plan out of JSON: ``{"coming": [...], "by_number": {"3": {...}}, "always": {...} or null}``."""
-    always = report.get("always")
+def parse_faults(body: Mapping[str, Any]) -> FaultPlan:
+    """Return the plan of ``{"incoming": [...], "by_number": {"3": {...}}, "always": {...} or null}``."""
+    always = body.get("always")
     return FaultPlan(
-        {int(number): Fault(**one) for number, one in report.get("by_number", {}).items()},
-        [Fault(**one) for one in report.get("incoming", ())],
+        {int(number): Fault(**fault) for number, fault in body.get("by_number", {}).items()},
+        [Fault(**fault) for fault in body.get("incoming", ())],
         Fault(**always) if always else None,
     )
 
 
 @dataclass
 class Entry:
-    """One request.
+    """Log entry of one request.
 
     Attributes:
-        number: Since the start of the server, from 0; restarts do not begin anew.
+        number: Since the start of the server, from 0; continues over restarts.
         api: "completions" or "chat".
-        headers: As they came, names in lower case.
-        body: Parsed; {} where it could not be.
-        came_s: On the event loop's clock.
-        arrival_s: When it entered the batch, on the engine's own time; None: never.
-        prompt_ids: After the template.
-        fault: The kind of its fault, "" none.
-        status: HTTP status; 0 where no answer began.
-        sent: Pieces of a stream, (time on the event loop's clock, tokens of it).
-        output_ids: What was generated for its first choice.
-        finished_s: When its last token came out of the batch, on the engine's own time.
-        finished: "" while it runs; "finished", "refused", "aborted" (the client left, or asked for it),
+        headers: Names in lower case.
+        body: Parsed; {} where parsing fails.
+        received_s: On the event loop's clock.
+        arrival_s: Time of entering the batch, in engine time; None: never.
+        prompt_ids: With the chat template.
+        fault: Kind of its fault; "": none.
+        status: HTTP status; 0: no response started.
+        sent: Chunks of a stream: (time on the event loop's clock, tokens).
+        output_ids: Generated tokens of the first choice, sent or not.
+        finished_s: Time of the last token, in engine time.
+        finished: "" while it runs; "finished", "refused", "aborted" (client disconnect or abort request),
             "closed" (by a fault), "died" (with the engine).
     """
 
     number: int
     api: str
     headers: dict[str, str]
-    came_s: float
+    received_s: float
     body: dict[str, Any] = field(default_factory=dict)
     arrival_s: float | None = None
     prompt_ids: list[int] = field(default_factory=list)
@@ -141,251 +146,214 @@ class Entry:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that were generated for its first choice, sent or not."""
+        """Generated tokens of the first choice, sent or not."""
         return len(self.output_ids)
 
     @property
     def sent_tokens(self) -> int:
-        """Tokens that were sent."""
+        """Tokens sent to the client."""
         return sum(tokens for _, tokens in self.sent)
 
 
 class Log:
-    """All of them, the first first.
+    """Log of all requests.
 
     Attributes:
-        entries: One each.
-        others: Paths of all other requests that came, such as "GET /health".
-        most_at_once: Most requests that were open at the same time.
+        entries: Completion requests in order of arrival.
+        others: All other requests, such as "GET /health".
+        open: Unfinished requests.
+        max_concurrent: Maximum of ``open`` so far.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.others: list[str] = []
         self.open = 0
-        self.most_at_once = 0
+        self.max_concurrent = 0
 
-    def begin(self, api: str, headers: dict[str, str], now_s: float) -> Entry:
-        """A new entry."""
+    def start(self, api: str, headers: dict[str, str], now_s: float) -> Entry:
+        """Return a new entry."""
         entry = Entry(len(self.entries), api, headers, now_s)
         self.entries.append(entry)
         self.open += 1
-        self.most_at_once = max(self.most_at_once, self.open)
+        self.max_concurrent = max(self.max_concurrent, self.open)
         return entry
 
-    def end(self, entry: Entry, how: str) -> None:
-        """How it ended; the first word on that is the last."""
+    def finish(self, entry: Entry, outcome: str) -> None:
+        """Record the outcome of a request, unless it has one."""
         if not entry.finished:
-            entry.finished = how
+            entry.finished = outcome
             self.open -= 1
 
-    def count(self, how: str) -> int:
-        """Requests that ended so."""
-        return sum(entry.finished == how for entry in self.entries)
+    def count(self, outcome: str) -> int:
+        """Return the number of requests with an outcome."""
+        return sum(entry.finished == outcome for entry in self.entries)
 
 
-if TYPE_CHECKING:
-    from aiohttp import web
+class RequestHandler:
+    """Answers one request with the batch, the log and the fault plan of a server."""
 
-    from lengthwise.testing.engine_server.server import EngineServer
-
-
-class Answering:
-    """Answers one request on a server.
-
-    Args:
-        server: Its batch, log and plan of faults are used.
-        request: Of aiohttp.
-        chat: Which of the two doors it came through.
-    """
-
-    def __init__(self, server: EngineServer, request: web.Request, *, chat: bool) -> None:
-        self._server, self._request, self._chat = server, request, chat
+    def __init__(self, server: EngineServer, http_request: web.Request, *, chat: bool) -> None:
+        self._server, self._http_request, self._chat = server, http_request, chat
         self._loop = asyncio.get_running_loop()
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        self.entry: Entry = server.log.begin("chat" if chat else "completions", headers, self._loop.time())
+        headers = {name.lower(): value for name, value in http_request.headers.items()}
+        self.entry: Entry = server.log.start("chat" if chat else "completions", headers, self._loop.time())
         self._fault: Fault | None = server.faults.take(self.entry.number)
         self.entry.fault = self._fault.kind if self._fault else ""
-        self._wakeup = asyncio.Event()
-        self._writings: list[Writing] = []
+        self._on_change = asyncio.Event()
+        self._streams: list[OutputStream] = []
         self._sequences: list[BatchSequence] = []
 
     async def run(self) -> web.StreamResponse:
-        """The answer; whatever happens, nothing is left in the batch."""
+        """Return the response; its sequences always leave the batch."""
         try:
-            raw = await self._request.read()
-            return await self._on_response(raw)
+            raw = await self._http_request.read()
+            fault = self._fault
+            if fault and fault.kind in _BEFORE_PARSING:
+                status = 503 if fault.kind == "full" else fault.status
+                return self._refuse(status, "as planned", "ServiceUnavailable", fault.retry_after_s)
+            request = parse_request(raw, self.entry.headers, self._server.spec, chat=self._chat)
+            self.entry.body, self.entry.prompt_ids = parse_body(raw), list(request.prompt_ids)
+            self._enter(request)
+            if fault and fault.after_tokens == 0 and fault.kind in _SILENT:
+                await self._inject(fault, None)
+            response_id = request.request_id or f"{self._server.port}-{self.entry.number}"
+            prefix = "chatcmpl" if request.chat else "cmpl"
+            formatter = ResponseFormatter(request, f"{prefix}-{response_id}", int(time.time()))
+            return await (self._stream(request, formatter) if request.options.stream else self._buffer(formatter))
         except RefusedError as error:
-            return self._refused(error.status, str(error), error.kind)
+            return self._refuse(error.status, str(error), error.kind)
         except (asyncio.CancelledError, ConnectionError):
-            self._server.log.end(self.entry, "aborted")
+            self._server.log.finish(self.entry, "aborted")
             raise
         finally:
             self._leave()
 
     def abort(self) -> None:
-        """Ends it from outside, as /abort_requests does: the answer ends with what there is."""
-        self._server.log.end(self.entry, "aborted")
+        """End the response with the tokens so far, as /abort_requests does."""
+        self._server.log.finish(self.entry, "aborted")
         self._leave()
-        for writing in self._writings:
-            writing.finish_reason = writing.finish_reason or "abort"
-        self._wakeup.set()
-
-    def die(self) -> None:
-        """Ends it with the engine."""
-        self._server.log.end(self.entry, "died")
+        for stream in self._streams:
+            stream.finish_reason = stream.finish_reason or "abort"
+        self._on_change.set()
 
     def _leave(self) -> None:
-        for q in self._sequences:
-            self._server.clocked.abort(q)
-        self._server.answers.pop(self.entry.number, None)
+        for sequence in self._sequences:
+            self._server.clocked.abort(sequence)
+        self._server.handlers.pop(self.entry.number, None)
 
-    async def _on_response(self, raw: bytes) -> web.StreamResponse:
-        fault = self._fault
-        if fault and fault.kind in AT_ONCE:
-            status = 503 if fault.kind == "full" else fault.status
-            return self._refused(status, "as planned", "ServiceUnavailable", fault.retry_after_s)
-        asked = read_asked(raw, self.entry.headers, self._server.spec, chat=self._chat)
-        self.entry.body, self.entry.prompt_ids = read_body(raw), list(asked.prompt_ids)
-        self._enter(asked)
-        if fault and fault.after_tokens == 0 and fault.kind in SILENT:
-            await self._strike(fault, None)
-        return await (self._streamed(asked) if asked.stream else self._told_whole(asked))
-
-    def _enter(self, completion_request: CompletionRequest) -> None:
+    def _enter(self, request: CompletionRequest) -> None:
         server, limit = self._server, self._server.spec.limits.max_num_queued_reqs
         if limit is not None and server.clocked.batch.queued >= limit:
             raise RefusedError(503, "The request queue is full.", "ServiceUnavailableError")
-        server.answers[self.entry.number] = (completion_request.request_id, self)
-        for choice in range(completion_request.n):
-            writing = Writing(completion_request, server.spec, choice, self._wakeup)
-            self._writings.append(writing)
-            q = server.clocked.enter(len(completion_request.prompt_ids), writing.on_token, completion_request.priority)
-            self._sequences.append(q)
+        server.handlers[self.entry.number] = (request.request_id, self)
+        self._streams = [OutputStream(request, server.spec, choice, self._on_change) for choice in range(request.n)]
+        self._sequences = [
+            server.clocked.enter(len(request.prompt_ids), on_token=stream.on_token, priority=request.priority)
+            for stream in self._streams
+        ]
         self.entry.arrival_s = self._sequences[0].arrival_s
-        self.entry.output_ids = self._writings[0].ids
+        self.entry.output_ids = self._streams[0].ids
 
-    def _rendering(self, completion_request: CompletionRequest) -> Rendering:
-        prefix = "chatcmpl" if completion_request.chat else "cmpl"
-        name = completion_request.request_id or f"{self._server.port}-{self.entry.number}"
-        return Rendering(completion_request, f"{prefix}-{name}", int(time.time()))
-
-    async def _told_whole(self, completion_request: CompletionRequest) -> web.Response:
+    async def _buffer(self, formatter: ResponseFormatter) -> web.Response:
         from aiohttp import web
 
-        while any(writing.finish_reason is None for writing in self._writings):
-            self._wakeup.clear()
-            await self._wakeup.wait()
-            if self._fault and self._fault.kind in SILENT and self._reached(self._fault):
-                await self._strike(self._fault, None)
-        self._finished()
+        while any(stream.finish_reason is None for stream in self._streams):
+            self._on_change.clear()
+            await self._on_change.wait()
+            if self._fault and self._fault.kind in _SILENT and self._is_due(self._fault):
+                await self._inject(self._fault, None)
+        self._finish()
         self.entry.status = 200
-        pad = self._fault.size if self._fault and self._fault.kind == "giant" else 0
-        body = self._rendering(completion_request).complete(self._writings, pad)
+        body = formatter.complete(self._streams, self._fault.size if self._fault and self._fault.kind == "giant" else 0)
         if self._fault and self._fault.kind == "malformed":
             body = body[: len(body) // 2]
         return web.Response(body=body, content_type="application/json")
 
-    async def _streamed(self, completion_request: CompletionRequest) -> web.StreamResponse:
+    async def _stream(self, request: CompletionRequest, formatter: ResponseFormatter) -> web.StreamResponse:
         from aiohttp import web
 
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await answer.prepare(self._request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(self._http_request)
         self.entry.status = 200
-        rendering = self._rendering(completion_request)
-        for opening in rendering.startup():
-            await self._write(answer, opening)
+        for data in formatter.first_events():
+            await self._write(response, data)
         if self._fault and self._fault.after_tokens == 0:
-            await self._strike(self._fault, answer)
-        async for index, tokens in self._deadline(completion_request):
-            await self._send(answer, rendering, index, tokens)
-        await self._end(answer, completion_request, rendering)
-        return answer
-
-    async def _deadline(self, completion_request: CompletionRequest) -> AsyncIterator[tuple[int, int]]:
-        """Choices that have a piece to be sent and its tokens, until all are over."""
-        left = set(range(completion_request.n))
-        while left:
-            await self._wakeup.wait()
-            self._wakeup.clear()
-            for index in sorted(left):
-                writing = self._writings[index]
-                while (tokens := writing.next_size()) is not None:
-                    yield index, tokens
-                left -= {index} if writing.finish_reason else set()
-
-    async def _send(self, answer: web.StreamResponse, rendering: Rendering, index: int, tokens: int) -> None:
-        fault, pad = self._fault, 0
-        if fault and fault.kind == "slow":
-            await asyncio.sleep(fault.seconds)
-        piece = self._writings[index].take(tokens)
-        written = sum(writing.report for writing in self._writings)
-        if fault and fault.kind == "giant" and self._reached(fault):
-            self._fault, pad = None, fault.size
-        await self._write(answer, rendering.piece(index, piece, written, pad))
-        self.entry.sent.append((self._loop.time(), len(piece.ids)))
-        if self._fault and self._fault.after_tokens > 0 and self._reached(self._fault):
-            await self._strike(self._fault, answer)
-
-    async def _end(
-        self, answer: web.StreamResponse, completion_request: CompletionRequest, rendering: Rendering
-    ) -> None:
+            await self._inject(self._fault, response)
+        open_choices = set(range(request.n))
+        while open_choices:
+            await self._on_change.wait()
+            self._on_change.clear()
+            for index in sorted(open_choices):
+                while (tokens := self._streams[index].next_size()) is not None:
+                    await self._send(response, formatter, index, tokens)
+                open_choices -= {index} if self._streams[index].finish_reason else set()
         fault = self._fault
         if fault and fault.after_tokens == LAST:
-            await self._strike(fault, answer)
-        if completion_request.usage:
+            await self._inject(fault, response)
+        if request.options.usage:
             for _ in range(2 if fault and fault.kind == "double_usage" else 1):
-                await self._write(answer, rendering.usage(sum(len(w.ids) for w in self._writings)))
+                await self._write(response, formatter.usage(sum(len(stream.ids) for stream in self._streams)))
         if not (fault and fault.kind == "no_done"):
-            await self._write(answer, DONE)
-        await answer.write_eof()
-        self._finished()
+            await self._write(response, DONE)
+        await response.write_eof()
+        self._finish()
+        return response
 
-    def _finished(self) -> None:
-        self.entry.finished_s = max(q.finished_s for q in self._sequences)
-        self._server.log.end(self.entry, "finished")
+    async def _send(self, response: web.StreamResponse, formatter: ResponseFormatter, index: int, tokens: int) -> None:
+        fault, padding = self._fault, 0
+        if fault and fault.kind == "slow":
+            await asyncio.sleep(fault.seconds)
+        chunk = self._streams[index].take(tokens)
+        num_output = sum(stream.num_taken for stream in self._streams)
+        if fault and fault.kind == "giant" and self._is_due(fault):
+            self._fault, padding = None, fault.size
+        await self._write(response, formatter.chunk(index, chunk, num_output, padding))
+        self.entry.sent.append((self._loop.time(), len(chunk.ids)))
+        if self._fault and self._fault.after_tokens > 0 and self._is_due(self._fault):
+            await self._inject(self._fault, response)
 
-    def _reached(self, fault: Fault) -> bool:
-        sent = self.entry.sent_tokens if self.entry.sent else max(len(w.ids) for w in self._writings)
+    def _finish(self) -> None:
+        self.entry.finished_s = max(sequence.finished_s for sequence in self._sequences)
+        self._server.log.finish(self.entry, "finished")
+
+    def _is_due(self, fault: Fault) -> bool:
+        sent = self.entry.sent_tokens if self.entry.sent else max(len(stream.ids) for stream in self._streams)
         return sent >= fault.after_tokens > 0
 
-    async def _write(self, answer: web.StreamResponse, data: bytes) -> None:
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         if not (self._fault and self._fault.kind == "split"):
-            await answer.write(data)
+            await response.write(data)
             return
-        for at in range(0, len(data), 2):
-            for part in (data[at : at + 1], data[at + 1 : at + 2]):
-                if part:
-                    await answer.write(part)
+        for start in range(0, len(data), 2):
+            for byte in data[start : start + 2]:
+                await response.write(bytes((byte,)))
             await asyncio.sleep(0)
 
-    async def _strike(self, fault: Fault, answer: web.StreamResponse | None) -> None:
-        """The fault happens, once; returns where the answer goes on after it."""
-        if fault.kind in ON_ALL:
+    async def _inject(self, fault: Fault, response: web.StreamResponse | None) -> None:
+        """Let the fault happen, once; return where the response continues after it."""
+        if fault.kind in _FORMAT_FAULTS:
             return
         self._fault = None
         if fault.kind in {"hang", "stall"}:
             await asyncio.sleep(min(fault.seconds, 1e6))
-        elif answer is None or fault.kind in {"close", "die"}:
-            await self._cut_off(dead=fault.kind == "die")
+        elif response is None or fault.kind in {"close", "die"}:
+            if fault.kind == "die":
+                self._server.die_soon()
+            else:
+                self._server.log.finish(self.entry, "closed")
+                if self._http_request.transport is not None:
+                    self._http_request.transport.abort()
+            await asyncio.Event().wait()  # until this handler is cancelled with its connection
         elif fault.kind == "malformed":
-            await answer.write(b'data: {"choices": [{"text\n\n')
+            await response.write(b'data: {"choices": [{"text\n\n')
         else:
-            await answer.write(event(error_body("out of luck", "InternalServerError", 500)))
+            await response.write(event(error_body("injected fault", "InternalServerError", 500)))
 
-    async def _cut_off(self, *, dead: bool) -> None:
-        if dead:
-            self._server.die_soon()
-        else:
-            self._server.log.end(self.entry, "closed")
-            if self._request.transport is not None:
-                self._request.transport.abort()
-        await asyncio.Event().wait()  # until this handler is cancelled with its connection
-
-    def _refused(self, status: int, message: str, kind: str, retry_after_s: float | None = None) -> web.Response:
+    def _refuse(self, status: int, message: str, kind: str, retry_after_s: float | None = None) -> web.Response:
         from aiohttp import web
 
         self.entry.status = status
-        self._server.log.end(self.entry, "refused")
+        self._server.log.finish(self.entry, "refused")
         headers: dict[str, Any] = {} if retry_after_s is None else {"Retry-After": f"{retry_after_s:g}"}
         return web.json_response(error_body(message, kind, status), status=status, headers=headers)

@@ -1,4 +1,4 @@
-"""The emulated engine as a server on loopback."""
+"""HTTP server of an emulated engine on loopback."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from lengthwise.engine.continuous_batching import ClockedBatch
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.testing.engine_server.completions import (
     RefusedError,
@@ -19,69 +20,61 @@ from lengthwise.testing.engine_server.completions import (
     decode,
     encode,
     error_body,
+    parse_body,
     prompt_ids,
-    read_body,
 )
-from lengthwise.testing.engine_server.engine import ClockedBatch, EngineSpec
-from lengthwise.testing.engine_server.request_handler import Answering, FaultPlan, Log, read_plan
+from lengthwise.testing.engine_server.engine import EngineSpec
+from lengthwise.testing.engine_server.request_handler import FaultPlan, Log, RequestHandler, parse_faults
 
-MetadataHandler = Callable[["EngineServer"], Any]
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 VERSION = "0.33.0+emulated"
-
-
-def metrics(server: EngineServer) -> str:
-    """Prometheus text under the kind's own names; "" where it has none."""
-    batch = server.clocked.batch
-    values = {
-        "running": batch.running,
-        "waiting": batch.queued,
-        "kv": batch.kv_used,
-        "preemptions": batch.preemptions,
-        "tokens": batch.tokens,
-    }
-    lines = []
-    for name, key, kind in _METRICS.get(server.spec.kind, ()):
-        labels = f'{{engine="0",model_name="{server.spec.model}"}}' if server.spec.kind != "llama.cpp" else ""
-        lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {float(values[key])}"]
-    if server.spec.kind == "vllm":
-        lines += ["# HELP vllm:cache_config_info Emulated.", "# TYPE vllm:cache_config_info gauge", _cache(server)]
-    return "\n".join([*lines, ""]) if lines else ""
-
-
-def _cache(server: EngineServer) -> str:
-    limits = server.spec.limits
-    told = f'block_size="{limits.block_size}",engine="0",num_gpu_blocks="{limits.num_blocks}"'
-    return f"vllm:cache_config_info{{{told}}} 1.0"
-
 
 _METRICS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "vllm": (
         ("vllm:num_requests_running", "running", "gauge"),
-        ("vllm:num_requests_waiting", "waiting", "gauge"),
-        ("vllm:kv_cache_usage_perc", "kv", "gauge"),
+        ("vllm:num_requests_waiting", "queued", "gauge"),
+        ("vllm:kv_cache_usage_perc", "kv_used", "gauge"),
         ("vllm:num_preemptions_total", "preemptions", "counter"),
         ("vllm:generation_tokens_total", "tokens", "counter"),
     ),
     "sglang": (
         ("sglang:num_running_reqs", "running", "gauge"),
-        ("sglang:num_queue_reqs", "waiting", "gauge"),
-        ("sglang:token_usage", "kv", "gauge"),
+        ("sglang:num_queue_reqs", "queued", "gauge"),
+        ("sglang:token_usage", "kv_used", "gauge"),
         ("sglang:num_retracted_reqs", "preemptions", "gauge"),
         ("sglang:generation_tokens_total", "tokens", "counter"),
     ),
     "llama.cpp": (
         ("llamacpp:requests_processing", "running", "gauge"),
-        ("llamacpp:requests_deferred", "waiting", "gauge"),
-        ("llamacpp:kv_cache_usage_ratio", "kv", "gauge"),
+        ("llamacpp:requests_deferred", "queued", "gauge"),
+        ("llamacpp:kv_cache_usage_ratio", "kv_used", "gauge"),
         ("llamacpp:tokens_predicted_total", "tokens", "counter"),
     ),
 }
+"""Metrics by kind: (name, attribute of the batch, Prometheus type)."""
+
+
+def metrics(server: EngineServer) -> str:
+    """Return Prometheus text under the kind's own names; "" where it has none."""
+    spec, lines = server.spec, []
+    for name, attribute, kind in _METRICS.get(spec.kind, ()):
+        labels = f'{{engine="0",model_name="{spec.model}"}}' if spec.kind != "llama.cpp" else ""
+        value = float(getattr(server.clocked.batch, attribute))
+        lines += [f"# HELP {name} Emulated.", f"# TYPE {name} {kind}", f"{name}{labels} {value}"]
+    if spec.kind == "vllm":
+        labels = f'block_size="{spec.limits.block_size}",engine="0",num_gpu_blocks="{spec.limits.num_blocks}"'
+        name = "vllm:cache_config_info"
+        lines += [f"# HELP {name} Emulated.", f"# TYPE {name} gauge", f"{name}{{{labels}}} 1.0"]
+    return "\n".join([*lines, ""]) if lines else ""
 
 
 def _slots(server: EngineServer) -> list[dict[str, Any]]:
-    busy = server.clocked.batch.running
-    slots, length = server.spec.limits.max_num_seqs, server.spec.max_model_len
-    return [{"id": i, "n_ctx": length, "is_processing": i < busy} for i in range(slots)]
+    running, length = server.clocked.batch.running, server.spec.max_model_len
+    return [{"id": i, "n_ctx": length, "is_processing": i < running} for i in range(server.spec.limits.max_num_seqs)]
 
 
 def _props(server: EngineServer) -> dict[str, Any]:
@@ -105,7 +98,7 @@ def _server_info(server: EngineServer) -> dict[str, Any]:
     }
 
 
-METADATA: dict[str, dict[str, MetadataHandler]] = {
+_METADATA: dict[str, dict[str, Callable[[EngineServer], Any]]] = {
     "vllm": {"/version": lambda _: {"version": VERSION}},
     "sglang": {
         "/server_info": _server_info,
@@ -115,248 +108,206 @@ METADATA: dict[str, dict[str, MetadataHandler]] = {
     "llama.cpp": {"/slots": _slots, "/props": _props},
     "openai": {},
 }
-"""Routes that only tell something, by kind."""
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp", "openai": "openai"}
-TOKENIZES = {"vllm": "prompt", "sglang": "prompt", "llama.cpp": "content"}
-"""The field of ``/tokenize`` that holds the text."""
-ABORTS = {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}
-
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
+"""Metadata routes by kind."""
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp", "openai": "openai"}
+_ABORT_ROUTES = {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}
 _MAX_BYTES = 64 << 20
 
 
-def app(server: EngineServer) -> web.Application:
-    """An application of aiohttp with the routes of the server's kind, and /emulator/* for tests."""
+def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one short handler per route
+    """Return an aiohttp application with the routes of the server's kind, and /emulator/* for tests."""
     from aiohttp import web
 
-    doors = _Doors(server)
+    spec = server.spec
+    text_field = "content" if spec.kind == "llama.cpp" else "prompt"
 
     @web.middleware
-    async def keyed(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await doors.keyed(request, handler)
-
-    made = web.Application(client_max_size=_MAX_BYTES, middlewares=[keyed])
-    made.router.add_post("/v1/completions", doors.completions)
-    made.router.add_post("/v1/chat/completions", doors.chat)
-    made.router.add_get("/v1/models", doors.models)
-    kind = server.spec.kind
-    if kind != "openai":
-        made.router.add_get("/health", doors.health)
-        made.router.add_get("/metrics", doors.metrics)
-        made.router.add_post("/tokenize", doors.tokenize)
-        made.router.add_post("/detokenize", doors.detokenize)
-    if kind == "vllm":  # as in its development mode
-        made.router.add_post("/sleep", doors.sleep)
-        made.router.add_post("/wake_up", doors.wake_up)
-    if kind in ABORTS:
-        made.router.add_post(ABORTS[kind], doors.abort)
-    for path, metadata in METADATA[kind].items():
-        made.router.add_get(path, doors.fact(metadata))
-    made.router.add_get("/emulator/log", doors.log)
-    made.router.add_post("/emulator/faults", doors.faults)
-    made.router.add_post("/emulator/health", doors.set_health)
-    return made
-
-
-class _Doors:
-    def __init__(self, server: EngineServer) -> None:
-        self._server = server
-
-    async def keyed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """As vLLM: the key guards /v1 and /inference alone."""
-        key = self._server.spec.api_key
+    async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.path.startswith(("/v1/c", "/emulator")):
-            self._server.log.others.append(f"{request.method} {request.path}")
-        if key is not None and request.path.startswith(("/v1", "/inference")):
-            shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(shown.encode(), key.encode()):
-                return self._json(error_body("Unauthorized", "AuthenticationError", 401), 401)
+            server.log.others.append(f"{request.method} {request.path}")
+        # As in vLLM, the key protects /v1 and /inference alone.
+        if spec.api_key is not None and request.path.startswith(("/v1", "/inference")):
+            key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(key.encode(), spec.api_key.encode()):
+                return web.json_response(error_body("Unauthorized", "AuthenticationError", 401), status=401)
         try:
             return await handler(request)
         except RefusedError as error:
-            return self._json(error_body(str(error), error.kind, error.status), error.status)
+            return web.json_response(error_body(str(error), error.kind, error.status), status=error.status)
 
-    def _json(self, body: Any, status: int = 200) -> web.Response:
-        from aiohttp import web
+    def completions(*, chat: bool) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if server.is_sleeping:
+                raise RefusedError(503, "The engine is sleeping.")
+            return await RequestHandler(server, request, chat=chat).run()
 
-        return web.json_response(body, status=status)
+        return handle
 
-    async def sleep(self, _: web.Request) -> web.Response:
-        return self._set_asleep(in_sleep=True)
-
-    async def wake_up(self, _: web.Request) -> web.Response:
-        return self._set_asleep(in_sleep=False)
-
-    def _set_asleep(self, *, in_sleep: bool) -> web.Response:
-        from aiohttp import web
-
-        self._server.in_sleep = in_sleep
-        return web.Response(status=200)
-
-    def _require_awake(self) -> None:
-        if self._server.in_sleep:
-            raise RefusedError(503, "The engine sleeps.")
-
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        self._require_awake()
-        return await Answering(self._server, request, chat=False).run()
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        self._require_awake()
-        return await Answering(self._server, request, chat=True).run()
-
-    async def models(self, _: web.Request) -> web.Response:
-        spec = self._server.spec
-        row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": OWNERS[spec.kind]}
+    async def models(_: web.Request) -> web.Response:
+        row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[spec.kind]}
         if spec.kind in {"vllm", "sglang"}:
             row["max_model_len"] = spec.max_model_len
-        return self._json({"object": "list", "data": [row]})
+        return web.json_response({"object": "list", "data": [row]})
 
-    async def health(self, _: web.Request) -> web.Response:
-        from aiohttp import web
-
-        status = 200 if self._server.healthy else 503
-        if self._server.spec.kind == "llama.cpp":
-            return self._json({"status": "ok" if status == 200 else "error"}, status)
+    async def health(_: web.Request) -> web.Response:
+        status = 200 if server.healthy else 503
+        if spec.kind == "llama.cpp":
+            return web.json_response({"status": "ok" if server.healthy else "error"}, status=status)
         return web.Response(status=status)
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        from aiohttp import web
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(text=metrics(server), content_type="text/plain")
 
-        return web.Response(text=metrics(self._server), content_type="text/plain")
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        spec, body = self._server.spec, read_body(await request.read())
+    async def tokenize(request: web.Request) -> web.Response:
+        body = parse_body(await request.read())
         if spec.kind == "llama.cpp":
-            return self._json({"tokens": encode(str(body.get("content", "")))})
+            return web.json_response({"tokens": encode(str(body.get("content", "")))})
         if "messages" in body:
             ids = chat_ids(body)
-        elif isinstance(text := body.get(TOKENIZES[spec.kind]), str):
+        elif isinstance(text := body.get(text_field), str):
             ids = prompt_ids(text) if body.get("add_special_tokens", True) else encode(text)
         else:
             raise RefusedError(400, "prompt: Field required")
-        return self._json({"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids})
+        return web.json_response({"count": len(ids), "max_model_len": spec.max_model_len, "tokens": ids})
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
-        name = "content" if self._server.spec.kind == "llama.cpp" else "prompt"
-        return self._json({name: decode(body.get("tokens", ()))})
+    async def detokenize(request: web.Request) -> web.Response:
+        body = parse_body(await request.read())
+        return web.json_response({text_field: decode(body.get("tokens", ()))})
 
-    async def abort(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
+    async def abort(request: web.Request) -> web.Response:
+        body = parse_body(await request.read())
         ids = body.get("request_ids", body.get("rid", ()))
-        self._server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
-        return self._json({})
+        server.abort({ids} if isinstance(ids, str) else set(map(str, ids)))
+        return web.json_response({})
 
-    def fact(self, metadata: MetadataHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """A door that tells something."""
+    def sleep(*, is_sleeping: bool) -> Handler:
+        async def handle(_: web.Request) -> web.Response:
+            server.is_sleeping = is_sleeping
+            return web.Response(status=200)
 
-        async def told(_: web.Request) -> web.Response:
-            return self._json(metadata(self._server))
+        return handle
 
-        return told
+    def metadata(read: Callable[[EngineServer], Any]) -> Handler:
+        async def handle(_: web.Request) -> web.Response:
+            return web.json_response(read(server))
 
-    async def log(self, request: web.Request) -> web.Response:
-        since = int(request.query.get("since", "0"))
-        rows = [dataclasses.asdict(entry) for entry in self._server.log.entries[since:]]
-        return self._json(
+        return handle
+
+    async def log(request: web.Request) -> web.Response:
+        entries = server.log.entries[int(request.query.get("since", "0")) :]
+        return web.json_response(
             {
-                "entries": rows,
-                "aborts": self._server.aborts,
-                "slots_in_use": self._server.slots_in_use,
-                "open": self._server.log.open,
+                "entries": [dataclasses.asdict(entry) for entry in entries],
+                "aborts": server.aborts,
+                "slots_in_use": server.slots_in_use,
+                "open": server.log.open,
             }
         )
 
-    async def faults(self, request: web.Request) -> web.Response:
+    async def set_faults(request: web.Request) -> web.Response:
         try:
-            self._server.faults = read_plan(read_body(await request.read()))
+            server.faults = parse_faults(parse_body(await request.read()))
         except (TypeError, ValueError) as error:
             raise RefusedError(400, str(error)) from None
-        return self._json({})
+        return web.json_response({})
 
-    async def set_health(self, request: web.Request) -> web.Response:
-        self._server.healthy = bool(read_body(await request.read()).get("healthy", True))
-        return self._json({})
+    async def set_health(request: web.Request) -> web.Response:
+        server.healthy = bool(parse_body(await request.read()).get("healthy", True))
+        return web.json_response({})
+
+    routes = [
+        web.post("/v1/completions", completions(chat=False)),
+        web.post("/v1/chat/completions", completions(chat=True)),
+        web.get("/v1/models", models),
+        web.get("/emulator/log", log),
+        web.post("/emulator/faults", set_faults),
+        web.post("/emulator/health", set_health),
+        *(web.get(path, metadata(read)) for path, read in _METADATA[spec.kind].items()),
+    ]
+    if spec.kind != "openai":
+        routes += [web.get("/health", health), web.get("/metrics", prometheus)]
+        routes += [web.post("/tokenize", tokenize), web.post("/detokenize", detokenize)]
+    if spec.kind == "vllm":  # as in its development mode
+        routes += [web.post("/sleep", sleep(is_sleeping=True)), web.post("/wake_up", sleep(is_sleeping=False))]
+    if spec.kind in _ABORT_ROUTES:
+        routes.append(web.post(_ABORT_ROUTES[spec.kind], abort))
+    app = web.Application(client_max_size=_MAX_BYTES, middlewares=[check_key])
+    app.add_routes(routes)
+    return app
 
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-_PLAIN = EngineSpec()
+_DEFAULT_SPEC = EngineSpec()
 _POLL_INTERVAL_S = 0.002
-_LEAVE_S = 0.05
-"""For a handler that began while the port was closed: 0 would be no limit to aiohttp."""
+_SHUTDOWN_TIMEOUT_S = 0.05
+"""For a handler that started while the port was closed; aiohttp takes 0 as no limit."""
 
 
 class EngineServer:
-    """An OpenAI-compatible engine that batches, waits, evicts and fails as real ones do, and writes toy text.
+    """An OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
     An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``).
 
     Args:
-        spec: What it is.
-        host: Where it listens.
-        port: 0 picks a free one, which it keeps when it is started again.
-        faults: What goes wrong; may be changed at any time.
+        port: 0 picks a free one, which a restart reuses.
+        faults: May be changed at any time.
 
     Attributes:
-        log: What it saw and did; goes on over restarts.
-        healthy: What /health says (503 where not).
-        in_sleep: Whether it was put to sleep (/sleep, as vLLM has it in its development mode): it answers nobody.
-        clocked: The batch; a new one after a restart.
-        restarts: How often it was started again.
-        dies_hard: What ``die`` does in place of closing: a process of its own ends itself.
+        log: Continues over restarts.
+        healthy: Whether /health returns 200; otherwise 503.
+        is_sleeping: Whether /sleep was called; completions get 503.
+        clocked: The batch; a restart creates a new one.
+        restarts: Number of restarts.
+        exit_process: Called by the fault "die" before the server closes; ends a process that serves engines alone.
     """
 
     def __init__(
-        self, spec: EngineSpec = _PLAIN, *, host: str = "127.0.0.1", port: int = 0, faults: FaultPlan | None = None
+        self,
+        spec: EngineSpec = _DEFAULT_SPEC,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        faults: FaultPlan | None = None,
     ) -> None:
         self.spec: EngineSpec = spec
         self.host, self.port = host, port
         self.faults = faults or FaultPlan()
         self.log = Log()
         self.healthy = True
-        self.in_sleep = False
+        self.is_sleeping = False
         self.restarts = 0
-        self.dies_hard: Any = None
-        self.answers: dict[int, tuple[str, Answering]] = {}
+        self.exit_process: Any = None
+        self.handlers: dict[int, tuple[str, RequestHandler]] = {}
         self.clocked: ClockedBatch
         self._runner: web.AppRunner | None = None
         self._dying: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Base URL."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def up(self) -> bool:
-        """Whether it listens."""
+        """Whether the server listens."""
         return self._runner is not None
 
     @property
     def aborts(self) -> int:
-        """Requests that ended because their client left or asked for it."""
+        """Requests that ended by a client disconnect or an abort request."""
         return self.log.count("aborted")
 
     @property
     def slots_in_use(self) -> int:
-        """Outputs that wait or run in the batch: 0 when nothing has leaked."""
+        """Sequences that are queued or run in the batch: 0 when nothing has leaked."""
         return self.clocked.batch.queued + self.clocked.batch.running
 
     async def __aenter__(self) -> Self:
-        """Listens."""
+        """Start to listen."""
         await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stops; requests that are open end with it."""
+        """Stop; open requests fail."""
         if self._dying is not None:
             await self._dying
         await self.die()
@@ -366,9 +317,15 @@ class EngineServer:
             from aiohttp import web
         except ImportError as error:
             raise MissingExtraError("lengthwise.testing.engine_server", "gateway") from error
-        self.clocked = ClockedBatch(self.spec)
+        self.clocked = ClockedBatch(
+            self.spec.limits, self.spec.steps, asyncio.get_running_loop(), speed=self.spec.speed
+        )
         runner = web.AppRunner(
-            app(self), access_log=None, handler_cancellation=True, shutdown_timeout=_LEAVE_S, handle_signals=False
+            _app(self),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+            handle_signals=False,
         )
         await runner.setup()
         await web.TCPSite(runner, self.host, self.port, reuse_address=True).start()
@@ -376,12 +333,12 @@ class EngineServer:
         self._runner = runner
 
     async def die(self) -> None:
-        """All connections are reset and the port is closed, at once; what was in the batch is lost."""
+        """Reset all connections and close the port at once; requests in the batch are lost."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
-        for _, answer in list(self.answers.values()):
-            answer.die()
+        for _, handler in self.handlers.values():
+            self.log.finish(handler.entry, "died")
         for site in list(runner.sites):
             await site.stop()
         for connection in list(runner.server.connections if runner.server else ()):
@@ -391,13 +348,13 @@ class EngineServer:
         await runner.cleanup()
 
     def die_soon(self) -> None:
-        """As ``die``, from within an answer."""
-        if self.dies_hard is not None:
-            self.dies_hard()
+        """Die from within a handler, which ``die`` would wait for."""
+        if self.exit_process is not None:
+            self.exit_process()
         self._dying = asyncio.create_task(self.die())
 
     async def restart(self) -> None:
-        """Dies, where it has not yet, and comes back on the same port with an empty batch."""
+        """Die, if still alive, and listen on the same port with an empty batch."""
         if self._dying is not None:
             await self._dying
             self._dying = None
@@ -406,60 +363,56 @@ class EngineServer:
         await self._start()
 
     async def idle(self, within_s: float = 5.0) -> None:
-        """Waits until nothing is open any more; raises TimeoutError."""
+        """Wait until no request is open; raise TimeoutError."""
         async with asyncio.timeout(within_s):
             while self.log.open or self.slots_in_use:  # noqa: ASYNC110 - for tests alone
                 await asyncio.sleep(_POLL_INTERVAL_S)
 
     def abort(self, request_ids: set[str]) -> int:
-        """Ends requests by the ids that their clients chose; how many were found."""
-        found = [answer for name, answer in self.answers.values() if name and name in request_ids]
-        for answer in found:
+        """Abort requests by the ids that clients chose; return how many were found."""
+        handlers = [
+            handler for request_id, handler in self.handlers.values() if request_id and request_id in request_ids
+        ]
+        for handler in handlers:
             with contextlib.suppress(KeyError):
-                answer.abort()
-        return len(found)
+                handler.abort()
+        return len(handlers)
 
 
 class Running:
-    """Servers in a thread of their own.
-
-    Attributes:
-        servers: They; read their logs freely, and change their faults.
-    """
+    """Servers in a thread of their own; their logs and faults may be used from other threads."""
 
     def __init__(self, servers: tuple[EngineServer, ...], loop: asyncio.AbstractEventLoop) -> None:
         self.servers, self._loop = servers, loop
 
-    def call(self, what: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine of a server returns (``die``, ``restart``, ``idle``), run where they live."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(timeout=60)
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine of a server (``die``, ``restart``, ``idle``) in the servers' loop; return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
 
 
 @contextmanager
 def in_thread(*servers: EngineServer) -> Iterator[Running]:
-    """The servers up, each at its ``url``, until the end of the block."""
+    """Serve in a thread until the end of the block."""
     ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(servers, ready)), daemon=True)
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        try:
+            async with AsyncExitStack() as stack:
+                for server in servers:
+                    await stack.enter_async_context(server)
+                ready.set_result((asyncio.get_running_loop(), stop))
+                await stop.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    loop, over = ready.result(timeout=60)
+    loop, stop = ready.result(timeout=60)
     try:
         yield Running(servers, loop)
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=60)
-
-
-async def _serve(
-    servers: tuple[EngineServer, ...], ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
-) -> None:
-    over = asyncio.Event()
-    try:
-        async with AsyncExitStack() as stack:
-            for server in servers:
-                await stack.enter_async_context(server)
-            ready.set_result((asyncio.get_running_loop(), over))
-            await over.wait()
-    except BaseException as error:
-        if not ready.done():
-            ready.set_exception(error)
-        raise

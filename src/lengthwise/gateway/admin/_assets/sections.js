@@ -34,7 +34,7 @@ const sections = (() => {
       : "Every request goes straight to an engine; while nobody waits, no order makes a difference.";
     const facts = [`mode ${s.mode}`, `${up} of ${many(s.workers.length, "engine")} up`, `running ${seconds(s.up_s)}`];
     if (s.max_wait_s !== null) facts.push(`nobody is passed over beyond ${seconds(s.max_wait_s)}`);
-    $("facts").replaceChildren(...metadata.map((text) => make("li", "", text)));
+    $("facts").replaceChildren(...facts.map((text) => make("li", "", text)));
   }
 
   function tiles(s) {
@@ -105,7 +105,7 @@ const sections = (() => {
     if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
     $("schedule-now").textContent = facts.join(" · ");
     $("schedule-follows").textContent = !f ? "It stays as it is, whatever lengths requests have."
-      : !f.up ? `Lengths are followed no more: ${f.trouble}.`
+      : !f.up ? `Lengths are followed no more: ${f.error}.`
       : f.alarm === null ? "The watch over lengths is about to begin."
       : `${many(f.observed, "request")} watched: evidence that lengths moved ${charts.short(f.evidence)} of the ${charts.short(f.alarm)} of an alarm. ` +
         `Changed ${many(f.changed, "time")}, left as it was ${many(f.left, "time")}, planning failed ${many(f.failed, "time")}.` +

@@ -1,3 +1,1 @@
-"""What runs inside an engine's environment, not in ours: nothing here is imported by the gateway."""
-
-__all__: list[str] = []
+"""Scripts that run in an engine's environment; the gateway does not import them."""

@@ -1,8 +1,8 @@
-"""Middleware for vLLM: an answer becomes as long as ``vllm_xargs.output_tokens`` says, out of the gateway's sight.
+"""Middleware for vLLM: outputs have the length ``vllm_xargs.output_tokens``, which the gateway does not see.
 
-``--middleware forced_length.ForcedLength`` with this folder on PYTHONPATH. A request says in ``vllm_xargs`` how long
-its whole output is (``output_tokens``) and how long it was allowed to be when it was first sent (``most_tokens``).
-One that goes on after a cut asks for fewer tokens by those that it has; so many fewer it gets.
+``--middleware forced_length.ForcedLength`` with this folder on PYTHONPATH. ``vllm_xargs`` has the total output length
+(``output_tokens``) and the original limit (``max_tokens``). A request that resumes after a preemption has a limit
+reduced by the generated tokens; its output is shortened by as many.
 """
 
 from __future__ import annotations
@@ -18,39 +18,34 @@ class ForcedLength:
         self.app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Passes everything on."""
+        """Forward a request, with its body rewritten if it is a completion."""
         if scope["type"] != "http" or scope["method"] != "POST" or "completions" not in scope["path"]:
             await self.app(scope, receive, send)
             return
-        whole, more = b"", True
+        body, more = b"", True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            whole, more = whole + message.get("body", b""), message.get("more_body", False)
-        whole = forced(whole)
-        told = False
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        body = forced(body)
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        length = (b"content-length", str(len(body)).encode())
+        headers = [header for header in scope["headers"] if header[0].lower() != length[0]]
 
-        async def again() -> Any:
-            nonlocal told
-            if told:
-                return await receive()
-            told = True
-            return {"type": "http.request", "body": whole, "more_body": False}
+        async def receive_rewritten() -> Any:
+            return messages.pop() if messages else await receive()
 
-        sized = (b"content-length", str(len(whole)).encode())
-        headers = [one for one in scope["headers"] if one[0].lower() != sized[0]]
-        await self.app({**scope, "headers": [*headers, sized]}, again, send)
+        await self.app({**scope, "headers": [*headers, length]}, receive_rewritten, send)
 
 
 def forced(raw: bytes) -> bytes:
-    """The body with its length fixed, where it says one."""
+    """Return the body with its output length fixed, if it has one."""
     try:
         body = json.loads(raw)
-        told = body["vllm_xargs"]
-        length = told["output_tokens"] - (told["max_tokens"] - body["max_tokens"])
+        options = body["vllm_xargs"]
+        length = options["output_tokens"] - (options["max_tokens"] - body["max_tokens"])
     except (ValueError, KeyError, TypeError):
         return raw
     length = max(1, int(length))
-    fixed = {"max_tokens": length, "min_tokens": length, "ignore_eos": True}
-    return json.dumps({**body, **fixed}).encode()
+    return json.dumps({**body, "max_tokens": length, "min_tokens": length, "ignore_eos": True}).encode()

@@ -1,7 +1,4 @@
-"""A Llama of random weights with a tokenizer of its own: python make_model.py FOLDER [SIZE].
-
-Runs in the engine's environment. What it says is noise; how it is served is not.
-"""
+"""Make a Llama with random weights and a tokenizer, in the engine's environment: python make_model.py FOLDER [SIZE]."""
 
 from __future__ import annotations
 
@@ -24,25 +21,25 @@ SIZES = {  # hidden, intermediate, layers, heads, KV heads of 64: millions of pa
 
 
 def tokenizer() -> Any:
-    """Byte-level BPE, trained on some files of the standard library."""
+    """Return a byte-level BPE tokenizer, trained on files of the standard library."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIAL), initial_alphabet=alphabet)
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:40]
-    made.train([str(source) for source in sources], trainer)
-    pad, begin, end = SPECIAL
+    bpe.train([str(source) for source in sources], trainer)
+    pad, bos, eos = SPECIAL
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token=pad, bos_token=begin, eos_token=end, model_max_length=POSITIONS
+        tokenizer_object=bpe, pad_token=pad, bos_token=bos, eos_token=eos, model_max_length=POSITIONS
     )
 
 
 def model(size: str) -> Any:
-    """Weights as they are drawn."""
+    """Return a Llama with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

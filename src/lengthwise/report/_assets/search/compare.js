@@ -1,5 +1,5 @@
 "use strict";
-// Any two configurations: their numbers, their settings, their load curves.
+// Two configurations: numbers, settings, load curves.
 (() => {
   const { element, known, make } = study;
   const chosen = () => ["first", "second"].map((id) => study.plan.choices[+element(id).value]);
@@ -34,7 +34,7 @@
     const setting = (choice, i) => axes[i].values[choice.settings[i]] ?? "–";
     const rate = (choice) => (choice.at >= 0 ? [choice.points[choice.at][0], null] : none);
     return [
-      group("Answer"), texts("Standing", a.status, b.status), line(objective.label, objective.unit, a.objective, b.objective, better),
+      group("Answer"), texts("Status", a.status, b.status), line(objective.label, objective.unit, a.objective, b.objective, better),
       line("Price", "$/h", [a.price, 0], [b.price, 0], -1), line("GPUs", "", [a.gpus, 0], [b.gpus, 0], -1),
       line("Rate", "req/s", rate(a), rate(b), 0), texts("Bound by", a.binds || "–", b.binds || "–"),
       group("Settings"), ...axes.map((axis, i) => texts(axis.label, setting(a, i), setting(b, i))),
@@ -52,30 +52,30 @@
   }
 
   function curve() {
-    const name = element("curve").value, told = study.metric(name);
+    const name = element("curve").value, metric = study.metric(name);
     const traces = chosen().map((choice, i) => {
       const points = (choice?.points ?? []).filter((p) => known(p[0]) && known(study.value(p, name)));
       return {
-        type: "scatter", mode: "lines+markers", name: look.text(choice?.name ?? ""), x: points.map((p) => p[0]), y: points.map((p) => study.value(p, name) * told.factor),
-        line: { color: look.series(i), width: 2 }, marker: { size: points.map((p) => (p === choice.points[choice.at] ? 12 : 6)), line: { color: look.colour("--card"), width: 1 } },
-        hovertemplate: `${look.text(choice?.name ?? "")}<br>%{x:.4~g} requests/s<br>${look.text(told.label)} %{y:.4~g} ${told.unit}<extra></extra>`,
+        type: "scatter", mode: "lines+markers", name: theme.text(choice?.name ?? ""), x: points.map((p) => p[0]), y: points.map((p) => study.value(p, name) * metric.factor),
+        line: { color: theme.series(i), width: 2 }, marker: { size: points.map((p) => (p === choice.points[choice.at] ? 12 : 6)), line: { color: theme.colour("--card"), width: 1 } },
+        hovertemplate: `${theme.text(choice?.name ?? "")}<br>%{x:.4~g} requests/s<br>${theme.text(metric.label)} %{y:.4~g} ${metric.unit}<extra></extra>`,
       };
     });
-    const bounds = study.plan.limits.filter((limit) => limit.metric === name).map((limit) => limit.bound * told.factor);
+    const bounds = study.plan.limits.filter((limit) => limit.metric === name).map((limit) => limit.bound * metric.factor);
     const ys = [...traces.flatMap((trace) => trace.y), ...bounds];
-    const up = study.wide(ys) ? { type: "log", ...poll.logTicks(ys) } : { rangemode: "tozero" };
-    const line = { color: look.colour("--limit"), width: 1.5, dash: "dash" };
-    Plotly.react("curves", traces, look.layout({ title: "" }, {
+    const up = study.wide(ys) ? { type: "log", ...theme.logTicks(ys) } : { rangemode: "tozero" };
+    const line = { color: theme.colour("--limit"), width: 1.5, dash: "dash" };
+    theme.draw("curves", traces, theme.layout({ title: "" }, {
       title: undefined, hovermode: "closest", margin: { l: 52, r: 16, t: 20, b: 44 },
       shapes: bounds.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line })),
-      xaxis: look.axis({ title: look.label("requests a second"), rangemode: "tozero" }), yaxis: look.axis({ title: look.label(`${told.label} ${told.unit}`), ...up }),
-    }), look.config);
+      xaxis: theme.axis({ title: theme.label("requests/s"), rangemode: "tozero" }), yaxis: theme.axis({ title: theme.label(`${metric.label} ${metric.unit}`), ...up }),
+    }));
   }
   function draw() { table(); curve(); }
   function open() {
-    const tried = study.attempts(), names = tried.map(([i, choice]) => [i, `${choice.rank} ${choice.name}`.trim()]);
-    study.options(element("first"), names, tried[0]?.[0] ?? "");
-    study.options(element("second"), names, tried[1]?.[0] ?? tried[0]?.[0] ?? "");
+    const simulated = study.simulated(), names = simulated.map(([i, choice]) => [i, `${choice.rank} ${choice.name}`.trim()]);
+    study.options(element("first"), names, simulated[0]?.[0] ?? "");
+    study.options(element("second"), names, simulated[1]?.[0] ?? simulated[0]?.[0] ?? "");
     const limited = study.plan.limits[0]?.metric ?? study.plan.metrics[0]?.name ?? "";
     study.options(element("curve"), study.plan.metrics.map((m) => [m.name, m.label]), limited);
   }

@@ -1,5 +1,5 @@
 "use strict";
-// The best objective over any two axes, as a table that can be read without colours.
+// The best objective over any two axes, as a table that is readable without colours.
 (() => {
   const { element, known, make } = study;
   if (!element("heat")) return;
@@ -10,22 +10,21 @@
     const better = (a, b) => (study.plan.objective.higher ? worth(a) > worth(b) : worth(a) < worth(b));
     return inside.filter((choice) => worth(choice) !== null).reduce((top, choice) => (top && !better(choice, top) ? top : choice), null);
   }
-  // Why nothing is known here: how many failed for which reason.
-  function reasons(inside, left) {
-    const counts = new Map();
-    for (const [reason] of left) {
+  // Reasons for an empty cell, with counts.
+  function reasons(inside, excluded) {
+    const texts = excluded.map(([, , reason, count]) => {
       const [region, example] = study.plan.reasons[reason];
-      counts.set(region, [(counts.get(region)?.[0] ?? 0) + 1, counts.get(region)?.[1] ?? example]);
-    }
-    const told = [...counts].map(([region, [count, example]]) => `${count} × ${region}${example && example !== region ? ` (${example})` : ""}`);
-    if (inside.length) told.push(`${inside.length} × broke a limit at every load that was simulated`);
-    return told.join("; ") || "not tried";
+      return `${count} × ${region}${example && example !== region ? ` (${example})` : ""}`;
+    });
+    if (inside.length) texts.push(`${inside.length} × a limit is broken at every simulated load`);
+    return texts.join("; ") || "not tried";
   }
   function cells() {
-    const [across, down] = [axis("across"), axis("down")], { axes, choices, left } = study.plan;
+    const [across, down] = [axis("across"), axis("down")], { axes, choices } = study.plan;
+    const swapped = across > down, excluded = study.plan.excluded[swapped ? `${down},${across}` : `${across},${down}`] ?? [];
     return axes[down].values.map((_, row) => axes[across].values.map((_, column) => {
       const inside = choices.filter((choice) => choice.settings[across] === column && choice.settings[down] === row);
-      return { inside, top: best(inside), out: left.filter((one) => one[1 + across] === column && one[1 + down] === row) };
+      return { inside, top: best(inside), out: excluded.filter(([a, b]) => (swapped ? a === row && b === column : a === column && b === row)) };
     }));
   }
   function draw() {
@@ -37,15 +36,15 @@
     const heads = make("tr", {}, make("td", {}, `${down.label} \\ ${across.label}`), ...across.values.map((text) => make("th", { scope: "col" }, text)));
     const body = grid.map((row, i) => make("tr", {}, make("th", { scope: "row" }, down.values[i]), ...row.map((one, j) => cell(one, heat, [down.values[i], across.values[j]]))));
     element("heat").replaceChildren(make("thead", {}, heads), make("tbody", {}, ...body));
-    element("cell").textContent = `${objective.label}, ${objective.unit}. Point at a cell, or move to it by keyboard.`;
+    element("cell").textContent = `${objective.label}, ${objective.unit}. Point at a cell or move to it by keyboard for details.`;
   }
   function cell({ inside, top, out }, heat, place) {
-    const told = top ? `${top.name}: ${study.number(top.objective[0], 4)} ${study.plan.objective.unit}` : `nothing: ${reasons(inside, out)}`;
+    const detail = top ? `${top.name}: ${study.number(top.objective[0], 4)} ${study.plan.objective.unit}` : `no result: ${reasons(inside, out)}`;
     const text = top ? study.number(top.objective[0], 4) : "–";
     const style = top ? `--heat:${Math.round(6 + 50 * heat(top.objective[0]))}%` : null;
-    const made = make("td", { tabindex: 0, title: told, style, class: top ? (heat(top.objective[0]) === 1 ? "leads" : "") : "none" }, text);
-    const tell = () => { element("cell").textContent = `${place.join(", ")}: ${told}`; };
-    for (const event of ["focus", "pointerenter", "click"]) made.addEventListener(event, tell);
+    const made = make("td", { tabindex: 0, title: detail, style, class: top ? (heat(top.objective[0]) === 1 ? "leads" : "") : "none" }, text);
+    const explain = () => { element("cell").textContent = `${place.join(", ")}: ${detail}`; };
+    for (const event of ["focus", "pointerenter", "click"]) made.addEventListener(event, explain);
     return made;
   }
   function open() {
@@ -54,14 +53,14 @@
     study.options(element("across"), axes, (y ?? x)?.[0]);
     study.options(element("down"), axes, x?.[0]);
   }
-  // The same axis twice says nothing: the other one takes the place that was left.
+  // Choosing one axis twice swaps the two.
   let before = {};
-  const keep = () => { before = { across: element("across").value, down: element("down").value }; };
+  const remember = () => { before = { across: element("across").value, down: element("down").value }; };
   for (const [id, other] of [["across", "down"], ["down", "across"]])
     element(id).addEventListener("change", () => {
       if (element(id).value === element(other).value) element(other).value = before[id];
-      keep();
+      remember();
       draw();
     });
-  study.parts.push({ open: () => { open(); keep(); }, draw });
+  study.parts.push({ open: () => { open(); remember(); }, draw });
 })();

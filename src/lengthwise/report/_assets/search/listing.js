@@ -1,5 +1,5 @@
 "use strict";
-// The lists sort by a click on a heading and show only the rows that hold a text.
+// The table sorts by the clicked heading and filters rows by text.
 (() => {
   function sort(table, column, button) {
     const head = button.closest("th"), rising = head.getAttribute("aria-sort") !== "ascending";
@@ -25,7 +25,7 @@
     input.closest(".tools").querySelector(".count").textContent = `${left.toLocaleString("en")} configurations`;
   }
   for (const box of document.querySelectorAll("[data-plan]")) {
-    const table = box.querySelector("table.table"), input = box.querySelector("input.filter");
+    const table = box.querySelector("table.listing"), input = box.querySelector("input.filter");
     if (!table) continue;
     table.querySelectorAll("th button").forEach((button, i) => button.addEventListener("click", () => sort(table, i, button)));
     input.addEventListener("input", () => filter(input, table));

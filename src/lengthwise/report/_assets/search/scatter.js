@@ -1,12 +1,12 @@
 "use strict";
-// Cost against latency, with limits that can be moved.
+// Cost against latency, with limits that the reader can move.
 (() => {
   const { element, known, number, make } = study;
-  const SYMBOLS = ["circle", "diamond", "square", "triangle-up"]; // beyond eight colours, they come again with another
+  const SYMBOLS = ["circle", "diamond", "square", "triangle-up"]; // repeated colours get another symbol
   const plot = element("scatter"), UIDS = ["loads", "operating"];
   let metric = "", marks = [[], []], waiting = false, handles = [];
 
-  // Metrics that have a figure: those of the frontiers, and the limits on latencies.
+  // Metrics with a figure: those of the frontiers and of latency limits.
   function metrics() {
     const limited = study.plan.limits.map((limit) => limit.metric).filter((name) => /^m?s$/.test(study.metric(name).unit));
     return [...new Set([...limited.filter((name) => name in study.plan.frontiers), ...Object.keys(study.plan.frontiers), ...limited])];
@@ -23,15 +23,15 @@
 
   function collect() {
     marks = [[], []]; // loads, operating points
-    for (const [i, choice] of study.attempts()) choice.points.forEach((point, at) => {
+    for (const [i, choice] of study.simulated()) choice.points.forEach((point, at) => {
       const x = study.value(point, metric), y = point[1];
       if (known(x) && known(y) && x > 0) marks[at === choice.at ? 1 : 0].push({ i, at, choice, point, x: x * study.metric(metric).factor, y });
     });
   }
   function hover({ choice, point, at }) {
-    const lines = [`<b>${look.text(choice.name)}</b>`, `${number(point[0])} requests/s${at === choice.at ? ", operating point" : ""}`, `$ ${number(point[1])} a thousand requests`];
+    const lines = [`<b>${theme.text(choice.name)}</b>`, `${number(point[0])} requests/s${at === choice.at ? ", operating point" : ""}`, `$ ${number(point[1])} per 1,000 requests`];
     const shown = new Set([metric, ...study.plan.limits.map((limit) => limit.metric)]);
-    for (const name of shown) lines.push(`${look.text(study.metric(name).label)} ${study.amount(name, study.value(point, name))}`);
+    for (const name of shown) lines.push(`${theme.text(study.metric(name).label)} ${study.amount(name, study.value(point, name))}`);
     return lines.join("<br>");
   }
   const single = () => element("colour").value === "one";
@@ -44,14 +44,14 @@
     const setting = single() ? 0 : choice.settings[+element("colour").value];
     return SYMBOLS[Math.floor(Math.max(0, setting ?? 0) / 8) % 4];
   }
-  // By class alone: plotly would draw all marks anew, which takes too long while a limit is dragged.
+  // A CSS class, because a redraw of all marks is too slow while a limit is dragged.
   function dim() {
     marks.forEach((group, k) => plot.querySelectorAll(`.trace${UIDS[k]} path.point`).forEach((path) => {
-      path.classList.toggle("off", !study.is_satisfied(group[path.__data__.i].point));
+      path.classList.toggle("off", !study.meetsLimits(group[path.__data__.i].point));
     }));
   }
   function traces() {
-    const factor = study.metric(metric).factor, seen = {}, colour = (name) => (seen[name] ??= look.colour(name));
+    const factor = study.metric(metric).factor, seen = {}, colour = (name) => (seen[name] ??= theme.colour(name));
     const trades = study.plan.frontiers[metric] ?? [];
     const ordered = [...trades].filter((t) => known(t[0])).sort((a, b) => a[0] - b[0]);
     const group = (k, size, line) => ({
@@ -61,25 +61,25 @@
     const one = single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : [];
     return [
       { type: "scatter", mode: "lines", x: ordered.map((t) => t[0] * factor), y: ordered.map((t) => t[1]), hoverinfo: "skip",
-        line: { color: look.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55 },
-      { type: "scatter", mode: "lines", x: one.map((m) => m.x), y: one.map((m) => m.y), hoverinfo: "skip", line: { color: look.colour("--series-0"), width: 2 } },
+        line: { color: theme.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55 },
+      { type: "scatter", mode: "lines", x: one.map((m) => m.x), y: one.map((m) => m.y), hoverinfo: "skip", line: { color: theme.colour("--series-0"), width: 2 } },
       group(0, 6, { width: 0 }),
-      group(1, 12, { width: 1.5, color: look.colour("--card") }),
+      group(1, 12, { width: 1.5, color: theme.colour("--card") }),
     ];
   }
   function draw() {
     collect();
-    const told = study.metric(metric), all = marks.flat();
-    const asked = study.plan.limits.filter((limit) => limit.metric === metric).map((limit) => limit.bound * told.factor);
+    const current = study.metric(metric), all = marks.flat();
+    const requested = study.plan.limits.filter((limit) => limit.metric === metric).map((limit) => limit.bound * current.factor);
     const xs = [...all.map((m) => m.x), ...requested.flatMap((x) => [x * 0.9, x * 1.12])], ys = all.map((m) => m.y);
-    const unit = { s: "seconds", ms: "milliseconds" }[told.unit] ?? told.unit;
-    const along = study.wide(xs) ? { type: "log", ...poll.logTicks(xs) } : { range: span(xs) };
-    const up = study.wide(ys) ? { type: "log", ...poll.logTicks(ys) } : { rangemode: "tozero" };
-    Plotly.react(plot, traces(), look.layout({ title: "" }, {
+    const unit = { s: "seconds", ms: "milliseconds" }[current.unit] ?? current.unit;
+    const along = study.wide(xs) ? { type: "log", ...theme.logTicks(xs) } : { range: span(xs) };
+    const up = study.wide(ys) ? { type: "log", ...theme.logTicks(ys) } : { rangemode: "tozero" };
+    theme.draw(plot, traces(), theme.layout({ title: "" }, {
       title: undefined, hovermode: "closest", margin: { l: 58, r: 18, t: 34, b: 48 }, hoverdistance: 12,
-      xaxis: look.axis({ title: look.label(`${told.label}, ${unit}`), fixedrange: true, ...along }),
-      yaxis: look.axis({ title: look.label("$ a thousand requests"), fixedrange: true, ...up }),
-    }), look.config).then(lines);
+      xaxis: theme.axis({ title: theme.label(`${current.label}, ${unit}`), fixedrange: true, ...along }),
+      yaxis: theme.axis({ title: theme.label("$ per 1,000 requests"), fixedrange: true, ...up }),
+    })).then(lines);
     legend();
     panel();
   }
@@ -94,7 +94,7 @@
     element("one-label").hidden = !single();
   }
 
-  // One line a limit on this metric, dragged by its whole height; the inputs do the same by keyboard.
+  // One draggable line per limit on this metric; the inputs beside the figure do the same by keyboard.
   function lines() {
     plot.querySelectorAll(".slo").forEach((line) => line.remove());
     plot.querySelector(".ring")?.remove();
@@ -142,9 +142,9 @@
     inputs();
     now();
   }
-  // A slider is logarithmic, over what was measured and the bound that was asked for.
+  // Sliders are logarithmic and cover the simulated values and the requested bound.
   function ends(limit) {
-    const vs = study.attempts().flatMap(([, choice]) => choice.points.map((point) => study.value(point, limit.metric))).filter((v) => known(v) && v > 0);
+    const vs = study.simulated().flatMap(([, choice]) => choice.points.map((point) => study.value(point, limit.metric))).filter((v) => known(v) && v > 0);
     return [0.9 * Math.min(...vs, limit.bound), 1.1 * Math.max(...vs, limit.bound)];
   }
   function row(limit, i) {
@@ -163,19 +163,19 @@
       if (document.activeElement !== slider) slider.value = slider.toFraction(bound);
       slider.setAttribute("aria-valuetext", study.amount(study.plan.limits[i].metric, bound));
     });
-    element("reset").disabled = study.requested();
+    element("reset").disabled = study.isRequested();
   }
   function now() {
-    const best = study.best(), { objective, choices } = study.plan, asked = choices[study.plan.best];
-    if (!best) return element("now").replaceChildren(make("p", { class: "worse" }, "No simulated load holds these limits."));
+    const best = study.best(), { objective, choices } = study.plan, answer = choices[study.plan.best];
+    if (!best) return element("now").replaceChildren(make("p", { class: "worse" }, "No simulated load meets these limits."));
     const choice = choices[best.choice], point = choice.points?.[best.at];
     const rows = [make("p", { class: "winner" }, choice.name), make("p", {}, make("b", {}, number(best.value, 4)), ` ${objective.unit}`)];
-    rows.push(asked ? difference(best.value, asked.objective[0]) : make("p", { class: "muted" }, "Nothing held what was asked."));
-    rows.push(make("p", { class: "muted" }, `${choice.gpus.toLocaleString("en")} GPUs, $ ${number(choice.price)} an hour${point && point[0] < 1e299 ? `, ${number(point[0])} requests/s` : ""}`));
+    rows.push(answer ? difference(best.value, answer.objective[0]) : make("p", { class: "muted" }, "No configuration meets the requested limits."));
+    rows.push(make("p", { class: "muted" }, `${choice.gpus.toLocaleString("en")} GPUs, $ ${number(choice.price)} per hour${point && point[0] < 1e299 ? `, ${number(point[0])} requests/s` : ""}`));
     element("now").replaceChildren(...rows);
   }
   function difference(value, from) {
-    if (study.requested()) return make("p", { class: "muted" }, "What was asked.");
+    if (study.isRequested()) return make("p", { class: "muted" }, "The requested limits.");
     const change = 100 * (value / from - 1), good = study.plan.objective.higher === change > 0;
     if (Math.abs(change) < 0.05) return make("p", { class: "muted" }, "As good as the answer.");
     return make("p", { class: good ? "better" : "worse" }, `${change > 0 ? "+" : "−"}${number(Math.abs(change), 2)} % from the answer`);
@@ -197,7 +197,7 @@
     tabs();
     const many = study.plan.axes.map((axis, i) => [i, axis.label, axis.values.length]).filter(([, , count]) => count > 1);
     study.options(element("colour"), [...many, ["one", "one configuration"]], many[0]?.[0] ?? "one");
-    study.options(element("one"), study.attempts().map(([i, choice]) => [i, choice.name]), study.attempts()[0]?.[0] ?? "");
+    study.options(element("one"), study.simulated().map(([i, choice]) => [i, choice.name]), study.simulated()[0]?.[0] ?? "");
   }
   const pick = (event) => {
     const mark = marks[event.points[0].curveNumber - 2]?.[event.points[0].pointNumber];

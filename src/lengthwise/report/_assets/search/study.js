@@ -1,9 +1,9 @@
 "use strict";
-// What the page's parts share: the study's numbers, the plan that is shown, the limits as they were moved.
+// State shared by the parts of the page: the study, the plan on display and the moved limits.
 const study = (() => {
-  const { plans } = JSON.parse(document.getElementById("figures").textContent);
-  const FIRST = 3; // a point is [rate, cost, held, metric, metric, ...]
-  const parts = []; // {draw, limits}: called when the plan or the colours, and when a limit changes
+  const { plans } = theme.data;
+  const FIRST = 3; // a point is [rate, cost, satisfied, metric, metric, ...]
+  const parts = []; // {open, draw, limits}: called for a new plan, for new colours, and for a moved limit
   let plan = plans[0];
   let bounds = plan.limits.map((limit) => limit.bound);
 
@@ -23,35 +23,35 @@ const study = (() => {
   const amount = (name, v) => (v > 1e299 ? "never" : `${number(known(v) ? v * metric(name).factor : null)} ${metric(name).unit}`.trim());
   const sign = (limit) => (limit.atLeast ? "≥" : "≤");
 
-  // A point that held what was asked holds looser limits too. One that did not must owe it to a limit
-  // that was loosened: it may have been refused for a queue that grows, which its means do not tell.
-  function holds(point) {
-    const keeps = (limit, i) => {
+  // A point that meets the requested limits also meets looser ones. A point that breaks them qualifies only if a
+  // loosened limit explains the failure: it may have been rejected for a growing queue, which its means do not show.
+  function meetsLimits(point) {
+    const meets = (limit, i) => {
       const v = value(point, limit.metric);
       return v === null || v === undefined || (limit.atLeast ? v >= bounds[i] : v <= bounds[i]);
     };
     const gain = (limit, i) => (limit.atLeast ? limit.bound - bounds[i] : bounds[i] - limit.bound);
-    if (point[2]) return plan.limits.every((limit, i) => gain(limit, i) >= 0 || keeps(limit, i));
-    const owed = (limit, i) => {
+    if (point[2]) return plan.limits.every((limit, i) => gain(limit, i) >= 0 || meets(limit, i));
+    const explains = (limit, i) => {
       const v = value(point, limit.metric);
       return gain(limit, i) > 0 && known(v) && (limit.atLeast ? v <= 1.05 * limit.bound : v >= 0.95 * limit.bound);
     };
-    return plan.limits.every(keeps) && plan.limits.some(owed);
+    return plan.limits.every(meets) && plan.limits.some(explains);
   }
-  const asked = () => plan.limits.every((limit, i) => bounds[i] === limit.bound);
+  const isRequested = () => plan.limits.every((limit, i) => bounds[i] === limit.bound);
 
-  // What a choice is worth at one of its points; null where only its operating point tells.
-  function worth(choice, at) {
-    const point = choice.points[at], asked = at === choice.at;
-    if (asked && known(choice.objective[0])) return choice.objective[0];
+  // The objective at one of a choice's points; null where it is only known at the operating point.
+  function objectiveAt(choice, at) {
+    const point = choice.points[at], operating = at === choice.at;
+    if (operating && known(choice.objective[0])) return choice.objective[0];
     if (plan.live === "rate") return (3600 * point[0]) / choice.price;
-    return asked ? ({ price: choice.price, gpus: choice.gpus }[plan.live] ?? null) : null;
+    return operating ? ({ price: choice.price, gpus: choice.gpus }[plan.live] ?? null) : null;
   }
   function best() {
-    if (asked()) return plan.best < 0 ? null : { choice: plan.best, at: plan.choices[plan.best].at, value: plan.choices[plan.best].objective[0] };
+    if (isRequested()) return plan.best < 0 ? null : { choice: plan.best, at: plan.choices[plan.best].at, value: plan.choices[plan.best].objective[0] };
     let found = null;
     plan.choices.forEach((choice, i) => (choice.points ?? []).forEach((point, at) => {
-      const now = holds(point) ? worth(choice, at) : null;
+      const now = meetsLimits(point) ? objectiveAt(choice, at) : null;
       if (!known(now)) return;
       if (!found || (plan.objective.higher ? now > found.value : now < found.value)) found = { choice: i, at, value: now };
     }));
@@ -84,13 +84,14 @@ const study = (() => {
     made.append(...children);
     return made;
   }
-  const tried = () => plan.choices.map((choice, i) => [i, choice]).filter(([, choice]) => choice.points);
+  const simulated = () => plan.choices.map((choice, i) => [i, choice]).filter(([, choice]) => choice.points);
 
   element("plan").addEventListener("change", (event) => show(+event.target.value));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  addEventListener("DOMContentLoaded", () => show(0));
+  // The first drawing comes after all parts of the page have registered.
+  let opened = false;
+  theme.start(() => { opened ? draw() : show(0); opened = true; });
   return {
     get plan() { return plan; }, get bounds() { return bounds; },
-    parts, element, known, number, estimate, metric, value, amount, sign, holds, asked, best, setBound, wide, options, make, tried,
+    parts, element, known, number, estimate, metric, value, amount, sign, meetsLimits, isRequested, best, setBound, wide, options, make, simulated,
   };
 })();

@@ -1,0 +1,464 @@
+"""SamuLLM's studies: applications as tasks and models, gains over its methods, search time and distances to optima.
+
+Counts and limits are the paper's; lengths are drawn from distributions that match the facts in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise import catalog, engine
+from lengthwise.apps.plan import DEFAULT, RequestSpec, Served, Space, best_staged, best_unpreempted, plan
+from lengthwise.apps.plan.draws import draw
+from lengthwise.apps.plan.evaluate import makespans_s, stages_of
+from lengthwise.apps.plan.planner import CHANGE_SHARE
+from lengthwise.schema.app import AppMethod, AppPlan, Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.errors import InternalError
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.statistics import mean_estimate
+
+Ints = npt.NDArray[np.int64]
+GREEDY, HEURISTICS = "samullm", ("max", "min")
+OTHERS = (GREEDY, *HEURISTICS)
+RESULTS = Path(__file__).parent / "results" / "apps.json"
+
+
+# Applications
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Whole numbers from ``low`` to ``high`` with a mean: a scaled Beta distribution, wider for a smaller spread."""
+
+    low: float
+    mean: float
+    high: float
+    spread: float = 2.0
+
+    def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return tokens at each level."""
+        from scipy.special import betaincinv
+
+        share = (self.mean - self.low) / (self.high - self.low)
+        at = betaincinv(share * self.spread, (1 - share) * self.spread, np.asarray(level, np.float64))
+        return np.rint(self.low + (self.high - self.low) * at)
+
+    def times(self, factor: float) -> Lengths:
+        """Return the same ends with another mean."""
+        return replace(self, mean=min(self.mean * factor, 0.9 * self.high))
+
+
+CHUNK_TOKENS, EVALUATOR_TOKENS = 2048, 300
+"""Prompts of a chain summary; the second is about that of Decipherpref's template."""
+ENSEMBLING_PROMPT, ENSEMBLING_OUTPUT = Lengths(5, 21, 127, 6.0), Lengths(1, 180, 490)
+"""MixInstruct, section 5.1."""
+ROUTING_PROMPT, ROUTING_OUTPUT = Lengths(9, 310, 577, 4.0), Lengths(3, 199, 1585, 5.0)
+"""RouterBench, section 5.2."""
+SUMMARY_OUTPUT, VERDICT_OUTPUT = Lengths(1, 500, 1200), Lengths(1, 150, 600)
+"""Assumed: the paper has no numbers."""
+ROUTED = {"llama-2-70b": 408, "mixtral-8x7b": 1267, "llama-2-13b": 2068, "codellama-34b": 456, "mistral-7b": 2657}
+"""Table 1; WizardLM-13B-V1.2 has the shapes of Llama-2-13b."""
+FACTORS = (1.2, 1.0, 0.7, 1.1, 1.0, 0.8, 1.1, 1.3, 0.8)
+"""Mean outputs of the nine models over their mean: assumed, as the paper shows only that models differ."""
+VICUNA, LLAMA_70B = Served("vicuna-13b-v1.5", "vicuna-13b"), Served("llama-2-70b-chat", "llama-2-70b")
+
+
+def _shapes(name: str, layers: int, heads: int, ffn: FfnSpec, *, kv_heads: int = 0, vocab: int = 50432) -> ModelSpec:
+    attention = AttentionSpec(heads, kv_heads or heads, 128)
+    return ModelSpec(name, layers, heads * 128, vocab, attention, ffn, max_model_len=2048)
+
+
+_NEOX = FfnSpec(20480, gated=False)
+NINE = (
+    VICUNA,
+    Served("oasst-pythia-12b", _shapes("pythia-12b", 36, 40, _NEOX)),
+    *(Served(name, "llama-2-13b") for name in ("alpaca-13b", "baize-v2-13b", "koala-13b")),
+    Served("dolly-v2-12b", _shapes("dolly-v2-12b", 36, 40, _NEOX)),
+    Served("mpt-7b-chat", _shapes("mpt-7b-chat", 32, 32, FfnSpec(16384, gated=False))),
+    Served("chatglm3-6b", _shapes("chatglm3-6b", 28, 32, FfnSpec(13696), kv_heads=2, vocab=65024)),
+    Served("stablelm-7b", _shapes("stablelm-7b", 16, 48, FfnSpec(24576, gated=False))),
+)
+"""The models of section 5.1."""
+NINE_OUTPUTS = tuple(ENSEMBLING_OUTPUT.times(factor / float(np.mean(FACTORS))) for factor in FACTORS)
+
+
+@dataclass(frozen=True)
+class World:
+    """An application: tasks, the models of their calls, and the distribution of each model's outputs."""
+
+    tasks: Tasks
+    models: tuple[Served, ...]
+    lengths: tuple[Lengths, ...]
+
+    def draws(self, seed: int, count: int, *, factor: float = 1.0) -> list[TaskDraw]:
+        """Return samples of the lengths; ``factor`` scales their mean."""
+        specs = [one.model if isinstance(one.model, ModelSpec) else catalog.model(one.model) for one in self.models]
+        longest, lengths = [spec.max_model_len for spec in specs], [one.times(factor) for one in self.lengths]
+        return [draw(self.tasks, lengths, longest, (seed, i)) for i in range(count)]
+
+
+def cluster(gpus: int = 8) -> Cluster:
+    """Return the paper's machine."""
+    node = catalog.node("a100-pairwise-nvlink-8")
+    return Cluster((Machine(catalog.gpu("A100-80GB"), replace(node, gpus=gpus), gpus),))
+
+
+def _tasks(models: Sequence[Served], model: Ints, prompt: Ints, max_tokens: Any, parents: Sequence[int] = ()) -> Tasks:
+    """Return one row per task; each has at most one parent (-1: none)."""
+    n, names = len(model), tuple(one.name for one in models)
+    parent = np.array(parents, np.int64) if len(parents) else np.full(n, -1, np.int64)
+    zeros = np.zeros(n, np.int64)
+    return Tasks(
+        calls=names,
+        models=names,
+        call=model.astype(np.int64),
+        model=model.astype(np.int64),
+        row=np.arange(n),
+        round=zeros,
+        index=zeros,
+        prompt_tokens=prompt.astype(np.int64),
+        max_tokens=np.broadcast_to(np.asarray(max_tokens, np.int64), n).copy(),
+        known_tokens=zeros,
+        parent_start=np.concatenate([[0], np.cumsum(parent >= 0)]).astype(np.int64),
+        parent=parent[parent >= 0],
+        shown=np.ones(int((parent >= 0).sum()), np.int64),
+        random_draw=np.full(n, -1, np.int64),
+    )
+
+
+def ensembling(requests: int, limit: int, *, seed: int = 0) -> World:
+    """Return an application in which nine models answer every request (section 5.1)."""
+    prompt = ENSEMBLING_PROMPT.quantile(np.random.default_rng((seed, 1)).random(requests))
+    return World(_tasks(NINE, np.repeat(np.arange(9), requests), np.tile(prompt, 9), limit), NINE, NINE_OUTPUTS)
+
+
+def routing(*, known: bool, seed: int = 0) -> World:
+    """Return an application in which each request goes to one of five models (section 5.2)."""
+    rng, count = np.random.default_rng((seed, 2)), sum(ROUTED.values())
+    models = tuple(Served(name, name) for name in ROUTED)
+    model = np.repeat(np.arange(len(ROUTED)), list(ROUTED.values()))
+    tasks = _tasks(models, model, ROUTING_PROMPT.quantile(rng.random(count)), 4096)
+    if known:
+        tasks = replace(tasks, known_tokens=ROUTING_OUTPUT.quantile(rng.random(count)).astype(np.int64))
+    return World(tasks, models, (ROUTING_OUTPUT,) * len(ROUTED))
+
+
+def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> World:
+    """Return an application that summarizes documents chunk by chunk and evaluates each summary (section 5.3).
+
+    Documents have 3 chunks in the median; the longest has 60 below 300 documents, else 201.
+    """
+    from scipy.special import ndtri
+
+    level, longest = (np.arange(documents) + 0.5) / documents, 60 if documents < 300 else 201
+    chunks = np.clip(np.rint(3 * np.exp(1.1 * ndtri(level))), 1, longest).astype(np.int64)
+    chunks[-1] = longest
+    model: list[int] = []
+    parents: list[int] = []
+    for length in np.random.default_rng((seed, 3)).permutation(chunks).tolist():
+        first, last = len(model), len(model) + length - 1
+        model += [0] * length + [1] * evaluations
+        parents += [-1, *range(first, last)] + [last] * evaluations
+    models = (VICUNA, LLAMA_70B)
+    prompt = np.array([CHUNK_TOKENS, EVALUATOR_TOKENS])[model]
+    return World(_tasks(models, np.array(model), prompt, limit, parents), models, (SUMMARY_OUTPUT, VERDICT_OUTPUT))
+
+
+def mixed(documents: int, requests: int, limit: int, *, seed: int = 0) -> World:
+    """Return a chain summary with four evaluations, and an ensembling (section 5.4)."""
+    one, other = chain(documents, 900, 4, seed=seed), ensembling(requests, limit, seed=seed)
+    a, b = one.tasks, other.tasks
+    models = (*one.models, *(replace(m, name=f"{m.name} (answers)") for m in other.models))
+    parents = np.full(len(a) + len(b), -1)
+    parents[: len(a)][np.diff(a.parent_start) > 0] = a.parent
+    columns = ((a.model, b.model + 2), (a.prompt_tokens, b.prompt_tokens), (a.max_tokens, b.max_tokens))
+    tasks = _tasks(models, *map(np.concatenate, columns), parents.tolist())
+    return World(tasks, models, one.lengths + other.lengths)
+
+
+# Plans of a case
+
+
+@dataclass(frozen=True)
+class Case:
+    """An application of a study; ``knows``: plans are made with the true lengths."""
+
+    name: str
+    world: World
+    knows: bool = False
+
+    @property
+    def true(self) -> list[TaskDraw]:
+        """Samples that plans are evaluated on."""
+        return self.world.draws(2, 1 if self.knows else 6)
+
+    def plan(self, additional: Sequence[str] = OTHERS) -> AppPlan:
+        """Return the plan, checked; search seconds are CPU seconds."""
+        engine.warm_up()
+        made = plan(
+            self.world.tasks,
+            self.true if self.knows else self.world.draws(1, 1),
+            self.world.models,
+            cluster(),
+            true_draws=self.true,
+            requested=RequestSpec(additional=tuple(additional), clock=time.process_time),
+            begin=lambda _: None,  # as in a run, which starts these engines
+        )
+        ran = {one.model for stage in made.stages for one in stage.plans}
+        if ran != set(self.world.tasks.model.tolist()):
+            raise InternalError(f"{self.name}: models {sorted(ran)} run, not all that have tasks")
+        for stage in made.stages:
+            used = [gpu for replicas in stage.placement.values() for one in replicas for gpu in one]
+            if len(used) != len(set(used)):
+                raise InternalError(f"{self.name}: a GPU runs two models at once")
+        own = next(one for one in made.methods if one.name == DEFAULT)
+        own_s = (own.planned_s + own.lead_s) / (1.0 + CHANGE_SHARE)
+        if any(one.planned_s + one.lead_s < own_s for one in made.methods):
+            raise InternalError(f"{self.name}: another method plans a shorter makespan")
+        return made
+
+
+def _summary_of(case: Case, made: AppPlan) -> dict[str, Any]:
+    """Return a case as rows save it: seconds end to end and of the search by method, and the estimate's error."""
+    methods = {
+        one.name: {
+            "makespan_s": one.makespan.value,
+            "half_width_s": one.makespan.half_width if one.makespan.has_interval else None,
+            "planned_s": one.planned_s,
+            "search_s": one.search_s,
+            "lead_s": one.lead_s,
+            "gain": one.gain,
+            "gain_ci": _gain_interval(one, made),
+        }
+        for one in made.methods
+    }
+    own = methods[DEFAULT]
+    error = own["planned_s"] / own["makespan_s"] - 1
+    return {"case": case.name, "tasks": len(case.world.tasks), "methods": methods, "estimate_error": error}
+
+
+def _gain_interval(method: AppMethod, made: AppPlan) -> tuple[float, float] | None:
+    """Return the 95 % interval of the gain over a method, paired by samples; None for fewer than two."""
+    own = next(one for one in made.methods if one.name == made.method)
+    other_s, own_s = (np.array(one.makespans_s) + one.lead_s for one in (method, own))
+    if len(own_s) < 2 or method is own:
+        return None
+    gain = float(other_s.mean() / own_s.mean())
+    half = mean_estimate((other_s - gain * own_s) / own_s.mean()).half_width  # of a ratio of means
+    return gain - half, gain + half
+
+
+# Studies
+
+PAPER = {  # lowest and highest gain over each heuristic
+    "ensembling": {"max": (1.1, 2.4), "min": (1.0, 1.6)},
+    "routing": {"max": (1.4, 1.8), "min": (1.0, 1.1)},
+    "chain": {"max": (1.0, 1.3), "min": (1.0, 1.4)},
+    "mixed": {"max": (1.2, 1.4), "min": (1.2, 1.4)},
+}
+
+
+def ensembling_study(_: Path, quick: bool) -> dict[str, Any]:
+    """Return gains of an ensembling of 1,000 to 10,000 requests at limits 256 and 512."""
+    counts = (1000,) if quick else (1000, 2000, 3000, 5000, 7000, 10_000)
+    pairs = [(n, limit) for limit in (256, 512) for n in counts]
+    return _study("ensembling", [Case(f"{n} requests, limit {limit}", ensembling(n, limit)) for n, limit in pairs])
+
+
+def routing_study(_: Path, quick: bool) -> dict[str, Any]:
+    """Return gains of a routing with unknown and with known lengths, on three sets of requests each."""
+    cases = [
+        Case(f"{'known' if known else 'unknown'} lengths, set {seed}", routing(known=known, seed=seed), known)
+        for known in (False, True)
+        for seed in range(1 if quick else 3)
+    ]
+    return _study("routing", cases)
+
+
+def chain_study(_: Path, quick: bool) -> dict[str, Any]:
+    """Return gains of chain summaries over documents, limits and evaluations, one of them changed at a time."""
+    settings = [
+        *((documents, 900, 1) for documents in (100, 200, 300, 400, 500)),
+        *((100, limit, 1) for limit in (100, 300, 500, 700)),
+        *((documents, 900, evaluations) for documents in (100, 300) for evaluations in (2, 4)),
+    ]
+    return _study(
+        "chain",
+        [
+            Case(f"{documents} documents, limit {limit}, {times} evaluations", chain(documents, limit, times))
+            for documents, limit, times in (settings[:1] if quick else settings)
+        ],
+    )
+
+
+def mixed_study(_: Path, quick: bool) -> dict[str, Any]:
+    """Return gains of a chain summary of 100 to 500 documents with an ensembling."""
+    requests = 500 if quick else 5000
+    cases = [
+        Case(f"{documents} documents, {requests} requests", mixed(documents, requests, 256))
+        for documents in ((100,) if quick else (100, 200, 300, 400, 500))
+    ]
+    return _study("mixed", cases)
+
+
+def _study(study: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the lowest and the highest gain over each heuristic and over the greedy search, and all cases."""
+    found = [_summary_of(case, case.plan()) for case in cases]
+    rows: dict[str, Any] = {}
+    for other in (*HEURISTICS, GREEDY):
+        for index, (end, pick) in enumerate({"lowest": min, "highest": max}.items()):
+            case = pick(found, key=lambda one: one["methods"][other]["gain"])
+            method = case["methods"][other]
+            paper = {"paper": PAPER[study][other][index]} if other in PAPER[study] else {}
+            rows[f"apps.{study}.speedup_over_{other}_{end}"] = {
+                "value": method["gain"],
+                "unit": "times",
+                "ci": method["gain_ci"],
+                "details": {"case": case["case"]} | paper,
+            }
+    worst = max(abs(case["estimate_error"]) for case in found)
+    rows[f"apps.{study}.cases"] = {"value": len(found), "unit": "cases", "details": {"cases": found}}
+    rows[f"apps.{study}.estimate_error_worst"] = {"value": worst, "unit": "relative"}
+    return rows
+
+
+def ablation(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the effect of preemption and of known or different lengths (section 5.5, Figure 14)."""
+    rows: dict[str, Any] = {}
+    for limit in (256,) if quick else (256, 512):
+        world = mixed(100, 500, limit) if quick else mixed(500, 5000, limit)
+        unknown = Case(f"limit {limit}, unknown lengths", world)
+        known = Case(f"limit {limit}, known lengths", world, knows=True)
+        additional = (GREEDY, f"{GREEDY}_no_preemption", "min", "min_no_preemption")
+        made, space = unknown.plan(additional), Space(world.models, cluster())
+        methods = _summary_of(unknown, made)["methods"]
+        total_s = {name: method["makespan_s"] + method["lead_s"] for name, method in methods.items()}
+        for name, value, paper in (
+            ("over_ours", methods[f"{GREEDY}_no_preemption"]["gain"], "its greedy 1.0 to 1.2"),
+            ("of_greedy", total_s[f"{GREEDY}_no_preemption"] / total_s[GREEDY], "1.0 to 1.2"),
+            ("of_min", total_s["min_no_preemption"] / total_s["min"], "1.3 to 1.4"),
+        ):
+            details = {"paper": paper, "methods": methods}
+            rows[f"apps.no_preemption_{name}_{limit}"] = {"value": value, "unit": "times", "details": details}
+        (blind_s,) = makespans_s(stages_of(world.tasks, known.true, space), made.planned, made.reserve)
+        known_s = known.plan(additional).makespan.value
+        rows[f"apps.known_over_unknown_{limit}"] = {
+            "value": blind_s / known_s,
+            "unit": "times",
+            "details": {"unknown_s": blind_s, "known_s": known_s, "paper": "1.0 to 1.1"},
+        }
+        planned_s = next(one.planned_s for one in made.methods if one.name == made.method)
+        errors = {}
+        for factor in (0.7, 0.85, 1.15, 1.3):
+            truth = stages_of(world.tasks, world.draws(5, 1, factor=factor), space)
+            errors[f"{factor:g}"] = planned_s / makespans_s(truth, made.planned, made.reserve)[0] - 1
+        rows[f"apps.other_set_error_{limit}"] = {
+            "value": max(map(abs, errors.values())),
+            "unit": "relative",
+            "details": {"by_factor": errors, "paper": "6.5 % to 38.7 %, mean 25.6 %"},
+        }
+    return rows
+
+
+def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads saved rows
+    """Return gains over the paper's greedy search in all saved cases of the studies: geometric mean and lowest."""
+    rows = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+    gains = {
+        f"{row['name'].split('.')[1]}: {case['case']}": case["methods"][GREEDY]["gain"]
+        for row in rows
+        if row["name"].endswith(".cases")
+        for case in row["details"]["cases"]
+    }
+    if not gains:
+        raise FileNotFoundError("no studies are saved: run them with --save")
+    logs = mean_estimate([math.log(gain) for gain in gains.values()])
+    lowest = min(gains, key=gains.__getitem__)
+    return {
+        "apps.better_over_greedy": {
+            "value": math.exp(logs.value),
+            "ci": (math.exp(logs.low), math.exp(logs.high)),
+            "details": {"gains": gains, "mean": "geometric, over cases"},
+        },
+        "apps.better_over_greedy_lowest": {"value": gains[lowest], "details": {"case": lowest}},
+    }
+
+
+# Search time
+
+
+def search(_: Path, quick: bool) -> dict[str, Any]:
+    """Return CPU seconds of planning: ten models over 10,000 requests, nine over 90,000, and a mixed application."""
+    repeats, model = 1 if quick else 3, np.arange(10_000) % 10
+    ten, prompt = (*NINE, LLAMA_70B), ensembling(1112, 512).tasks.prompt_tokens[:10_000]
+    ten_models = World(_tasks(ten, model, prompt, 512), ten, (*NINE_OUTPUTS, NINE_OUTPUTS[0]))
+    rows = {
+        "apps.search_s": _search_s(ten_models, repeats, (22, 69)),
+        "apps.search_nine_times_10k_s": _search_s(ensembling(10_000, 256), 1),
+    }
+    return rows if quick else rows | {"apps.search_mixed_s": _search_s(mixed(500, 5000, 256), 1, 68)}
+
+
+def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]:
+    """Time the search of all methods, and check that every repeat finds the same plan."""
+    engine.warm_up()
+    draws, options = world.draws(1, 1), RequestSpec(additional=OTHERS, clock=time.process_time)
+    plans = [plan(world.tasks, draws, world.models, cluster(), requested=options) for _ in range(repeats)]
+    if len({one.planned for one in plans}) != 1:
+        raise InternalError("the same application was planned in two ways")
+    seconds = sorted(one.search_s for one in plans)
+    methods = {one.name: one.search_s for one in plans[0].methods}
+    details = {"tasks": len(world.tasks), "methods_s": methods, "paper_s": paper_s}
+    return {"value": seconds[len(seconds) // 2], "ci": (seconds[0], seconds[-1]), "unit": "s", "details": details}
+
+
+# Distances to optima
+
+INSTANCES, GPUS = 12, 2
+SMALL = (0, 6, 7)
+"""Of the nine: one of 13B, one of 7B, one of 6B."""
+
+
+def optima(_: Path, quick: bool) -> dict[str, Any]:
+    """Return distances of plans to the best staged plan of small instances, and to the best without preemption."""
+    engine.warm_up()
+    models, lengths, each = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL), []
+    for seed in range(3 if quick else INSTANCES):  # three models with 200 to 3,000 requests each
+        counts = np.random.default_rng((seed, 7)).integers(200, 3000, len(SMALL))
+        model = np.repeat(np.arange(len(SMALL)), counts)
+        world = World(_tasks(models, model, np.full(len(model), 21), 256), models, lengths)
+        gaps, _optimum = _gaps(world, seed, GPUS, best_staged)
+        if min(gaps.values()) < -0.02:
+            raise InternalError(f"a plan is {-min(gaps.values()):.1%} shorter than the best of all")
+        each.append(gaps)
+    rows: dict[str, Any] = {}
+    about = f"best of all staged plans, 3 models on {GPUS} GPUs, {len(each)} instances"
+    for name, row in {DEFAULT: "apps.gap_to_exact", GREEDY: "apps.gap_to_exact_greedy"}.items():
+        gaps_of = [gaps[name] for gaps in each]
+        details = {"class": about, "each": gaps_of}
+        ci = min(gaps_of), max(gaps_of)
+        rows[row] = {"value": mean(gaps_of), "unit": "relative", "ci": ci, "details": details}
+    about = "best schedule without preemption, GPUs counted, not placed"
+    for name, world in {"routing": routing(known=False), "ensembling": ensembling(1000, 512)}.items():
+        gaps, best = _gaps(world, 1, 8, best_unpreempted)
+        bounds = {"optimum_s": best.makespan_s, "bound_s": best.bound_s, "proved": best.proved}
+        row = {"value": gaps[DEFAULT], "unit": "relative", "details": {"gaps": gaps, "class": about} | bounds}
+        rows[f"apps.gap_to_unpreempted_{name}"] = row
+    return rows
+
+
+def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, float], Any]:
+    """Return by method how much longer its plan is than the optimum of an exact solver, and that optimum."""
+    draws, where = world.draws(seed, 1), cluster(gpus)
+    best = solve(stages_of(world.tasks, draws, Space(world.models, where))[0])
+    made = plan(world.tasks, draws, world.models, where, requested=RequestSpec(additional=OTHERS))
+    return {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}, best

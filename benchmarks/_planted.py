@@ -1,0 +1,284 @@
+"""Calibrations: coverage of intervals on planted runs, the value of counters and step logs, and computing time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _circle import Run, Setting
+from _harness import machine
+from _intervals import exact_interval
+
+from lengthwise.engine import deploy, simulate
+from lengthwise.measure.calibration import Calibration, Iterations, calibrate, read_iterations
+from lengthwise.measure.calibration.parameters import apply
+from lengthwise.measure.calibration.result import Parameter
+from lengthwise.schema.deployment import Deployment, EngineLimits
+from lengthwise.schema.records import Measured
+from lengthwise.schema.workload import Workload
+from lengthwise.statistics import mean_estimate
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "measure"))  # planted runs are those of the tests
+
+# Coverage: runs with known parameters
+
+PLANTED = {"work": 1.3, "host_step": 2e-3, "host_sequence": 40e-6}
+NOISE, REQUESTS, RATE_RPS = 0.02, 240, 6.0
+COVERAGE_RUNS, QUICK_RUNS = 20, 2
+
+
+def coverage(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the share of determined parameters whose interval contains the planted value; a seed per run."""
+    deployment = deploy("llama-3-8b", "H100", limits=EngineLimits(64, 2048, max_model_len=8192))
+    found = {run: covered(deployment, run) for run in range(1, 1 + (QUICK_RUNS if quick else COVERAGE_RUNS))}
+    row = coverage_row({run: satisfied(one) for run, one in found.items()})
+    row["details"]["widths"] = widths([p for one in found.values() for p in one.parameters if p.determined])
+    return {"calibrate_coverage": row}
+
+
+def covered(deployment: Deployment, run: int) -> Calibration:
+    """Calibrate to a run of an engine with the planted parameters, measured with noise."""
+    rng = np.random.default_rng(run)
+    arrival_s = np.cumsum(rng.exponential(1 / RATE_RPS, REQUESTS))
+    lengths = rng.integers(200, 3000, REQUESTS), rng.integers(50, 400, REQUESTS)
+    workload = Workload(arrival_s - arrival_s[0], *lengths, name=f"run {run}")
+    records = simulate(workload, replace(deployment, cost=apply(deployment.cost, PLANTED)))
+    r = records.requests
+    first_s = r.arrival_s + (r.first_token_s - r.arrival_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
+    rest_s = (r.finished_s - r.first_token_s) * np.exp(NOISE * rng.standard_normal(REQUESTS))
+    clients = replace(r, scheduled_s=np.full(REQUESTS, np.nan), first_token_s=first_s, finished_s=first_s + rest_s)
+    measured = Measured(replace(records, requests=clients, steps=None), workload, "bench")
+    found = calibrate([measured], deployment, seed=run)
+    print(f"run {run}: {found.simulations} simulations", file=sys.stderr, flush=True)
+    return found
+
+
+def satisfied(found: Calibration) -> dict[str, tuple[bool, bool]]:
+    """Return by parameter whether it was determined, and whether its interval contains the truth.
+
+    Intervals are those of the runs, before they were widened to contain a value that stayed at its prior.
+    """
+    return {p.name: (p.determined, bool(_ends(p)[0] <= _truth(p) <= _ends(p)[1])) for p in found.parameters}
+
+
+def _ends(p: Parameter) -> tuple[float, float]:
+    return (p.low, p.high) if p.bare is None else p.bare
+
+
+def _truth(p: Parameter) -> float:
+    return PLANTED.get(p.name, p.prior)
+
+
+def coverage_row(runs: Mapping[int, Mapping[str, tuple[bool, bool]]]) -> dict[str, Any]:
+    """Return the row of ``satisfied`` of each run: determined parameters, and apart from them the others."""
+    every = [(name, *of) for found in runs.values() for name, of in found.items()]
+    hits = {name: [holds for one, known, holds in every if known and one == name] for name, known, _ in every if known}
+    known, others = sum(hits.values(), []), [holds for _, determined, holds in every if not determined]
+
+    def share(of: Sequence[bool]) -> dict[str, Any]:
+        low, high = exact_interval(sum(of), len(of))
+        return {"n": len(of), "satisfied": sum(of), "low": round(low, 3), "high": round(high, 3)}
+
+    return {
+        "value": float(np.mean(known)),
+        "ci": exact_interval(sum(known), len(known)),
+        "details": {
+            "n": len(known),
+            "of_runs": len(runs),
+            "satisfied": sum(known),
+            "by_parameter": {name: share(of) for name, of in hits.items()},
+            "missing": {"n": len(others), "satisfied": sum(others)},
+            "runs": {run: {name: of[1] for name, of in found.items() if of[0]} for run, found in runs.items()},
+            "planted": PLANTED,
+        },
+    }
+
+
+def widths(parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Return by parameter the median and largest ratio of interval ends, and the median error of the values."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(p.name for p in parameters):
+        some = [p for p in parameters if p.name == name]
+        apart = [high / low for low, high in map(_ends, some)]
+        off = [abs(p.value / _truth(p) - 1) for p in some if _truth(p) > 0]
+        found[name] = {"n": len(some), "times": round(float(np.median(apart)), 3), "widest": round(max(apart), 3)}
+        found[name]["off"] = round(float(np.median(off)), 4) if off else None
+    return found
+
+
+# Counters: planted runs whose server counts its steps as vLLM does
+
+COUNTER_RUNS = 12
+PERIODS_S = (0.25, 0.5, 1.0)
+"""Between two reads of the counters, in turns."""
+ANSWER_S = 0.005
+KINDS = ("requests", "counters", "log")
+"""Inputs of a fit: requests alone, and counters or a log of every step as well."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result for a planted value, in logs of it."""
+
+    off: float
+    low: float
+    high: float
+
+
+def counters(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return by parameter the mean error in log of the planted value with counters, other inputs beside it."""
+    from planted_counters import logged, scraped
+    from planted_runs import LIMITS, MIN_COUNT, TRUTH, requests
+    from planted_runs import NOISE as RUN_NOISE
+
+    deployment, runs = deploy("llama-3-8b", "H100", limits=LIMITS), []
+    for seed in range(QUICK_RUNS if quick else COUNTER_RUNS):
+        workload, period_s = requests(seed=seed), PERIODS_S[seed % len(PERIODS_S)]
+        run = scraped(workload, deployment, TRUTH, period_s, noise=RUN_NOISE, seed=seed, answer_s=ANSWER_S)
+        log = logged(workload, deployment, TRUTH, TRUTH["host_step"] / 2)  # a log does not see half of the host
+        fitted = partial(calibrate, [run], deployment, fit=MIN_COUNT, seed=seed)
+        found = {"requests": fitted(scrape="no"), "counters": fitted(), "log": fitted(iterations=log)}
+
+        def report(p: Parameter, truth: float) -> Report:
+            return Report(*(math.log(value / truth) for value in (p.value, p.low, p.high)))
+
+        runs.append({k: {n: report(of[n], truth) for n, truth in TRUTH.items()} for k, of in found.items()})
+    return {f"fidelity.counters.{name}_error": counters_row(name, runs, TRUTH[name]) for name in TRUTH}
+
+
+def counters_row(
+    name: str, runs: Sequence[Mapping[str, Mapping[str, Report]]], planted: float
+) -> dict[str, Any]:
+    """Return a parameter's mean error over runs (by kind, then by parameter) with Student's interval."""
+    kinds = {}
+    for kind in KINDS:
+        some = [run[kind][name] for run in runs]
+        mean = mean_estimate([abs(one.off) for one in some])
+        kinds[kind] = {
+            "error": round(mean.value, 4),
+            "low": round(max(0.0, mean.value - mean.half_width), 4),
+            "high": round(mean.value + mean.half_width, 4),
+            "width": round(float(np.mean([one.high - one.low for one in some])), 3),
+            "satisfied": sum(one.low <= 0 <= one.high for one in some),
+        }
+    of = kinds["counters"]
+    details = {"of_runs": len(runs), "planted": planted, "kinds": kinds}
+    return {"value": of["error"], "ci": [of["low"], of["high"]], "details": details}
+
+
+# Times: calibrations on about 300 requests
+
+SAVED = Path(__file__).parent / "results" / "live"
+TIMED_REQUESTS = 300
+RATES_RPS, HELD_RPS, EACH, PERIOD_S = (2.0, 4.0, 6.0), 5.0, 100, 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """Input of a calibration: runs to fit to, a held-out one, and the engine's log of steps where there is one."""
+
+    runs: Sequence[Measured]
+    held_out: Measured
+    deployment: Deployment
+    iterations: Iterations | None = None
+
+
+def times(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds of the slowest case; quick: of the planted runs alone."""
+    from _live import FIFO, WIDE
+
+    cases: dict[str, Callable[[], Case]] = {
+        "simulated, with counters": planted_case,
+        "vLLM on a CPU": partial(saved_case, "vllm", WIDE),
+        "transformers on a CPU": partial(saved_case, "transformers", FIFO),
+    }
+    return {"calibrate_300_s": times_row({name: timed(name, cases[name]()) for name in list(cases)[: 1 if quick else 3]})}
+
+
+def times_row(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the slowest of the cases by the clock."""
+    slowest = max(cases, key=lambda name: float(cases[name]["wall_s"]))
+    return {
+        "value": cases[slowest]["wall_s"],
+        "details": {"slowest": slowest, "cases": cases, "machine": machine()},
+    }
+
+
+def timed(name: str, case: Case) -> dict[str, Any]:
+    """Return the time of a calibration, the number of its requests, and its input."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    found = calibrate(
+        case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
+    )
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    row = {
+        "requests": found.fitted,
+        "runs": len(case.runs),
+        "beside_them": additional(found, case.iterations),
+        "masks": masks(found),
+        "simulations": found.simulations,
+        "cpu_s": round(cpu_s, 2),
+        "wall_s": round(wall_s, 2),
+    }
+    print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
+    return row
+
+
+def additional(found: Calibration, iterations: Iterations | None) -> str:
+    """Return the input of a calibration other than requests, by its notes."""
+    if iterations is not None:
+        return "a log of steps"
+    return "counters" if any("counters were fitted" in note for note in found.notes) else "nothing"
+
+
+def masks(found: Calibration) -> str:
+    """Return whether dense masks were looked for, and found."""
+    if any("dense masks were not looked for" in note for note in found.notes):
+        return "not looked for"
+    return "found" if found.tables.masked_s > 0 else "looked for"
+
+
+def planted_case() -> Case:
+    """Return simulated runs of three loads whose server had counters, of an unnamed engine."""
+    from planted_counters import scraped
+    from planted_runs import LIMITS, TRUTH, requests
+
+    deployment = deploy("llama-3-8b", "H100", limits=LIMITS)
+    *runs, held_out = (
+        scraped(requests(rate, EACH, seed), deployment, TRUTH, PERIOD_S, noise=0.02, seed=seed)
+        for seed, rate in enumerate((*RATES_RPS, HELD_RPS))
+    )
+    return Case(runs, held_out, deployment)
+
+
+def saved_case(engine: str, setting: Setting) -> Case:
+    """Return saved runs of a real engine, one round of loads after the other until there are enough requests."""
+    import _live
+    import _vllm
+
+    folder = SAVED / engine
+    circle = _live.Circle(folder, folder, _live.FULL, again=folder)
+    runs, held_out = enough(circle.saved_runs(setting))
+    log = _vllm.iterations_of(folder, next(run.name for run in runs if run.load == "half"))
+    base = circle.deployment(setting)
+    deployment = replace(base, cost=circle.tables(base))
+    steps = read_iterations(log) if log.exists() else None
+    return Case([run.measured for run in runs], held_out.measured, deployment, steps)
+
+
+def enough(runs: Sequence[Run], least: int = TIMED_REQUESTS) -> tuple[Sequence[Run], Run]:
+    """Return the first runs with ``least`` requests together, at least one round, and the next one."""
+    rounds, total = len({run.load for run in runs}), 0
+    for at, run in enumerate(runs[:-1]):
+        total += len(run.measured.workload)
+        if total >= least and at + 1 >= rounds:
+            return runs[: at + 1], runs[at + 1]
+    return runs[:-1], runs[-1]

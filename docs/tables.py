@@ -1,0 +1,889 @@
+"""Print the tables of docs/*.md as Markdown, from the rows in benchmarks/results.
+
+``make tables`` runs cog over the pages: a comment ``[[[cog import tables; tables.NAME() ]]]`` holds the call, and cog
+writes the output below it. Prose around the tables is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+DASH = "-"
+SHARES = ("relative", "share")
+"""Units shown in percent."""
+Row = Mapping[str, Any]
+
+
+# Rows and cells
+
+
+@cache
+def rows(name: str) -> dict[str, Row]:
+    """Return the rows of benchmarks/results/NAME.json by figure name; of a name the row measured last."""
+    found: dict[str, Row] = {}
+    for row in map(json.loads, (RESULTS / f"{name}.json").read_text("utf-8").splitlines()):
+        before = found.get(row["name"])
+        if before is None or _measured_at(before) <= _measured_at(row):
+            found[row["name"]] = row
+    return found
+
+
+def _measured_at(row: Row) -> str:
+    return (row.get("details") or {}).get("measured_at") or ""
+
+
+def details(file: str, name: str) -> Row:
+    """Return the details of a row; {} where it was not measured."""
+    return rows(file).get(name, {}).get("details") or {}
+
+
+def under(file: str, prefix: str) -> dict[str, Row]:
+    """Return details of all rows with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): {"value": row["value"]} | (row.get("details") or {})
+        for name, row in rows(file).items()
+        if name.startswith(prefix)
+    }
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
+    """Print a Markdown table.
+
+    Raises:
+        ValueError: A line has not as many cells as the head.
+    """
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for line in lines:
+        if len(line) != len(head):
+            raise ValueError(f"a line must have {len(head)} cells like the head; got {len(line)}: {line}")
+        print(f"| {' | '.join(map(str, line))} |")
+    print()
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Return three digits, or a whole number from a thousand on, with the unit; shares in percent."""
+    if value is None:
+        return DASH
+    if unit in SHARES:
+        return f"{number(100 * value)} %"
+    return f"{value:,.0f} {unit}".strip() if abs(value) >= 1000 else f"{value:.3g} {unit}".strip()
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent; a dash for None."""
+    return number(share, "relative")
+
+
+def span(ends: Sequence[float] | None, unit: str = "") -> str:
+    """Return "low to high"."""
+    if not ends:
+        return DASH
+    low, high = (number(end, unit) for end in (min(ends), max(ends)))
+    return f"{low.removesuffix(' %') if high.endswith(' %') else low} to {high}"
+
+
+def with_interval(row: Row | None, unit: str = "") -> str:
+    """Return a value with its interval in brackets; a dash where the row is missing."""
+    if row is None or row.get("value") is None:
+        return DASH
+    ends = row.get("ci") or (row.get("details") or {}).get("interval")
+    return number(row["value"], unit) + (f" [{span(ends, unit if unit in SHARES else '')}]" if ends else "")
+
+
+def verdict(row: Row, target: float, *, more: bool) -> str:
+    """Return whether a figure meets its aim: met with its complete interval, borderline with the value alone, or missed.
+
+    The share of an interval that covers the truth is compared by its own interval: it holds the aim or does not.
+    """
+    ends = row.get("ci") or (row.get("details") or {}).get("interval")
+    if row["name"].endswith("_coverage"):
+        if not ends:
+            return "no interval"
+        return "consistent" if ends[0] <= target <= ends[1] else "**missed**"
+
+    def meets(value: float) -> bool:
+        return value >= target if more else value <= target
+
+    loads = [abs(load["calibrated"]) for load in ((row.get("details") or {}).get("signed_by_load") or {}).values()]
+    if not meets(row["value"]):
+        return "**missed**"
+    if not all(map(meets, loads)):
+        return f"met by the median, {sum(map(meets, loads))} of {len(loads)} loads"
+    if not ends:
+        return "met, no interval"
+    return "met" if all(map(meets, ends)) else "borderline"
+
+
+def aims(file: str, about: Mapping[str, str], *, exact: Sequence[str] = ()) -> None:
+    """Print figures beside their aims: ``about`` says of each figure's name what it is.
+
+    Figures in ``exact`` keep four decimals: a gain of 0.9997 is not one of 1.
+    """
+    lines = []
+    for name, text in about.items():
+        row = rows(file).get(name)
+        if row is None or row.get("value") is None:
+            lines.append((f"`{name}`", text, "not measured", DASH, DASH))
+            continue
+        unit, target, more = row.get("unit") or "", row.get("target"), row.get("better") == "higher"
+        if name in exact:
+            measured = f"{row['value']:.4f}" + ("" if not row.get("ci") else " [{:.4f} to {:.4f}]".format(*row["ci"]))
+        else:
+            measured = with_interval(row, unit)
+        aim = DASH if target is None else f"{'at least' if more else 'at most'} {number(target, unit)}"
+        lines.append((f"`{name}`", text, measured, aim, DASH if target is None else verdict(row, target, more=more)))
+    table(["figure", "meaning", "measured", "aim", "verdict"], lines)
+
+
+def machines(file: str) -> None:
+    """Print the machines that measured a file's rows."""
+    found = {
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
+        for row in rows(file).values()
+        if (machine := (row.get("details") or {}).get("machine"))
+    }
+    print(f"\nMeasured on {'; '.join(sorted(found))}.\n")
+
+
+# docs/fidelity.md
+
+CALIBRATED = {
+    "TTFT": ("ttft_p50", "ttft_p95"),
+    "TPOT": ("tpot_p50",),
+    "latency": ("jct_p50", "jct_p95", "normalized_latency_p50"),
+}
+"""Figures of a campaign on a real engine, by the column of the overview."""
+TRUTHS = (  # predicted by, measured on, prefix, suffix of the figures
+    ("profile, calibrated on other loads", "vLLM on a CPU, loads and a setting left out", "live.", "error"),
+    ("profile, calibrated on other loads", "transformers on a CPU, a load left out", "live_transformers.", "error"),
+    ("profiled kernels, nothing fitted to the runs", "three recorded vLLM runs, RTX 4090 and RTX PRO 6000", "recorded.", "mape"),
+    ("roofline, calibrated on half of each run", "the other half of the same three runs", "calibrated.", "mape"),
+    ("roofline, fitted on other models and GPUs", "deployments on H100, H200, B200", "silicon.roofline_unseen.", "median_ape"),
+    ("imported kernel tables", "those of them that have tables", "silicon.tables.", "median_ape"),
+    ("`deploy` and `simulate`, host fitted to these points", "those of them that `deploy` covers", "silicon.shipped.", "median_ape"),
+    ("roofline, hosts fitted on other GPUs", "Argonne's static batches, NVIDIA", "argonne.nvidia.", "median_ape"),
+    ("roofline, hosts fitted on NVIDIA GPUs", "Argonne's static batches, AMD MI300X", "argonne.amd.", "median_ape"),
+)  # fmt: skip
+
+
+def fidelity_overview() -> None:
+    """Print the errors of lengthwise on each ground truth."""
+    lines = []
+    for predicted, measured, prefix, suffix in TRUTHS:
+        cells = []
+        for column, metrics in CALIBRATED.items():
+            names = metrics if suffix == "error" else (column.lower(),)
+            found = [(name, rows("fidelity").get(f"fidelity.{prefix}{name}_{suffix}")) for name in names]
+            cells.append(
+                "; ".join(
+                    f"{f'{_label(name)} ' if suffix == 'error' else ''}{with_interval(row, 'relative')}"
+                    for name, row in found
+                    if row
+                )
+                or DASH
+            )
+        lines.append((predicted, measured, *cells))
+    table(["predicted by", "measured on", "TTFT", "TPOT", "latency"], lines)
+
+
+def _label(metric: str) -> str:
+    return (
+        metric.replace("normalized_latency", "latency per token")
+        .replace("_", " ")
+        .upper()
+        .replace("LATENCY PER TOKEN", "per token")
+    )
+
+
+FIDELITY_FIGURES = {
+    "fidelity.live.ttft_p50_error": "vLLM on a CPU, left-out loads: TTFT P50",
+    "fidelity.live.ttft_p95_error": "TTFT P95",
+    "fidelity.live.tpot_p50_error": "TPOT P50",
+    "fidelity.live.jct_p50_error": "JCT P50",
+    "fidelity.live.jct_p95_error": "JCT P95",
+    "fidelity.live.normalized_latency_p50_error": "latency per token P50",
+    "fidelity.live.interval_coverage": "its medians within their 95 % intervals",
+    "fidelity.live_transformers.ttft_p50_error": "transformers on a CPU, left-out load: TTFT P50",
+    "fidelity.live_transformers.ttft_p95_error": "TTFT P95",
+    "fidelity.live_transformers.tpot_p50_error": "TPOT P50",
+    "fidelity.live_transformers.jct_p50_error": "JCT P50",
+    "fidelity.live_transformers.jct_p95_error": "JCT P95",
+    "fidelity.live_transformers.normalized_latency_p50_error": "latency per token P50",
+    "fidelity.live_transformers.interval_coverage": "its medians within their 95 % intervals",
+    "fidelity.recorded.ttft_mape": "three recorded runs: TTFT (aim: LLMServingSim's error)",
+    "fidelity.recorded.tpot_mape": "TPOT",
+    "fidelity.recorded.latency_mape": "latency",
+    "fidelity.silicon.roofline_unseen.ttft_median_ape": "measured deployments, roofline: TTFT",
+    "fidelity.silicon.roofline_unseen.tpot_median_ape": "TPOT",
+    "fidelity.silicon.tables.ttft_median_ape": "measured deployments, kernel tables: TTFT",
+    "fidelity.silicon.tables.tpot_median_ape": "TPOT",
+    "fidelity.argonne.nvidia.ttft_median_ape": "Argonne's batches on NVIDIA: TTFT",
+    "fidelity.argonne.nvidia.itl_median_ape": "inter-token latency",
+    "fidelity.argonne.amd.ttft_median_ape": "Argonne's batches on AMD: TTFT",
+    "fidelity.argonne.amd.itl_median_ape": "inter-token latency",
+    "fidelity.brackets.ttft_coverage": "TTFT within the 90 % intervals of `simulate`",
+    "fidelity.brackets.tpot_coverage": "TPOT within the 90 % intervals of `simulate`",
+    "calibrate_coverage": "planted parameters within the 95 % intervals of `calibrate`",
+    "calibrate_300_s": "slowest calibration on 300 requests",
+    "profile.cv_median_error": "profile of this CPU, unseen points: median error",
+    "profile.import_h200_s": "import of the H200 kernel tables",
+}
+
+
+def fidelity_figures() -> None:
+    """Print every figure with an aim."""
+    aims("fidelity", FIDELITY_FIGURES)
+
+
+def fidelity_by_load() -> None:
+    """Print signed errors of the loads left out of calibration, by metric."""
+    metrics = [name for group in CALIBRATED.values() for name in group]
+    lines: dict[str, list[str]] = {}
+    for engine in ("live", "live_transformers"):
+        for metric in metrics:
+            for load, error in details("fidelity", f"fidelity.{engine}.{metric}_error")["signed_by_load"].items():
+                lines.setdefault(load, []).append(f"{100 * error['calibrated']:+.3g} %")
+    table(["load", *map(_label, metrics)], ([load, *cells] for load, cells in lines.items()))
+
+
+def fidelity_campaign(engine: str) -> None:
+    """Print errors of a campaign on a real engine over loads and over single runs, beside uncalibrated ones."""
+    lines = []
+    for metric in (name for group in CALIBRATED.values() for name in group):
+        row = rows("fidelity")[f"fidelity.{engine}.{metric}_error"]
+        of, loads = row["details"], row["details"]["signed_by_load"]
+        single = [
+            abs(run["calibrated"]) for name, run in of["signed_by_run"].items() if name.rpartition("-")[0] in loads
+        ]
+        lines.append(
+            (
+                _label(metric),
+                percent(row["value"]),
+                span([abs(load["calibrated"]) for load in loads.values()], "relative"),
+                f"{percent(of['of_single_runs'])} ({span(single, 'relative')})",
+                percent(max(load["repeats_spread"] for load in loads.values())),
+                percent(of["median_of"].get("profile")),
+                percent(of["median_of"].get("roofline")),
+            )
+        )
+    head = ["metric", "median over loads", "range over loads", "median (range) over single runs"]
+    table([*head, "furthest repeat from its median", "profile alone", "roofline alone"], lines)
+
+
+def fidelity_campaigns(engine: str) -> None:
+    """Print all campaigns on a real engine, also those that newer ones replaced."""
+    metrics = ("ttft_p50", "ttft_p95", "tpot_p50", "jct_p50", "jct_p95")
+    found: dict[str, dict[str, Row]] = {}
+    for file in ("fidelity-earlier", "fidelity"):
+        for row in map(json.loads, (RESULTS / f"{file}.json").read_text("utf-8").splitlines()):
+            prefix, _, last = row["name"].rpartition(".")
+            if prefix == f"fidelity.{engine}" and last.endswith(("_error", "calibration")):
+                found.setdefault(row.get("retained", ""), {})[last] = row
+    lines = []
+    for made, named in found.items():
+        of = (named.get("calibration") or {}).get("details") or {}
+        errors = [(row.get("details") or {}) for name, row in named.items() if name.endswith("_error")]
+        known = all("frozen" in error and error.get("measured_at") for error in errors)
+        frozen = ("yes" if all(error["frozen"] for error in errors) else "no") if known else DASH
+        measured = {run for error in errors for run in error.get("signed_by_run") or {}}
+        cells = [percent((named.get(f"{metric}_error") or {}).get("value")) for metric in metrics]
+        warned = f"{len(of.get('warnings') or {})} of {len(measured)}"
+        lines.append((made[:16].replace("T", " "), frozen, warned, *cells))
+    table(["rows made", "code frozen before the runs", "runs with warnings", *map(_label, metrics)], lines)
+
+
+def fidelity_recorded() -> None:
+    """Print errors on the recorded GPU runs beside those of LLMServingSim, over all and by run."""
+    lines = []
+    for part in ("ttft", "tpot", "latency"):
+        row = rows("fidelity")[f"fidelity.recorded.{part}_mape"]
+        of = row["details"]
+        each = (f"{percent(run['mape'])} / {percent(run['llmservingsim_mape'])}" for run in of["runs"].values())
+        column = part.upper() if part != "latency" else part
+        lines.append((column, with_interval(row, "relative"), percent(of["llmservingsim_mape"]), *each))
+    names = details("fidelity", "fidelity.recorded.ttft_mape")["runs"]
+    table(["metric", "lengthwise", "LLMServingSim 2", *(f"{name}: ours / theirs" for name in names)], lines)
+
+
+def fidelity_calibrated() -> None:
+    """Print errors of the roofline on the second half of each recorded run, before and after calibration on the first."""
+    parts = [("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "latency")]
+    found = [(title, rows("fidelity")[f"fidelity.calibrated.{part}_mape"]) for title, part in parts]
+    head = ["metric", "roofline alone", "calibrated"]
+    table(head, ((title, percent(row["details"]["before"]), percent(row["value"])) for title, row in found))
+
+
+def fidelity_calibration_times() -> None:
+    """Print the time of calibrations on about 300 requests."""
+    head = ["runs", "requests", "input beside requests", "masked attention", "simulations", "CPU s", "wall s"]
+    table(
+        head,
+        (
+            (
+                name,
+                of["requests"],
+                of["beside_them"],
+                of["masks"],
+                f"{of['simulations']:,}",
+                *map(number, (of["cpu_s"], of["wall_s"])),
+            )
+            for name, of in details("fidelity", "calibrate_300_s")["cases"].items()
+        ),
+    )
+
+
+def fidelity_counters() -> None:
+    """Print errors of planted parameters by the input that calibration fits."""
+    inputs = {"requests": "requests", "counters": "requests and counters", "log": "requests and a log of every step"}
+    lines = []
+    for planted in ("host_step", "work"):
+        of = details("fidelity", f"fidelity.counters.{planted}_error")
+        for kind, fit in of["kinds"].items():
+            error = f"{percent(fit['error'])} [{span((fit['low'], fit['high']), 'relative')}]"
+            lines.append(
+                (planted, inputs[kind], error, f"{fit['width']:.2g}", f"{fit['satisfied']} of {of['of_runs']}")
+            )
+    table(["planted", "fitted to", "mean error", "mean width of the interval", "intervals with the truth"], lines)
+
+
+def fidelity_points() -> None:
+    """Print medians over thousands of measured deployments."""
+    head = ["figure", "points", "median error", "95 % interval", "P90", "bias"]
+    table(
+        head,
+        (
+            (
+                f"`{name.removeprefix('fidelity.')}`",
+                f"{row['details']['points']:,}",
+                percent(row["value"]),
+                span(row.get("ci") or row["details"].get("interval"), "relative"),
+                percent(row["details"].get("p90")),
+                percent(row["details"].get("bias")),
+            )
+            for name, row in rows("fidelity").items()
+            if name.startswith(("fidelity.silicon.", "fidelity.argonne."))
+        ),
+    )
+
+
+def fidelity_left_out() -> None:
+    """Print how many points of the sample get no prediction, by the first reason that holds."""
+    reasons = details("fidelity", "fidelity.silicon.roofline_unseen.ttft_median_ape")["left_out"]
+    found = sorted(((reason, count) for reason, count in reasons.items() if count), key=lambda one: -one[1])
+    table(["reason", "points"], ((reason, f"{count:,}") for reason, count in found))
+
+
+def fidelity_coverage() -> None:
+    """Print the share of measured values within the intervals of ``simulate``, by model and GPU."""
+    by_pair = {part: details("fidelity", f"fidelity.brackets.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")}
+    lines = (
+        (
+            pair,
+            *(f"{percent(of[pair]['coverage'])} of {of[pair]['n']}" if pair in of else DASH for of in by_pair.values()),
+        )
+        for pair in dict.fromkeys(pair for of in by_pair.values() for pair in of)
+    )
+    table(["model and GPU", "TTFT", "TPOT"], lines)
+
+
+# docs/exegpt.md
+
+MODELS = {
+    "t5-11b-a40": "T5 11B, 8 x A40",
+    "opt-13b-a40": "OPT 13B, 4 x A40",
+    "gpt-3-39b-a40": "GPT-3 39B, 16 x A40",
+    "gpt-3-101b-a100": "GPT-3 101B, 16 x A100",
+    "gpt-3-175b-a40": "GPT-3 175B, 32 x A40",
+    "gpt-3-175b-a100": "GPT-3 175B, 16 x A100",
+    "gpt-3-341b-a40": "GPT-3 341B, 48 x A40",
+}
+TASKS = {"s": "S", "t": "T", "g": "G", "c1": "C1", "c2": "C2"}
+BOUNDS = ("10 %", "30 %", "70 %", "none")
+STRATEGIES = {"rra": "RRA", "waa-c": "WAA-C", "waa-m": "WAA-M"}
+SYSTEMS = {
+    "fastertransformer": "FasterTransformer",
+    "deepspeed-inference": "DeepSpeed-Inference",
+    "orca": "Orca",
+    "vllm": "vLLM v0",
+    "sarathi": "Sarathi",
+    "vllm-v1": "vLLM v1",
+    "vllm-v1-disaggregated": "vLLM v1, disaggregated",
+}
+EXEGPT_FIGURES = {
+    "exegpt.gain_small_mid": "throughput over FasterTransformer, small and mid-sized models",
+    "exegpt.gain_large": "the same, large models",
+    "exegpt.gain_all": "the same, all models",
+    "exegpt.gain_real": "the same, recorded lengths",
+    "exegpt.gain_over_vllm_v1": "throughput over vLLM v1 with chunked prefill and its best replicas (no figure in the paper)",
+    "exegpt.search_s_max": "slowest search over all strategies and degrees, CPU of one core",
+    "exegpt.points_share_max": "largest share of all schedules that a search estimates",
+    "exegpt.regret_max": "largest throughput lost against an exhaustive search",
+    "exegpt.nonmonotone_share": "points that break monotonicity by more than 5 %, variables of Table 5",
+    "exegpt.estimator_error_p95": "estimate against the event engine, P95 over random schedules",
+    "exegpt.live.throughput_error": "estimated throughput against a real engine, worst of three RRA schedules",
+    "exegpt.live.latency_error": "the same, latency of the longest outputs",
+    "exegpt.live.decode_batch_error": "the same, decode batch",
+    "exegpt.live.exact_phases": "phases of that engine with exactly B_E and N_D, worst repeat",
+    "exegpt.live.over_stock": "throughput over the engine's own scheduler at equal concurrency, best of three",
+}
+
+
+def exegpt_figures() -> None:
+    """Print the figures of ExeGPT's evaluation."""
+    aims("exegpt", EXEGPT_FIGURES)
+
+
+def _gain(cell: Row) -> str:
+    return f"{number(cell['gain'])} {STRATEGIES[cell['won']]}" if cell["won"] else "no schedule meets it"
+
+
+def exegpt_gains() -> None:
+    """Print mean gains over FasterTransformer by set of models."""
+    sets = (
+        ("small_mid", "T5, OPT, 39B, 101B; S, T, C1", 2.0),
+        ("large", "101B, 175B twice, 341B; G, C1, C2", 3.2),
+        ("all", "both", 2.9),
+    )
+    lines = []
+    for name, title, paper in sets:
+        of = details("exegpt", f"exegpt.gain_{name}")
+        by_bound = [number(of["by_bound"][bound]) for bound in BOUNDS]
+        ends = (number(of["geometric_mean"]), span((of["least"], of["most"])))
+        longest = number(of["if_batches_ran_to_the_longest_output"])
+        lines.append((title, number(rows("exegpt")[f"exegpt.gain_{name}"]["value"]), paper, *by_bound, *ends, longest))
+    head = ["models; tasks", "mean gain", "paper", *(f"bound {bound}" for bound in BOUNDS), "geometric mean", "range"]
+    table([*head, "if every batch ran to the longest output of the task"], lines)
+
+
+def exegpt_overview() -> None:
+    """Print the gain of each model and task under each bound, with the strategy chosen."""
+    found = under("exegpt", "exegpt.figure.")
+    lines = [
+        (title, letter, *map(_gain, cells))
+        for model, title in MODELS.items()
+        for task, letter in TASKS.items()
+        if (cells := (found.get(f"{model}.{task}") or {}).get("cells"))
+    ]
+    table(["model", "task", *(f"bound {bound}" for bound in BOUNDS)], lines)
+
+
+def exegpt_winners() -> None:
+    """Print by task how often RRA and WAA win where both meet the bound."""
+    paper = {"s": "WAA", "t": "RRA", "g": "RRA", "c1": "WAA (small), RRA (large)", "c2": "RRA"}
+    found, lines = under("exegpt", "exegpt.figure."), []
+
+    def waa_rps(cell: Row) -> float:
+        return max((run["rps"] for name in ("waa-c", "waa-m") if (run := cell["strategies"][name])), default=0.0)
+
+    for task, letter in TASKS.items():
+        cells = {name.rpartition(".")[0]: of["cells"] for name, of in found.items() if name.endswith(f".{task}")}
+        pairs = [
+            (cell["strategies"]["rra"]["rps"], waa_rps(cell))
+            for some in cells.values()
+            for cell in some
+            if cell["strategies"]["rra"] and waa_rps(cell)
+        ]
+        ahead = sum(rra > waa for rra, waa in pairs)
+        no_waa = ", ".join(MODELS[model] for model, some in cells.items() if not any(map(waa_rps, some)))
+        ratio = statistics.mean(rra / waa for rra, waa in pairs)
+        lines.append((letter, paper[task], len(pairs), ahead, len(pairs) - ahead, number(ratio), no_waa or DASH))
+    table(
+        [
+            "task",
+            "paper",
+            "bounds both meet",
+            "RRA wins",
+            "WAA wins",
+            "mean of RRA over WAA",
+            "memory does not hold WAA",
+        ],
+        lines,
+    )
+
+
+def exegpt_systems() -> None:
+    """Print mean gains over every other system."""
+    lines = []
+    for name, title in SYSTEMS.items():
+        figure = f"exegpt.gain_over_{name.replace('-', '_')}"
+        of = details("exegpt", figure)
+        bounds = [number(of["by_bound"][bound]) for bound in BOUNDS]
+        ahead = f"{of['ahead']} of {of['both_meet']}"
+        tail = (ahead, number(of["in_replicas"]), number(of["as_cut_for_ft"]))
+        lines.append((title, with_interval(rows("exegpt")[figure]), *bounds, *tail))
+    head = ["system", "mean gain", *(f"bound {bound}" for bound in BOUNDS), "ahead in", "schedules in replicas, too"]
+    table([*head, "both on one replica as wide as a node"], lines)
+
+
+def exegpt_table6() -> None:
+    """Print the paper's choices of Table 6 beside ours."""
+
+    def pair(schedule: Row | None) -> str:
+        return f"{number(schedule['latency_s'])}, {number(schedule['rps'])}" if schedule else "memory does not hold it"
+
+    lines = []
+    found = under("exegpt", "exegpt.table6.")
+    for bound in ("3.1s", "5.9s", "11.5s", "none"):
+        of = found[bound]
+        paper, ours = of["paper"], of["choice"]
+        theirs = (pair(of["their_schedule"]), pair(of["their_schedule_as_they_count"]))
+        worst = f"{pair(ours)} ({number(ours['constrained_latency_s'])})"
+        lines.append((bound.removesuffix("s"), paper["words"], pair(paper), *theirs, ours["words"], worst))
+    head = [
+        "bound, s",
+        "the paper's schedule",
+        "its latency s, requests/s",
+        "our estimate of it",
+        "counted as in the paper",
+    ]
+    table([*head, "our schedule", "latency s, requests/s (worst-case s)"], lines)
+
+
+def exegpt_recorded_lengths() -> None:
+    """Print gains on recorded lengths."""
+    lines = []
+    for name, of in under("exegpt", "exegpt.real.").items():
+        model, _, source = name.rpartition(".")
+        lengths = of["lengths"]
+        tokens = f"{number(lengths['prompt_mean'])} / {number(lengths['output_mean'])} ± {number(lengths['output_sd'])}"
+        cells = [_gain(cell) + ("" if cell["is_satisfied"] else " (breaks the bound)") for cell in of["cells"]]
+        lines.append((MODELS[model], source, f"{lengths['requests']:,}", tokens, *cells))
+    table(["model", "lengths of", "requests", "prompt / output tokens", *(f"bound {bound}" for bound in BOUNDS)], lines)
+
+
+def exegpt_drift() -> None:
+    """Print the effect of a drift of output lengths on a schedule that stays."""
+    margin = lambda share: "no margin is enough" if share is None else percent(share) if share else "none needed"  # noqa: E731
+    lines = []
+    for name, of in under("exegpt", "exegpt.drift.").items():
+        for move in of["moves"]:
+            change = f"{move['change']:+g}" if move["changed"] == "skewness" else f"{100 * move['change']:+g} %"
+            cells = [number(move[key]) for key in ("kept_rps", "anew_rps", "latency")]
+            tail = (margin(move["margin"]), number(move["fixed_latency"]), margin(move["fixed_margin"]))
+            lines.append((name.upper(), move["changed"], change, *cells, *tail))
+    head = ["strategy", "drift of", "by", "throughput, same schedule", "throughput, new schedule"]
+    table([*head, "P99 latency (a)", "margin (a)", "latency of the old P99 length (b)", "margin (b)"], lines)
+
+
+def exegpt_monotonicity() -> None:
+    """Print the share of points that break monotonicity by latency and by throughput; Table 5 of the paper in brackets."""
+    columns = (
+        ("rra", "B_E"),
+        ("rra", "N_D"),
+        ("rra", "TP"),
+        ("waa", "B_E"),
+        ("waa", "B_E, one split"),
+        ("waa", "TP"),
+        ("waa", "B_m"),
+    )
+    of, lines = details("exegpt", "exegpt.nonmonotone_share"), []
+    for paper in of["paper"]:
+        cells = []
+        for strategy, variable in columns:
+            some = [
+                row
+                for row in of["rows"]
+                if (row["task"], row["tolerance"], row["variable"]) == (paper["task"], paper["tolerance"], variable)
+                and row["strategy"].startswith(strategy)
+            ]
+            points = sum(row["points"] for row in some)
+            shares = (
+                [sum(row[kind] * row["points"] for row in some) / points for kind in ("latency", "throughput")]
+                if points
+                else []
+            )
+            theirs = paper.get(f"{strategy} {variable}")
+            cells.append(
+                ", ".join(f"{100 * share:.1f}" for share in shares)
+                + (f" ({theirs[0]:g}, {theirs[1]:g})" if theirs else "")
+                or DASH
+            )
+        lines.append((TASKS[paper["task"]], f"{100 * paper['tolerance']:g} %", *cells))
+    table(["task", "tolerance", *(f"{strategy.upper()} {variable}" for strategy, variable in columns)], lines)
+
+
+def exegpt_variance() -> None:
+    """Print stage times and half of the width that holds 99 % of them, with and without dynamic adjustment."""
+
+    def ranged(part: Row) -> str:
+        return f"{number(part['mean_s'])} s ± {percent(part['range'])} [{span(part['ci'], 'relative')}]"
+
+    lines = []
+    for of in under("exegpt", "exegpt.variance.").values():
+        if "encode" in of:
+            decode = of["decode"]
+            threshold = "none" if of["threshold"] is None else percent(of["threshold"])
+            tail = (percent(decode.get("range_at_its_place")), number(of["rps"]), number(of["latency_p99_s"]))
+            lines.append((of["schedule"], threshold, ranged(of["encode"]), ranged(decode), *tail))
+    head = ["schedule", "adjustment threshold", "encoding", "decode iteration", "at one place of a phase"]
+    table([*head, "requests/s", "P99 latency, s"], lines)
+
+
+def exegpt_search() -> None:
+    """Print search time and share of schedules estimated, by model."""
+    choices, lines = details("exegpt", "exegpt.search_s_max")["choices"], []
+    for model, title in MODELS.items():
+        some = [choice for choice in choices if choice["model"] == model]
+        if some:
+            seconds = [choice["search_s"] for choice in some]
+            points = [choice["points"] for choice in some]
+            share = max(choice["points_share"] for choice in some)
+            counts = f"{min(points):,} to {max(points):,}"
+            lines.append(
+                (title, len(some), number(statistics.median(seconds)), number(max(seconds)), counts, percent(share))
+            )
+    table(["model", "searches", "median, s", "slowest, s", "schedules", "estimated, at most"], lines)
+
+
+def exegpt_regret() -> None:
+    """Print the throughput lost against an exhaustive search."""
+    both = {
+        **details("exegpt", "exegpt.regret_max")["questions"],
+        **(details("exegpt", "exegpt.regret_16_gpus").get("questions") or {}),
+    }
+    lines = []
+    for name, of in both.items():
+        chosen = ", ".join(
+            f"{STRATEGIES[strategy]} {count}" for strategy, count in (of.get("chosen") or {}).items() if count
+        )
+        strategies = ", ".join(STRATEGIES[strategy] for strategy in of.get("strategies") or ())
+        tail = (f"{of['points']:,}", number(of.get("exhaustive_minutes")), percent(of["regret_max"]))
+        lines.append((name, strategies or DASH, of["bounds"], chosen or DASH, *tail))
+    table(
+        ["model, task", "strategies", "bounds", "chosen", "schedules", "exhaustive search, min", "lost, at most"], lines
+    )
+
+
+def exegpt_live() -> None:
+    """Print each RRA schedule as estimated, simulated and executed by a real engine."""
+    names = ("throughput_rps", "latency_s", "decode_batch", "cycle_s")
+
+    def seen(part: Row, key: str) -> str:
+        if key not in part:
+            return DASH
+        mean, low, high = (number(value) for value in (part[key]["mean"], *part[key]["range"]))
+        return mean if low == mean == high else f"{mean} ({low} to {high})"
+
+    lines = []
+    for name, of in details("exegpt", "exegpt.live.schedules")["by_name"].items():
+        controls = of["expected"]["controls"]
+        title = f"{name}: B_E = {controls['encode_batch']}, N_D = {controls['decode_steps']}"
+        lines.append((title, "estimate", *(number(of["expected"][key]) for key in names)))
+        lines.append(("", "event engine", *(number(of["simulated"].get(key)) for key in names)))
+        lines.append(("", "vLLM with our scheduler class", *(seen(of["seen"], key) for key in names)))
+        lines.append(("", "gateway before vLLM", *(seen(of["seen_of_gateway"], key) for key in names)))
+        stock = of["stock_as_many_under_way"]
+        lines.append(("", "vLLM's scheduler, equal concurrency", *(seen(stock, key) for key in names)))
+    table(["schedule", "from", "requests/s", "longest outputs, s", "decode batch", "cycle, s"], lines)
+
+
+# docs/apps.md
+
+APPS_FIGURES = {
+    **{
+        f"apps.{study}.speedup_over_{other}_lowest": f"{study}: smallest gain over the {other}-heuristic"
+        for study in ("ensembling", "routing", "chain", "mixed")
+        for other in ("max", "min")
+    },
+    "apps.better_over_greedy": "gain over the paper's greedy search, geometric mean of all cases",
+    "apps.better_over_greedy_lowest": "the smallest of them",
+    "apps.gap_to_exact": "makespan above the best staged plan, mean",
+    "apps.search_s": "search: 10 models, 8 GPUs, 10,000 requests",
+    "apps.search_mixed_s": "search: mixed application, 500 documents",
+    "apps.estimate_error_live": "makespan estimated against measured, sampled lengths",
+    "apps.estimate_error_live_known": "the same, known lengths",
+    "apps.runner_overhead_ms": "the runner's own time per task, of 10,000",
+    "apps.drain_1e6_peak_mib": "peak memory to plan and drain 1,000,000 tasks",
+}
+OTHERS = {"max": "max-heuristic", "min": "min-heuristic", "samullm": "the paper's greedy search, our implementation"}
+
+
+def apps_figures() -> None:
+    """Print the figures of applications."""
+    aims("apps", APPS_FIGURES, exact=[name for name in APPS_FIGURES if "_over_" in name])
+
+
+def apps_study(study: str) -> None:
+    """Print gains end to end of a study, then its cases."""
+    lines = []
+    for other, title in OTHERS.items():
+        found = [rows("apps").get(f"apps.{study}.speedup_over_{other}_{end}") for end in ("lowest", "highest")]
+        paper = [of for row in found if row and (of := (row.get("details") or {}).get("paper"))]
+        lines.append((title, *(with_interval(row) for row in found), span(paper)))
+    table(["gain over", "lowest", "highest", "the paper"], lines)
+    head = ["case", "tasks", "ours, s", "search, s", "greedy, s", "max, s", "min, s", "error of the estimate"]
+    cases = []
+    for case in details("apps", f"apps.{study}.cases")["cases"]:
+        methods = case["methods"]
+        ours, *others = (
+            number(methods[name]["makespan_s"] + methods[name]["lead_s"])
+            for name in ("lengthwise", "samullm", "max", "min")
+        )
+        search = number(methods["lengthwise"]["search_s"])
+        cases.append((case["case"], number(case["tasks"]), ours, search, *others, f"{case['estimate_error']:+.1%}"))
+    table(head, cases)
+
+
+def apps_ablation() -> None:
+    """Print the effect of preemption and of known or different lengths."""
+    wanted = {
+        "no_preemption_over_ours": "the paper's greedy search without preemption, over our plan",
+        "no_preemption_of_greedy": "the paper's greedy search: without over with preemption",
+        "no_preemption_of_min": "min-heuristic: without over with preemption",
+        "known_over_unknown": "planned with unknown over planned with known lengths",
+        "other_set_error": "worst error if outputs are 0.7 to 1.3 times as long as planned",
+    }
+    lines = []
+    for name, title in wanted.items():
+        found = [rows("apps").get(f"apps.{name}_{limit}") for limit in (256, 512)]
+        paper = next((row["details"].get("paper") for row in found if row), DASH)
+        lines.append((title, *(with_interval(row) for row in found), paper))
+    table(["ratio", "limit 256", "limit 512", "the paper"], lines)
+
+
+def apps_optima() -> None:
+    """Print distances of plans to exact optima."""
+    wanted = {
+        "apps.gap_to_exact": "our search, to the best staged plan",
+        "apps.gap_to_exact_greedy": "the paper's greedy search, to the best staged plan",
+        "apps.gap_to_unpreempted_routing": "our search, to the best plan without preemption: routing",
+        "apps.gap_to_unpreempted_ensembling": "our search, to the best plan without preemption: ensembling, 1,000 requests",
+    }
+    lines = []
+    for name, title in wanted.items():
+        of = details("apps", name)
+        proof = (
+            "proved"
+            if of.get("proved", True)
+            else f"not proved: at least {of['bound_s']:.3g} s, best found {of['optimum_s']:.3g} s"
+        )
+        lines.append((title, with_interval(rows("apps").get(name), "relative"), proof))
+    table(["distance of", "mean [range]", "optimum"], lines)
+
+
+def apps_live() -> None:
+    """Print makespans estimated and measured on real engines."""
+    lines = []
+    for name, lengths in (("apps.estimate_error_live", "sampled"), ("apps.estimate_error_live_known", "known")):
+        for case in details("apps", name)["cases"]:
+            plan = "; ".join(" + ".join(stage) for stage in case["plan"])
+            half = case.get("estimate_half_width_s") or 0.0
+            estimate = number(case["estimate_s"]) + (f" ± {number(half)}" if half > 1e-6 else "")
+            measured = ", ".join(map(number, case["measured_s"]))
+            errors = ", ".join(f"{error:+.1%}" for error in case["errors"])
+            lines.append((lengths, case["cores"], plan, estimate, measured, errors))
+            if case.get("busy"):
+                measured = ", ".join(number(seconds) for seconds, _ in case["busy"])
+                errors = ", ".join(f"{error:+.1%}" for _, error in case["busy"])
+                lines.append(
+                    (f"{lengths}, busy machine, not counted", case["cores"], "the same", estimate, measured, errors)
+                )
+    table(["lengths", "cores", "plan: models by stage", "estimated, s", "measured, s", "error"], lines)
+
+
+# docs/gateway.md
+
+GATEWAY_FIGURES = {
+    "gateway.added_p50_ms": "latency added to one request, median",
+    "gateway.rps": "requests per second without streaming, one core",
+    "gateway.cpu_us_per_token": "CPU per streamed token, paced streams",
+    "gateway.cpu_us_per_token_back_to_back": "the same, tokens back to back",
+    "gateway.rss_growth_mib": "memory growth over 100,000 requests",
+    "gateway.live.gap_closed": "share of the gap in mean JCT between FCFS and known lengths, real engines",
+    "gateway.live.p99_over_oracle": "P99 over that of known lengths",
+    "gateway.live.simulated_in_interval": "share of results whose interval holds the simulated value",
+    "gateway.live.simulated_within": "the same shuffle by shuffle, which is stricter",
+    "gateway.emulated.gap_closed": "share of the gap closed, emulated engines",
+    "gateway.emulated.p99_over_oracle": "P99 over that of known lengths",
+    "gateway.emulated.simulated_in_interval": "share of results whose interval holds the simulated value",
+    "gateway.emulated.simulated_within": "the same shuffle by shuffle, which is stricter",
+    "gateway.scale_50_over_10": "peak rate of 50 engines over that of 10",
+    "gateway.rerank_10k_ms": "10,000 waiting requests reordered",
+}
+
+
+def gateway_figures() -> None:
+    """Print the figures of the gateway."""
+    aims("gateway", GATEWAY_FIGURES)
+
+
+def gateway_overhead() -> None:
+    """Print latency and CPU of the gateway beside other gateways."""
+    others = {
+        "gateway": "**lengthwise**",
+        "peer.vllm_router": "vllm-router (Rust)",
+        "peer.smg": "smg (Rust)",
+        "peer.sglang_router": "sglang-router (Rust)",
+        "peer.litellm": "LiteLLM",
+    }
+    columns = {
+        "added_p50_ms": "added p50, ms",
+        "ttft_p50_ms": "TTFT p50, ms",
+        "rps": "requests/s",
+        "cpu_us_per_request": "CPU per request, us",
+        "cpu_us_per_token": "CPU per token, paced, us",
+        "cpu_us_per_token_back_to_back": "back to back, us",
+        "machine_pace": "reference loop, us",
+        "machine_pace_io": "reference I/O, us",
+    }
+    lines = []
+    for prefix, title in others.items():
+        found = [rows("gateway").get(f"{prefix}.{column}") for column in columns]
+        date = max((row or {}).get("retained") or "" for row in found)[:10]
+        lines.append((title, *(number(row["value"]) if row else DASH for row in found), date))
+    table(["gateway", *columns.values(), "measured"], lines)
+
+
+def gateway_policies(engines: str) -> None:
+    """Print the gain of each policy before ``engines`` ("live" or "emulated"), measured and simulated."""
+
+    def simulated(part: Row) -> str:
+        if part.get("simulated") is None:
+            return DASH
+        text = number(part["simulated"]) + (f" [{span(part['simulated_ci'])}]" if part.get("simulated_ci") else "")
+        return text + (f", {part['report']}" if part.get("report") else "")
+
+    of, lines = details("gateway", f"gateway.{engines}.gap_closed"), []
+    for policy, results in of["policies"].items():
+        cells = []
+        for metric in ("gap_closed", "p99_over_oracle", "mean_over_fcfs"):
+            cells += [with_interval(results[metric]), simulated(results[metric])]
+        some = [cell["policies"][policy] for cell in of["cells"] if policy in cell["policies"]]
+        requests = sum(one.get("requests", 0) for one in some)
+        preempted = number(sum(one.get("cuts", 0) for one in some) / requests) if requests else DASH
+        lines.append((policy, *cells, preempted))
+    head = [
+        "policy",
+        "gap closed",
+        "simulated",
+        "P99 over the oracle's",
+        "simulated",
+        "mean JCT over FCFS",
+        "simulated",
+    ]
+    table([*head, "preemptions per request"], lines)
+
+
+def gateway_cells() -> None:
+    """Print mean and P99 JCT of each policy, by load and batch, before real engines."""
+    cells = details("gateway", "gateway.live.gap_closed")["cells"]
+    names = list(cells[0]["policies"])
+    lines = []
+    for cell in cells:
+        shown = [cell["policies"][name] for name in names]
+        noise = "no gap" if cell["policies"]["oracle"]["mean_s"] >= cell["policies"]["fcfs"]["mean_s"] else ""
+        pairs = [f"{number(one['mean_s'])}, {number(one['p99_s'])}" for one in shown]
+        lines.append((f"{number(cell['load'])}x", cell["batch"], *pairs, noise))
+    table(["load", "batch", *(f"{name}: mean, P99 s" for name in names), ""], lines)
+
+
+def gateway_scale() -> None:
+    """Print the peak rate of the gateway by the number of engines."""
+    peaks = [(count, rows("gateway")[f"gateway.peak_rps_{count}"]["value"]) for count in (10, 50)]
+    table(["engines", "peak rate, requests/s"], ((count, number(rate)) for count, rate in peaks))

@@ -1,0 +1,498 @@
+"""Continuous batching as a live object: requests enter and leave while time passes, tokens come out.
+
+The rules are those of the scheduler ``vllm_v1`` (or the same by priority): one token budget a step, decodes first,
+prompts in chunks, KV blocks on demand, preemption by recompute. ``simulate`` serves a complete workload at once; this
+batch serves requests whose arrivals and lengths nobody knows beforehand. Tests compare the two request by request.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from lengthwise.engine.step_time import StepTime
+from lengthwise.schema.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one engine under their vLLM names.
+
+    Attributes:
+        block_size: KV tokens of a block.
+        num_blocks: Blocks of the KV cache.
+        watermark: Share of the blocks that stays free after an admission.
+        max_num_queued_reqs: The server refuses requests beyond this queue length; None: no limit.
+        by_priority: Smaller priority first; otherwise first come, first served.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    num_blocks: int = 4096
+    watermark: float = 0.01
+    max_num_queued_reqs: int | None = None
+    by_priority: bool = False
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Self:
+        """Return the limits of one replica of a deployment."""
+        limits, kv = deployment.limits, deployment.kv
+        return cls(
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            kv.block_size,
+            kv.num_blocks,
+            limits.watermark,
+            by_priority=deployment.scheduler.rank == "priority",
+        )
+
+
+@dataclass(eq=False, slots=True)
+class BatchSequence:
+    """One output of a request.
+
+    Attributes:
+        number: Order of arrival; breaks ties.
+        arrival_s: In engine time.
+        output_tokens: Length of the output; None: ``on_token`` decides when the output ends.
+        on_token: Called with the time of every token; returns True at the last one.
+        on_finish: Called after the last token.
+        priority: The batch serves smaller ones first where its limits say ``by_priority``.
+        generated: Tokens so far; without ``on_token`` see ``ContinuousBatch.generated``.
+        prefilled: Tokens of the context that are computed, while the prompt is read.
+        blocks: KV blocks in use while the prompt is read.
+        state: "arriving", "waiting", "running", then "finished" or "aborted".
+    """
+
+    number: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int | None = None
+    on_token: Callable[[float], bool] | None = None
+    on_finish: Callable[[], None] | None = None
+    priority: int = 0
+    generated: int = 0
+    prefilled: int = 0
+    blocks: int = 0
+    admission: int = -1
+    eviction: int = 0
+    slot_index: int = 0
+    decoding: bool = False
+    joined_step: int = 0
+    last_step: int = 0
+    state: str = "arriving"
+    first_token_s: float = math.nan
+    finished_s: float = math.nan
+    preemptions: int = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens that must be in the KV cache before the next token can come."""
+        return self.prompt_tokens + self.generated
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """The step under way, or ``count`` equal decode steps in a row."""
+
+    start_s: float
+    decodes: int
+    prompts: list[tuple[BatchSequence, int]] = field(default_factory=list)
+    count: int = 1
+    end_s: float = 0.0
+
+    def passed(self, now_s: float) -> int:
+        """Return how many of the steps are complete at a time."""
+        if now_s >= self.end_s:
+            return self.count
+        share = (now_s - self.start_s) / (self.end_s - self.start_s)
+        return max(0, math.floor(share * self.count + 1e-9))
+
+
+class ContinuousBatch:
+    """Scheduler and KV memory of one engine; it knows no clock.
+
+    Decode steps between two changes of the batch run together, at the mean of their costs, unless a sequence listens
+    to its tokens (``on_token``). Therefore the state of decoding sequences lives in sums: every one of them gets a
+    token in every step, so its context is a constant plus ``steps``, and the steps in which it needs a new block are
+    known by a remainder.
+
+    Attributes:
+        waiting: Requests in the engine's queue, in the order of admission.
+        free_blocks: KV blocks that are not in use.
+        preemptions: Evictions so far.
+        tokens: Output tokens so far.
+        steps: Completed steps.
+        step: The step under way; None where there is nothing to do.
+    """
+
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
+        self.limits, self._step_time = limits, step_time
+        self.waiting: list[BatchSequence] = []
+        self.free_blocks = limits.num_blocks
+        self.preemptions = self.tokens = self.steps = 0
+        self.step: Step | None = None
+        self._arriving: deque[BatchSequence] = deque()
+        self._prefilling: list[BatchSequence] = []
+        self._decodes: dict[BatchSequence, None] = {}  # in the order in which they started to decode
+        self._listeners = 0
+        self._kv_tokens = 0
+        self._crossings = [0] * limits.block_size  # decodes by the remainder of the steps in which they need a block
+        self._ends: list[tuple[int, int, BatchSequence]] = []
+        self._admissions = self._next_slot_index = 0
+
+    @property
+    def queued(self) -> int:
+        """Waiting requests, those that have just arrived included."""
+        return len(self.waiting) + len(self._arriving)
+
+    @property
+    def running(self) -> int:
+        """Admitted requests."""
+        return len(self._decodes) + len(self._prefilling) + (len(self.step.prompts) if self.step else 0)
+
+    @property
+    def kv_used(self) -> float:
+        """Share of the KV cache in use."""
+        return 1.0 - self.free_blocks / self.limits.num_blocks
+
+    def generated(self, q: BatchSequence, now_s: float) -> int:
+        """Return the tokens of a sequence up to a time."""
+        if not q.decoding:
+            return q.generated
+        return q.generated + self.steps - q.joined_step + (self.step.passed(now_s) if self.step else 0)
+
+    def enter(self, q: BatchSequence) -> None:
+        """Let a request arrive at its ``arrival_s``, which is not before earlier arrivals."""
+        self._arriving.append(q)
+
+    def next_s(self) -> float:
+        """Return the time of the next event; inf: nothing is to be done."""
+        step_s = self.step.end_s if self.step else math.inf
+        return min(step_s, self._arriving[0].arrival_s) if self._arriving else step_s
+
+    def advance(self, until_s: float) -> None:
+        """Process all events up to a time in order; at one instant arrivals come before the end of a step."""
+        while (now_s := self.next_s()) <= until_s and now_s < math.inf:
+            while self._arriving and self._arriving[0].arrival_s <= now_s:
+                self._cut(now_s)
+                self._wait(self._arriving.popleft())
+            if self.step and self.step.end_s <= now_s:
+                self._end(now_s)
+            if self.step is None:
+                self._launch(now_s)
+
+    def abort(self, q: BatchSequence, now_s: float) -> bool:
+        """Remove a request at a time and free its memory; return False where it was over."""
+        self.advance(now_s)
+        if q.state not in {"arriving", "waiting", "running"}:
+            return False
+        if q.state == "arriving":
+            self._arriving.remove(q)
+        elif q.state == "waiting":
+            self.waiting.remove(q)
+        else:
+            self._cut(now_s)
+            self._remove(q)
+        q.state = "aborted"
+        return True
+
+    def _wait(self, q: BatchSequence) -> None:
+        q.state = "waiting"
+        insort(self.waiting, q, key=self._order)
+
+    def _order(self, q: BatchSequence) -> tuple[float, float, int]:
+        if self.limits.by_priority:
+            return q.priority, q.arrival_s, q.number
+        return 0.0, -float(q.eviction) if q.eviction else q.arrival_s, q.number
+
+    def _victim_order(self, q: BatchSequence) -> tuple[float, float, int]:
+        if self.limits.by_priority:
+            return q.priority, q.arrival_s, q.slot_index
+        return 0.0, q.admission, q.slot_index
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_size)
+
+    # -- a step is formed ---------------------------------------------------------------------
+
+    def _launch(self, now_s: float) -> None:
+        evictions = self.preemptions
+        prompts = self._form()
+        if not prompts and not self._decodes and self.preemptions > evictions:
+            prompts = self._form()
+        decodes, kv_tokens = len(self._decodes), self._kv_tokens
+        if not prompts and not decodes:
+            return
+        step = self.step = Step(now_s, decodes, prompts)
+        if not (prompts or self._prefilling or self._listeners or self.preemptions > evictions):
+            step.count = self._steps_until_change()
+        chunks = [(chunk, q.prefilled) for q, chunk in prompts]
+        mean_s = self._step_time(decodes, kv_tokens + decodes * (step.count - 1) // 2, chunks)
+        step.end_s = now_s + step.count * mean_s
+
+    def _form(self) -> list[tuple[BatchSequence, int]]:
+        """Give decodes their blocks, continue prompts and admit requests; return the prompts as (sequence, chunk)."""
+        evictions, prompts = self.preemptions, list[tuple[BatchSequence, int]]()
+        self._grow_decodes()
+        left = max(0, self.limits.max_num_batched_tokens - len(self._decodes))
+        for q in sorted(self._prefilling, key=lambda q: q.admission):
+            chunk = min(q.context - q.prefilled, left)
+            if chunk <= 0:
+                break
+            if q in self._prefilling and self._grow_prompt(q, q.prefilled + chunk):
+                self._prefilling.remove(q)
+                prompts.append((q, chunk))
+                left -= chunk
+        if self.preemptions > evictions:
+            return prompts
+        running = len(self._decodes) + len(self._prefilling) + len(prompts)
+        while self.waiting and running < self.limits.max_num_seqs:
+            q = self.waiting[0]
+            chunk = min(q.context, left)
+            reserve = int(self.limits.watermark * self.limits.num_blocks) if running else 0
+            if chunk <= 0 or self.free_blocks - self._blocks(q.context) < reserve:
+                break
+            del self.waiting[0]
+            q.blocks = self._blocks(chunk)
+            self.free_blocks -= q.blocks
+            self._admissions += 1
+            q.admission, q.state = self._admissions, "running"
+            prompts.append((q, chunk))
+            left -= chunk
+            running += 1
+        return prompts
+
+    def _grow_decodes(self) -> None:
+        """Give every decode the block that its next token needs; preempt the last ones where memory is short."""
+        need = self._crossings[-self.steps % self.limits.block_size]
+        if need <= self.free_blocks:
+            self.free_blocks -= need
+            return
+        candidates = sorted([*self._decodes, *self._prefilling], key=self._victim_order)
+        position, granted = 0, 0
+        while position < len(candidates):
+            q = candidates[position]
+            position += 1
+            if not q.decoding or (self._context(q) - 1) % self.limits.block_size:
+                continue
+            while self.free_blocks - granted < 1 and len(candidates) >= position:
+                self._evict(candidates.pop())
+            granted += len(candidates) >= position
+        self.free_blocks -= granted  # only now: until then ``_remove`` counts blocks as before this step
+
+    def _grow_prompt(self, q: BatchSequence, tokens: int) -> bool:
+        """Give a prompt the blocks for its tokens, preempting the last prompts; return False if that was itself."""
+        while self.free_blocks < self._blocks(tokens) - q.blocks:
+            victim = max(self._prefilling, key=self._victim_order)
+            self._evict(victim)
+            if victim is q:
+                return False
+        self.free_blocks -= self._blocks(tokens) - q.blocks
+        q.blocks = self._blocks(tokens)
+        return True
+
+    def _evict(self, q: BatchSequence) -> None:
+        self._remove(q)
+        self.preemptions += 1
+        q.preemptions += 1
+        q.eviction, q.prefilled = self.preemptions, 0
+        self._wait(q)
+
+    def _steps_until_change(self) -> int:
+        """Return the decode steps until a sequence ends or a block is missing."""
+        while not self._is_end(*self._ends[0]):
+            heapq.heappop(self._ends)
+        cycles, free = divmod(self.free_blocks, len(self._decodes))
+        count = 1 + cycles * self.limits.block_size
+        for k in range(1, self.limits.block_size):
+            free -= self._crossings[-(self.steps + k) % self.limits.block_size]
+            if free < 0:
+                break
+            count += 1
+        return min(count, self._ends[0][0] - self.steps)
+
+    # -- a step ends --------------------------------------------------------------------------
+
+    def _cut(self, now_s: float) -> None:
+        """Let equal steps that run together end with the one that is under way."""
+        step = self.step
+        if step is None or step.count == 1:
+            return
+        passed, each_s = min(step.passed(now_s), step.count - 1), (step.end_s - step.start_s) / step.count
+        self._skip(passed)
+        step.start_s += passed * each_s
+        step.count, step.end_s = 1, step.start_s + each_s
+
+    def _skip(self, count: int) -> None:
+        """Complete steps that change nothing but sums, and give decodes the blocks for the step after each."""
+        size, decodes = self.limits.block_size, len(self._decodes)
+        self.free_blocks -= decodes * (count // size)
+        for k in range(1, count % size + 1):
+            self.free_blocks -= self._crossings[-(self.steps + k) % size]
+        self.steps += count
+        self._kv_tokens += decodes * count
+        self.tokens += decodes * count
+
+    def _end(self, now_s: float) -> None:
+        step = self.step
+        assert step is not None
+        self._skip(step.count - 1)
+        self.step = None
+        self.steps += 1
+        self._kv_tokens += len(self._decodes)
+        self.tokens += len(self._decodes)
+        for q in list(self._decodes) if self._listeners else ():
+            if q.on_token is not None:
+                self._settle(q)
+                if q.on_token(now_s):
+                    self._finish(q, now_s)
+        while self._ends and self._ends[0][0] <= self.steps:
+            end = heapq.heappop(self._ends)
+            if self._is_end(*end):
+                self._finish(end[2], now_s)
+        for q, chunk in step.prompts:
+            q.prefilled += chunk
+            self._prefilling.append(q)
+            self._next_slot_index += 1
+            q.slot_index = self._next_slot_index
+            if q.prefilled == q.context:
+                self._start_decoding(q, now_s)
+
+    def _start_decoding(self, q: BatchSequence, now_s: float) -> None:
+        """Count the token that the last chunk of a prompt yields."""
+        q.generated += 1
+        self.tokens += 1
+        if q.generated == 1:
+            q.first_token_s = now_s
+        is_last = q.generated == q.output_tokens if q.on_token is None else q.on_token(now_s)
+        if is_last:
+            self._finish(q, now_s)
+            return
+        self._prefilling.remove(q)
+        q.decoding, q.joined_step = True, self.steps
+        self._decodes[q] = None
+        self._listeners += q.on_token is not None
+        self._kv_tokens += q.context
+        self._crossings[(q.context - 1 - self.steps) % self.limits.block_size] += 1
+        if q.on_token is None:
+            assert q.output_tokens is not None
+            q.last_step = self.steps + q.output_tokens - q.generated
+            heapq.heappush(self._ends, (q.last_step, q.slot_index, q))
+
+    def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
+        """Return whether an entry of ``_ends`` still holds: the sequence may have left since."""
+        return q.decoding and q.last_step == last_step
+
+    def _context(self, q: BatchSequence) -> int:
+        return q.context + self.steps - q.joined_step
+
+    def _settle(self, q: BatchSequence) -> None:
+        q.generated += self.steps - q.joined_step
+        q.joined_step = self.steps
+
+    def _finish(self, q: BatchSequence, now_s: float) -> None:
+        self._remove(q)
+        q.finished_s, q.state = now_s, "finished"
+        if q.on_finish is not None:
+            q.on_finish()
+
+    def _remove(self, q: BatchSequence) -> None:
+        """Take a sequence out of the batch and free its blocks."""
+        if q.decoding:
+            del self._decodes[q]
+            self._settle(q)
+            q.decoding = False
+            self._listeners -= q.on_token is not None
+            self._kv_tokens -= q.context
+            self._crossings[(q.context - 1 - self.steps) % self.limits.block_size] -= 1
+            # The newest token has its block only while the step that reads it is under way.
+            self.free_blocks += self._blocks(q.context if self.step else q.context - 1)
+        else:
+            self.free_blocks += q.blocks
+            if q in self._prefilling:
+                self._prefilling.remove(q)
+            elif self.step:
+                self.step.prompts = [(p, chunk) for p, chunk in self.step.prompts if p is not q]
+        q.blocks = 0
+
+
+class Loop(Protocol):
+    """What ``ClockedBatch`` needs of an asyncio loop."""
+
+    def time(self) -> float: ...  # noqa: D102
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any: ...  # noqa: D102
+
+
+class ClockedBatch:
+    """A batch whose time passes with that of a loop, ``speed`` times as fast.
+
+    Steps follow each other in engine time, from one's end to the next: a loop that wakes late hands tokens out late,
+    but the engine does not become slower, and its work can be simulated from its arrivals. Requests that enter at one
+    instant are admitted together.
+    """
+
+    def __init__(self, limits: Limits, step_time: StepTime, loop: Loop, *, speed: float = 1.0) -> None:
+        self.batch = ContinuousBatch(limits, step_time)
+        self._loop, self._speed, self._started_s = loop, speed, loop.time()
+        self._timer: Any = None
+        self._deadline_s = math.inf
+        self._entered = 0
+
+    def now_s(self) -> float:
+        """Return the engine seconds since the start."""
+        return (self._loop.time() - self._started_s) * self._speed
+
+    def enter(
+        self,
+        prompt_tokens: int,
+        *,
+        output_tokens: int | None = None,
+        on_token: Callable[[float], bool] | None = None,
+        on_finish: Callable[[], None] | None = None,
+        priority: int = 0,
+    ) -> BatchSequence:
+        """Let a request arrive now."""
+        q = BatchSequence(self._entered, self.now_s(), prompt_tokens, output_tokens, on_token, on_finish, priority)
+        self._entered += 1
+        self.batch.enter(q)
+        self._arm()
+        return q
+
+    def generated(self, q: BatchSequence) -> int:
+        """Return the tokens of a sequence so far."""
+        return self.batch.generated(q, self.now_s())
+
+    def abort(self, q: BatchSequence) -> bool:
+        """Remove a request now; return False where it was over."""
+        found = self.batch.abort(q, self.now_s())
+        self._arm()
+        return found
+
+    def stop(self) -> None:
+        """Stop the engine's time for good."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._deadline_s = -math.inf
+
+    def _arm(self) -> None:
+        deadline_s = self.batch.next_s()
+        if self._deadline_s == -math.inf or (deadline_s == self._deadline_s and self._timer is not None):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._deadline_s, self._timer = deadline_s, None
+        if deadline_s < math.inf:
+            self._timer = self._loop.call_at(self._started_s + deadline_s / self._speed, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        # The timer may be early by the rounding of its time; without ``max`` it would be set again and again.
+        self.batch.advance(max(self.now_s(), self._deadline_s))
+        self._arm()

@@ -1,0 +1,152 @@
+"""Distributions of latencies: their statistics with batch-means intervals, and distances between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.records import TokenGaps
+from lengthwise.statistics import batch_half_width
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BATCHES = 10
+"""Few and long: long batches are nearly independent and include values of the tails."""
+
+MIN_VALUES = 400
+"""Below this count a batch would have fewer than 40 values, too few for its mean."""
+
+QUANTILES = {"p50": 0.50, "p75": 0.75, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", "sd", "min", *QUANTILES, "max")
+
+_Q = np.array(list(QUANTILES.values()))
+_MIN_ABOVE = 5.0
+"""Values that a batch must expect above a quantile, or the batches do not show how that quantile varies."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Statistics of a quantity over requests (or tokens), in the quantity's unit.
+
+    ``sd`` is that of the values (divisor n); quantiles interpolate linearly between order statistics (Hyndman and
+    Fan's type 7, as NumPy does). ``relative_error`` bounds the error of reading them from a histogram: 0 where every
+    value was recorded.
+    """
+
+    count: int
+    mean: Estimate = UNKNOWN
+    sd: Estimate = UNKNOWN
+    min: Estimate = UNKNOWN
+    p50: Estimate = UNKNOWN
+    p75: Estimate = UNKNOWN
+    p90: Estimate = UNKNOWN
+    p95: Estimate = UNKNOWN
+    p99: Estimate = UNKNOWN
+    max: Estimate = UNKNOWN
+    relative_error: float = 0.0
+
+
+def column_distribution(values: Floats, level: float) -> Distribution:
+    """Return statistics of the finite values of a column in order of arrival, with batch-means intervals."""
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n == 0:
+        return Distribution(0)
+    # Partitioning the one copy in place keeps memory low; batches come first, as it destroys the order.
+    batches = [_partitioned_statistics(b) for b in np.array_split(values, BATCHES)] if n >= MIN_VALUES else None
+    total = _partitioned_statistics(values)
+    half = np.full(len(STATISTICS), np.nan)
+    if batches is not None:
+        # Batches give no interval of extremes.
+        has_interval = [True, True, False, *(n / BATCHES * (1 - _Q) >= _MIN_ABOVE), False]
+        half = np.where(has_interval, batch_half_width(np.array(batches), total, level), np.nan)
+    return _distribution(n, total, half)
+
+
+def gap_distribution(gaps: TokenGaps, mean_half_width: float) -> Distribution:
+    """Return statistics of the times between tokens: exact where every gap was recorded, else from the histogram.
+
+    Gaps of all requests are pooled without an order in time, so that within one run only the mean has an interval,
+    ``mean_half_width``, computed from the requests.
+    """
+    if gaps.total == 0:
+        return Distribution(0)
+    values, count = gap_counts(gaps)
+    mean = gaps.sum_s / gaps.total
+    sd = float(np.sqrt(count @ (values - mean) ** 2 / gaps.total))
+    total = np.array([mean, sd, values[0], *weighted_quantiles(values, count, _Q), gaps.max_s])
+    half = np.full(len(total), np.nan)
+    half[0] = mean_half_width
+    is_exact = gaps.gap_s is not None and gaps.count is not None
+    return _distribution(gaps.total, total, half, 0.0 if is_exact else histogram_error(gaps.edges_s))
+
+
+def gap_counts(gaps: TokenGaps) -> tuple[Floats, Ints]:
+    """Return the distinct times between tokens, ascending, and their counts; of a histogram the middles of its bins."""
+    if gaps.gap_s is not None and gaps.count is not None:
+        values, count = gaps.gap_s, gaps.count
+    else:
+        values = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s)
+        count = gaps.histogram
+    return values[count > 0], count[count > 0]
+
+
+def histogram_error(edges_s: Floats) -> float:
+    """Return the largest relative error of reading a value at the middle of its bin, the first bin left out."""
+    low, high = edges_s[1:-1], edges_s[2:]
+    return float(((high - low) / 2 / low).max())
+
+
+def weighted_quantiles(values: Floats, count: Ints, q: Floats) -> Floats:
+    """Return quantiles of ascending ``values`` repeated ``count`` times, as np.quantile of the repeated array."""
+    cumulative = np.cumsum(count)
+    position = q * (cumulative[-1] - 1)
+    below = np.floor(position).astype(np.int64)
+    above = np.minimum(below + 1, cumulative[-1] - 1)
+    low, high = (values[np.searchsorted(cumulative, rank, side="right")] for rank in (below, above))
+    return np.asarray(low + (high - low) * (position - below))
+
+
+def _partitioned_statistics(values: Floats) -> Floats:
+    """Return the STATISTICS of values, which are partitioned in place."""
+    mean, sd = values.mean(), values.std()
+    position = _Q * (len(values) - 1)
+    below = np.floor(position).astype(np.intp)
+    above = np.minimum(below + 1, len(values) - 1)
+    values.partition(np.unique(np.concatenate([[0], below, above, [len(values) - 1]])))
+    quantiles = values[below] + (values[above] - values[below]) * (position - below)
+    return np.array([mean, sd, values[0], *quantiles, values[-1]])
+
+
+def _distribution(count: int, total: Floats, half: Floats, error: float = 0.0) -> Distribution:
+    estimates = {name: Estimate(float(v), float(h)) for name, v, h in zip(STATISTICS, total, half, strict=True)}
+    return Distribution(count=count, relative_error=error, **estimates)
+
+
+def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, float]:
+    """Return the Kolmogorov-Smirnov distance, and the Wasserstein distance over the mean of ``b``.
+
+    Either side is (ascending values, their counts).
+    """
+    points = np.union1d(a[0], b[0])
+    cdfs = [
+        np.concatenate([[0], np.cumsum(count)])[np.searchsorted(values, points, side="right")] / count.sum()
+        for values, count in (a, b)
+    ]
+    gap = np.abs(cdfs[0] - cdfs[1])
+    mean = float(b[0] @ b[1] / b[1].sum())
+    return float(gap.max()), float((gap[:-1] * np.diff(points)).sum()) / mean if mean > 0 else math.nan
+
+
+def absolute_errors(a: Floats, b: Floats) -> tuple[float, float]:
+    """Return mean and median of |a - b| / b over the pairs known on both sides; NaN without any."""
+    both = np.isfinite(a) & np.isfinite(b) & (b > 0)
+    if not both.any():
+        return math.nan, math.nan
+    errors = np.abs(a[both] - b[both]) / b[both]
+    return float(errors.mean()), float(np.median(errors))

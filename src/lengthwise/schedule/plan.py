@@ -1,0 +1,273 @@
+"""The complete plan: the chosen schedule, the alternatives, its frontier, drift, timeline and other systems."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.catalog import weight_bytes
+from lengthwise.schedule._kernel import largest_excess, pace_factor, part_factor, presence
+from lengthwise.schedule.adaptation import redeployment
+from lengthwise.schedule.baselines import curve
+from lengthwise.schedule.controls import Controls, Layout, Stage, Strategy, rra_layout, waa_layout
+from lengthwise.schedule.estimation import Estimates, Estimator, Reason
+from lengthwise.schedule.frontier import best_evaluated_rps, breakpoints, evaluated_fronts, explore, static_batches
+from lengthwise.schedule.length_drift import drift
+from lengthwise.schedule.planner import TIE, Planner
+from lengthwise.schedule.stage_costs import Setting, normal_scores, projected_share
+from lengthwise.schedule.timeline import Visit, pipelined_visits, round_visits
+from lengthwise.schema.errors import InputError, ScheduleError
+from lengthwise.schema.schedule import OtherSystem, ScheduleParts, SchedulePlan, TimelineBar
+
+Floats = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+"""Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
+
+MIN_GAIN = 0.02
+"""Relative gain in throughput below which parts are not reported: a search may miss as much."""
+WARM_UP_ROUNDS = 3
+"""Rounds from an empty pipeline that a timeline omits."""
+MAX_BARS = 2500
+"""Bars of a timeline, from its start on."""
+
+
+def other_systems(
+    planner: Planner, bound_s: float, systems: Sequence[str], seed: int = 0, progress: Progress = lambda *_: None
+) -> tuple[OtherSystem, ...]:
+    """Return the results of other systems, under the planner's kind of bound."""
+    simulated = itertools.count(1)
+    found = []
+    for system in dict.fromkeys(systems):
+        of = curve(planner.estimator, system, seed=seed, report=lambda: progress(next(simulated), 0))
+        at = of.best_at(bound_s, worst_case=planner.worst_case)
+        result = OtherSystem(
+            system=system,
+            best=None if at is None else of.row(at),
+            low_rps=math.nan if at is None else float(of.throughput_low_rps[at]),
+            high_rps=math.nan if at is None else float(of.throughput_high_rps[at]),
+            configurations=of.configurations,
+            front=of.front(worst_case=planner.worst_case),
+        )
+        found.append(result)
+    return tuple(found)
+
+
+def best_parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0.0) -> ScheduleParts | None:
+    """Return the division of the GPUs into equal, separate parts that serves most under a bound.
+
+    None: no division serves noticeably more than ``above_rps``, the throughput of all GPUs together.
+    """
+    setting, found = planner.estimator.setting, []
+    for size in part_sizes(setting.cluster.gpus, setting.cluster.node.gpus):
+        if weight_bytes(setting.model) > size * setting.available_bytes:
+            continue
+        tables = {tp: one for tp, one in setting.tables.items() if tp <= size}
+        part = planner.estimator.replace(cluster=replace(setting.cluster, gpus=size), tables=tables)
+        try:
+            row = planner.with_estimator(part).best(bound_s).row
+        except (InputError, ScheduleError):
+            continue  # Only WAA on one GPU, or no schedule fits and meets the bound.
+        found.append(ScheduleParts(size, setting.cluster.gpus // size, row))
+    best = max(found, key=lambda one: (one.throughput_rps, one.gpus), default=None)
+    return best if best and best.throughput_rps > above_rps * (1 + MIN_GAIN) else None
+
+
+def part_sizes(gpus: int, node_gpus: int) -> list[int]:
+    """Return the GPUs of a part: divisors of a node, even if some GPUs remain, or whole nodes that use all GPUs."""
+    within = [size for size in range(1, node_gpus + 1) if node_gpus % size == 0]
+    nodes = [size for size in range(2 * node_gpus, gpus, node_gpus) if gpus % size == 0]
+    return [size for size in within + nodes if size < gpus]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Stages and times of one schedule.
+
+    Attributes:
+        controls: Schedule.
+        estimates: Its estimates, one row.
+        layout: Layers by stage; no stages where no layout is possible.
+        encode_s: [encoding stages] seconds of an encode visit; RRA's timeline has shorter and longer ones.
+        decode_s: [N_D, decoding stages] seconds of a decode visit at each iteration.
+        timeline: Visits of a part of the steady state, from 0 s on. WAA: stages in the order of the layout.
+    """
+
+    controls: Controls
+    estimates: Estimates
+    layout: Layout
+    encode_s: Floats
+    decode_s: Floats
+    timeline: tuple[Visit, ...]
+
+    @property
+    def reason(self) -> Reason:
+        """Return why the schedule is infeasible, or that it is feasible."""
+        return Reason(int(self.estimates.reason[0]))
+
+    @property
+    def slowest_stage(self) -> tuple[Stage, Stage]:
+        """Return the stages that limit encoding and decoding."""
+        encode, decode = int(self.encode_s.argmax()), int(self.decode_s.sum(axis=0).argmax())
+        return self.layout.encode[encode], self.layout.decode[decode]
+
+
+def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
+    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings).
+
+    Raises:
+        InputError: As for ``Estimator.estimate``.
+    """
+    estimates = estimator.estimate([controls])
+    if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
+        return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())
+    kind = _explain_rra if controls.strategy == Strategy.RRA else _explain_waa
+    return kind(estimator.setting, controls, estimates, rounds)
+
+
+def _explain_rra(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
+    layout = rra_layout(setting.model.layers, setting.cluster.gpus, controls.tp, controls.tp_groups)
+    parts = int(estimates.micro_batches[0])
+    encoding = min(parts, controls.encode_batch)
+    new = controls.encode_batch * float(setting.batches.size_factor(np.array(controls.encode_batch / encoding)))
+    encode_s = setting.stage_visits_s(layout.encode, new / encoding, encode=True)
+    decode_s = _phase_s(setting, layout.decode, controls.decode_steps, new, parts)
+    spread = float(estimates.encode_range[0]) * encoding**0.5 / setting.z if setting.z else 0.0
+    scale = np.maximum(1.0 + spread * normal_scores(encoding)[encoding], 0.0)
+    scale *= [part_factor(new, encoding, job) for job in range(encoding)]
+    all_visits = round_visits(encode_s, decode_s, parts, WARM_UP_ROUNDS + rounds, scale)
+    visits = all_visits[WARM_UP_ROUNDS * (len(all_visits) // (WARM_UP_ROUNDS + rounds)) :]
+    start_s = min(visit.start_s for visit in visits)
+    timeline = tuple(replace(v, start_s=v.start_s - start_s, end_s=v.end_s - start_s) for v in visits)
+    return Explanation(controls, estimates, layout, encode_s, decode_s, timeline)
+
+
+def _explain_waa(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
+    encode_gpus = int(estimates.encode_gpus[0])
+    layout = waa_layout(setting.model.layers, setting.cluster.gpus, encode_gpus, controls.tp, controls.tp_groups)
+    parts, batch = int(estimates.micro_batches[0]), float(estimates.decode_batch[0])
+    load, projected = setting.phase(1, renewal=True), projected_share(setting.model)
+    context = load.kv_tokens[0] / load.seqs[0] if load.seqs[0] else 0.0
+    new = controls.encode_batch * float(setting.batches.size_factor(np.array(float(controls.encode_batch))))
+    encode_s = setting.stage_visits_s(layout.encode, new, encode=True, share=1.0 - projected)
+    seqs = np.array([batch / parts])
+    entering = batch / load.seqs[0] / parts * setting.task.mean_prompt_tokens if projected and batch else 0.0
+    decode_s = setting.stage_visits_s(
+        layout.decode, seqs, seqs * context, encode=False, share=projected, more_tokens=entering
+    ).T
+    cycle_s, iteration_s = float(estimates.cycle_s[0]), float(estimates.decode_s[0])
+    pace_s = cycle_s if setting.assumptions.lockstep else iteration_s
+    end_s, encode_stages = rounds * cycle_s, len(encode_s)
+    turns = int(end_s / pace_s) + 2 if pace_s > 0 else 0
+    encodings = pipelined_visits(encode_s, cycle_s, 1, rounds + encode_stages, "encode")
+    decodes = pipelined_visits(decode_s[0], pace_s, parts, turns, "decode")
+    both = encodings + [replace(visit, stage=visit.stage + encode_stages) for visit in decodes]
+    timeline = tuple(visit for visit in both if visit.start_s < end_s)
+    return Explanation(controls, estimates, layout, encode_s, decode_s, timeline)
+
+
+def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float, parts: int) -> Floats:
+    """Return [N_D, stages] seconds of decode visits of one of ``parts`` micro-batches, as the estimate has them."""
+    load, uneven, new = setting.phase(steps), part_factor(new, parts, parts - 1), new / parts
+    present, factor = np.array([presence(seqs, max(new, 1.0), False) for seqs in (new * load.seqs).tolist()]).T
+    seqs, kv_tokens = new * load.seqs * factor, new * load.kv_tokens * factor
+    visit_s = setting.stage_visits_s(stages, seqs, kv_tokens, encode=False).T
+    score = float(normal_scores(parts)[parts, -1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        dispersion = np.nan_to_num(load.seqs_variance / load.seqs)
+        larger = np.array([largest_excess(one, by, score) for one, by in zip(seqs, dispersion, strict=True)])
+        larger += (uneven - 1.0) * seqs
+        more_tokens = np.nan_to_num(kv_tokens * (1 + larger / seqs))
+        first_s = setting.stage_visits_s(stages, seqs + larger, more_tokens, encode=False)[0]
+        longest = np.nan_to_num(first_s / visit_s[:, 0], nan=1.0)
+    rows = zip(present, longest, visit_s.max(axis=1), visit_s.sum(axis=1), strict=True)
+    pace = [pace_factor(probability, parts, most, largest_s, total_s) for probability, most, largest_s, total_s in rows]
+    return np.asarray(np.array(pace)[:, None] * visit_s)
+
+
+def build_plan(
+    planner: Planner,
+    bound_s: float = math.inf,
+    *,
+    name: str = "",
+    metadata: Mapping[str, str] | None = None,
+    exhaustive: bool = False,
+    baselines: Sequence[str] = (),
+    seed: int = 0,
+    progress: Progress = lambda *_: None,
+) -> SchedulePlan:
+    """Return the best schedule under a bound with the runners-up, frontier, drift, timeline and static batches.
+
+    Args:
+        planner: Planner of the schedules.
+        bound_s: Latency bound; infinite: none.
+        name: Label of the plan.
+        metadata: Fixed parameters by name.
+        exhaustive: Evaluate every schedule for the choice.
+        baselines: Other systems to compare with (``SYSTEMS``), which takes longer than all the rest.
+        seed: Seed of the lengths for these.
+        progress: Called with the number of their configurations simulated so far, and 0.
+
+    Raises:
+        InputError: The bound is not above 0.
+        ScheduleError: No schedule meets the bound, or none is feasible.
+    """
+    try:
+        choice = planner.best(bound_s, separately=True, exhaustive=exhaustive)
+    except ScheduleError as error:
+        part = best_parts(planner, bound_s)
+        if part is None:
+            raise
+        raise ScheduleError(
+            f"{error}. Fewer GPUs meet it: {part.words}, with {part.row.words}, {part.throughput_rps:.3g} requests/s "
+            f"(--gpus {part.gpus} plans a part)"
+        ) from None
+    setting = planner.estimator.setting
+    searched_s = explore(planner)
+    if best_evaluated_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
+        # The frontier found something better; the search for the choice then includes all that was estimated.
+        better = planner.best(bound_s, separately=True)
+        evaluated = sum(space.evaluated for space in planner.spaces)
+        choice = replace(better, evaluated=evaluated, seconds=choice.seconds + better.seconds)
+    fronts = evaluated_fronts(planner, {strategy: [*known_s, bound_s] for strategy, known_s in searched_s.items()})
+    static = static_batches(planner.estimator)
+    explained = explain(planner.estimator, choice.controls)
+    stages = explained.layout.encode
+    if choice.controls.strategy is not Strategy.RRA:
+        stages += explained.layout.decode
+    visits = sorted(explained.timeline, key=lambda visit: (visit.start_s, visit.stage))[:MAX_BARS]
+    return SchedulePlan(
+        name=name,
+        metadata=dict(metadata or {}),
+        bound_s=bound_s,
+        level=setting.assumptions.level,
+        quantile_tokens=setting.bound_tokens,
+        worst_case=planner.worst_case,
+        chosen=choice.row,
+        sides=choice.sides,
+        gap=choice.gap,
+        evaluated=choice.evaluated,
+        points=choice.points,
+        seconds=choice.seconds,
+        static=static.best(bound_s),
+        static_front=static.front(bound_s),
+        front=fronts,
+        breakpoints=breakpoints(fronts),
+        drift=drift(planner, choice),
+        redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
+        stages=tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)),
+        timeline=tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "encode", v.micro_batch) for v in visits),
+        others=other_systems(planner, bound_s, baselines, seed, progress),
+        threshold=setting.assumptions.threshold,
+        parts=best_parts(planner, bound_s, choice.row.throughput_rps),
+    )
+
+
+def _stage_label(stage: Stage) -> str:
+    role = {"both": "", "encode": ", encodes", "decode": ", decodes"}[stage.role]
+    gpus = "1 GPU" if stage.tp == 1 else f"{stage.tp} GPUs"
+    return f"{gpus}, {stage.layers} {'layer' if stage.layers == 1 else 'layers'}{role}"

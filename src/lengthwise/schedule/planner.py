@@ -1,0 +1,471 @@
+"""The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
+
+Each strategy is searched at each tensor-parallel degree, and the best of all is taken. The result of one search bounds
+the next: a strategy or degree that cannot beat it is discarded after a few points. As throughput is not quite monotone
+where there are few decode iterations between encodings, RRA's result is then improved by local search (``refine``).
+
+The bound is for an output of ``Assumptions.level``, by default the 99 % quantile. It applies to the latency with
+batches' work at the far end of its 99 % range, as in the paper ("We do consider this variance when determining
+control variables", section 7.9); with ``worst_case=False`` it applies to the expected latency.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schedule.controls import (
+    Assumptions,
+    Cluster,
+    Controls,
+    Layout,
+    Strategy,
+    rra_layout,
+    splits,
+    waa_layout,
+)
+from lengthwise.schedule.estimation import Estimator, Reason
+from lengthwise.schedule.lengths import TaskLengths
+from lengthwise.schedule.optimizer import (
+    EvaluatedPoint,
+    Perf,
+    Place,
+    SearchResult,
+    Tolerances,
+    branch_and_bound,
+    exhaustive,
+)
+from lengthwise.schedule.search_space import REASONS, SearchSpace
+from lengthwise.schedule.stage_costs import Setting, TablesByDegree, cluster_tables, stage_bytes
+from lengthwise.schema.errors import InputError, ScheduleError
+from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
+from lengthwise.schema.specs import ModelSpec
+
+Ints = npt.NDArray[np.int64]
+
+ALL = tuple(Strategy)
+SHORT_PHASE = 8
+"""Every phase length up to this one is tried; longer ones grow by the factor ``RATIO``."""
+RATIO = 1.5
+TIE = 1e-9
+"""Relative difference below which throughputs are equal; the lower latency then decides."""
+_MAX_CLIMBS = 8
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class SpaceResult:
+    """A search space, the result of its search, and an upper bound on what else it could hold."""
+
+    space: SearchSpace
+    result: SearchResult
+    at_most_rps: float
+
+    @property
+    def best(self) -> EvaluatedPoint:
+        """Return the best point of a search that found one."""
+        assert self.result.best is not None
+        return self.result.best
+
+
+def refine(results: Sequence[SpaceResult], bound_s: float) -> list[SpaceResult]:
+    """Return search results improved by local search, as estimates are not quite monotone.
+
+    The evaluations count towards the results.
+    """
+    before = [one.space.evaluated for one in results]
+    if not any(one.result.best for one in results):
+        results = [_refine_fastest(one, bound_s) for one in results]
+    refined = []
+    for one, evaluated_before in zip(results, before, strict=True):
+        best = _climb(one, bound_s)
+        evaluated = one.result.evaluated + one.space.evaluated - evaluated_before
+        result = replace(one.result, best=best, evaluated=evaluated)
+        refined.append(SpaceResult(one.space, result, max(one.at_most_rps, best.throughput_rps if best else 0.0)))
+    return refined
+
+
+def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
+    """Return the result with the fastest of all phase lengths at its fastest point."""
+    fastest = one.result.fastest
+    if not math.isfinite(fastest.latency_s):
+        return one
+    points = one.space.second_variable_line(fastest.point)
+    got = one.space.perf(points)
+    fastest = _point(points, got, int(np.argmin(got.latency_s)))
+    if fastest.latency_s > bound_s:
+        return replace(one, result=replace(one.result, fastest=fastest))
+    return replace(one, result=replace(one.result, fastest=fastest, best=fastest), at_most_rps=math.inf)
+
+
+def _climb(one: SpaceResult, bound_s: float) -> EvaluatedPoint | None:
+    """Return the best point reached from the best of a space over better and better neighbours.
+
+    The start is the best point ever evaluated; for RRA also where the search found nothing, since its bounds are
+    approximate.
+    """
+    space, best = one.space, one.result.best
+    seen = space.best_evaluated(bound_s) if best or space.strategy is Strategy.RRA else None
+    if seen is not None:
+        points = np.array([seen], dtype=np.int64)
+        start = _point(points, space.perf(points), 0)
+        if best is None or start.throughput_rps > best.throughput_rps * (1 + TIE):
+            best = start
+    for _ in range(_MAX_CLIMBS):
+        if best is None:
+            break
+        points = space.neighbors(best.point)
+        if space.strategy is Strategy.RRA:
+            points = np.unique(np.concatenate([points, _ridge(space, best.point, bound_s)]), axis=0)
+        got = space.perf(points)
+        rps = np.where((got.latency_s <= bound_s) & np.isfinite(got.latency_s), got.throughput_rps, 0.0)
+        at = int(np.argmax(rps))
+        if rps[at] <= best.throughput_rps * (1 + TIE):
+            break
+        best = _point(points, got, at)
+    return best
+
+
+def _point(points: Ints, got: Perf, at: int) -> EvaluatedPoint:
+    return EvaluatedPoint(tuple(points[at].tolist()), float(got.latency_s[at]), float(got.throughput_rps[at]))
+
+
+def _ridge(space: SearchSpace, point: Place, bound_s: float) -> Ints:
+    """Return [n, variables] by phase length the largest RRA batch that meets a bound.
+
+    The layouts are that of a point, and those of the fewest and of the most groups.
+    """
+    steps = phase_lengths(point[1], space.variables[1].values[-1])
+    groups = np.unique([point[2], space.variables[2].values[0], space.variables[2].values[-1]])
+    grid = np.array([(step, group) for group in groups for step in steps], dtype=np.int64)
+    batch = max_batches(space, grid, bound_s)
+    return np.column_stack([batch, grid])[batch > 0]
+
+
+def phase_lengths(steps: int, longest: int) -> Ints:
+    """Return phase lengths to try: all short ones, some long ones, and those next to a known one."""
+    longer = SHORT_PHASE * RATIO ** np.arange(1 + np.log(max(longest / SHORT_PHASE, 1.0)) / np.log(RATIO))
+    near = [steps - 1, steps, steps + 1, longest]
+    tried = np.concatenate([np.arange(1, SHORT_PHASE), longer.astype(np.int64), near])
+    return np.unique(tried[(tried >= 1) & (tried <= longest)]).astype(np.int64)
+
+
+def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
+    """Return [n] the largest batch of each row of (iterations, groups) that meets a bound; 0: none does."""
+    low = np.zeros(len(grid), dtype=np.int64)
+    high = np.full(len(grid), space.variables[0].values[-1] + 1, dtype=np.int64)
+    while (wide := high - low > 1).any():
+        middle = (low + high)[wide] // 2
+        got = space.perf(np.column_stack([middle, grid[wide]]))
+        meets = np.isfinite(got.latency_s) & (got.latency_s <= bound_s)
+        low[wide] = np.where(meets, middle, low[wide])
+        high[wide] = np.where(meets, high[wide], middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen schedule and its optimality gap.
+
+    Attributes:
+        bound_s: Latency bound that it meets.
+        controls: Its control variables.
+        row: Its estimates.
+        sides: Every strategy and degree with its result.
+        evaluated: Schedules estimated.
+        points: Schedules in total.
+        gap: The best of all has at most (1 + gap) times its throughput, if the tolerances hold. Those of RRA's short
+            phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
+        seconds: Duration of the search.
+    """
+
+    bound_s: float
+    controls: Controls
+    row: ScheduleRow
+    sides: tuple[ScheduleSide, ...]
+    evaluated: int
+    points: int
+    gap: float
+    seconds: float
+
+
+class Planner:
+    """All schedules of a task on a cluster; estimates are kept from one bound to the next.
+
+    Args:
+        estimator: Estimator of the task on the cluster.
+        degrees: Tensor-parallel degrees to choose from.
+        strategies: Strategies to choose from.
+        worst_case: Whether a bound applies to ``latency_high_s``, else to ``latency_s``.
+        tolerances: Assumed deviation of the estimates from monotonicity.
+        clock: Clock in seconds.
+
+    Raises:
+        InputError: No strategy or degree is given, or only WAA on one GPU.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        degrees: Sequence[int],
+        strategies: Sequence[Strategy] = ALL,
+        *,
+        worst_case: bool = True,
+        tolerances: Tolerances | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not strategies or not degrees:
+            raise InputError("a choice needs a strategy and a tensor-parallel degree; one of them is missing")
+        gpus = estimator.setting.cluster.gpus
+        if gpus < 2 and Strategy.RRA not in strategies:
+            raise InputError("WAA needs at least 2 GPUs, one to encode and one to decode; there is 1. Use RRA.")
+        self.estimator, self.strategies, self.worst_case = estimator, tuple(strategies), worst_case
+        self._degrees, self._tolerances, self._clock = tuple(degrees), tolerances or Tolerances(), clock
+        self.spaces = [
+            SearchSpace(estimator, strategy, tp, worst_case=worst_case)
+            for strategy in dict.fromkeys(strategies)
+            for tp in sorted(set(degrees), reverse=True)
+            if tp <= gpus
+        ]
+
+    def with_estimator(self, estimator: Estimator) -> Planner:
+        """Return a planner of another estimator, for example one of other lengths."""
+        return Planner(
+            estimator, self._degrees, self.strategies,
+            worst_case=self.worst_case, tolerances=self._tolerances, clock=self._clock,
+        )  # fmt: skip
+
+    def best(self, bound_s: float = math.inf, *, separately: bool = False, exhaustive: bool = False) -> Choice:
+        """Return the best schedule that meets a bound, to within ``Choice.gap``.
+
+        ``separately`` searches every space to its end, so that the best of each is known, at a higher cost;
+        ``exhaustive`` evaluates every schedule.
+
+        Raises:
+            InputError: The bound is not above 0.
+            ScheduleError: No schedule meets the bound, or none is feasible.
+        """
+        started_s = self._clock()
+        results = self.search(bound_s, self.spaces, separately=separately, exhaustive=exhaustive)
+        if not exhaustive:
+            results = refine(results, bound_s)
+        found = [one for one in results if one.result.best]
+        if not found:
+            raise _nothing_meets(self, results, bound_s)
+        max_rps = max(one.best.throughput_rps for one in found)
+        ties = [one for one in found if one.best.throughput_rps >= max_rps * (1 - TIE)]
+        chosen = min(ties, key=lambda one: one.best.latency_s)
+        chosen.space.perf(np.array([chosen.best.point], dtype=np.int64))  # An exhaustive search stores no estimates.
+        row, sides = chosen.space.row(chosen.best.point), []
+        for space in self.spaces:
+            one = next((result for result in results if result.space is space), None)
+            if one is None:
+                side = ScheduleSide(space.strategy.value, space.tp, None, 0.0, 0, 0, space.infeasible_reason)
+            else:
+                point = one.result.best.point if one.result.best else space.best_evaluated(bound_s)
+                best = None if point is None else space.row(point)
+                cause = "" if one is chosen else _why_worse(one, best, row, bound_s)
+                side = ScheduleSide(
+                    space.strategy.value, space.tp, best, one.at_most_rps, space.size, one.result.evaluated, cause
+                )
+            sides.append(side)
+        return Choice(
+            bound_s=bound_s,
+            controls=chosen.space.controls(chosen.best.point),
+            row=row,
+            sides=tuple(sides),
+            evaluated=sum(one.result.evaluated for one in results),
+            points=sum(space.size for space in self.spaces),
+            gap=max(0.0, max(one.at_most_rps for one in results) / row.throughput_rps - 1),
+            seconds=self._clock() - started_s,
+        )
+
+    def best_row(self, bound_s: float = math.inf) -> ScheduleRow | None:
+        """Return the best schedule that meets a bound; None: no schedule does."""
+        try:
+            return self.best(bound_s).row
+        except ScheduleError:
+            return None
+
+    def search(
+        self,
+        bound_s: float,
+        spaces: Iterable[SearchSpace],
+        *,
+        separately: bool = False,
+        exhaustive: bool = False,
+        known_rps: float = 0.0,
+    ) -> list[SpaceResult]:
+        """Return the search results of the spaces with schedules; unless ``separately``, each builds on the previous.
+
+        Throughput up to ``known_rps``, available elsewhere, is not searched for.
+        """
+        results: list[SpaceResult] = []
+        for space in (space for space in spaces if space.variables):
+            known_rps = 0.0 if separately else known_rps
+            found = _search(space, bound_s, known_rps, self._tolerances, evaluate_all=exhaustive)
+            known_rps = max(known_rps, found.best.throughput_rps if found.best else 0.0)
+            at_most_rps = known_rps * (1 + found.gap) if known_rps else (0.0 if found.gap == 0 else math.inf)
+            results.append(SpaceResult(space, found, at_most_rps))
+        return results
+
+
+def _search(
+    space: SearchSpace, bound_s: float, known_rps: float, tolerances: Tolerances, *, evaluate_all: bool
+) -> SearchResult:
+    """Search a space; of the places of its box only those that are schedules count as evaluated."""
+    if evaluate_all:
+        found = exhaustive(space.perf_uncached, space.variables, bound_s)
+        return replace(found, evaluated=space.size, of=space.size)
+    evaluated = 0
+
+    def perf(points: Ints) -> Perf:
+        nonlocal evaluated
+        evaluated += int(space.within(points).sum())
+        return space.perf(points)
+
+    found = branch_and_bound(perf, space.variables, bound_s, tolerances, known_rps=known_rps * (1 - TIE))
+    return replace(found, evaluated=evaluated, of=space.size)
+
+
+def best_schedule(
+    task: TaskLengths,
+    cluster: Cluster,
+    model: ModelSpec,
+    bound_s: float = math.inf,
+    *,
+    tables: TablesByDegree | None = None,
+    assumptions: Assumptions = Assumptions(),
+    strategies: Sequence[Strategy] = ALL,
+    worst_case: bool = True,
+    tolerances: Tolerances | None = None,
+    exhaustive: bool = False,
+) -> Choice:
+    """Return the schedule of the highest throughput that meets a latency bound, to within ``Choice.gap``.
+
+    The bound is for an output of quantile ``assumptions.level``, and applies to ``latency_high_s`` if ``worst_case``,
+    else to ``latency_s``. The degrees are those of ``tables``, by default from the roofline model. ``exhaustive``
+    evaluates every schedule.
+
+    Raises:
+        InputError: The bound is not above 0, the task exceeds the model's context, or only WAA is given for one GPU.
+        ScheduleError: No schedule meets the bound, or none is feasible.
+    """
+    tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
+    estimator = Estimator(task, cluster, model, tables, assumptions)
+    planner = Planner(estimator, tuple(tables), strategies, worst_case=worst_case, tolerances=tolerances)
+    return planner.best(bound_s, exhaustive=exhaustive)
+
+
+def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:
+    """Return the powers of two that divide the heads, within a node and the cluster."""
+    largest = min(cluster.gpus, cluster.node.gpus)
+    powers = (2**i for i in range(largest.bit_length()))
+    return tuple(tp for tp in powers if tp <= largest and model.attention.heads % tp == 0)
+
+
+def min_evaluated_s(spaces: Iterable[SearchSpace]) -> float:
+    """Return the minimum latency among the schedules evaluated so far; infinite: none is feasible."""
+    return min((float(space.evaluated_points()[1].min(initial=math.inf)) for space in spaces), default=math.inf)
+
+
+def rounded_up(seconds: float) -> str:
+    """Return a number with three significant digits, rounded up."""
+    digits = 2 - math.floor(math.log10(seconds))
+    return f"{math.ceil(seconds * 10**digits) / 10**digits:.{max(digits, 0)}f}"
+
+
+def _why_worse(one: SpaceResult, best: ScheduleRow | None, chosen: ScheduleRow, bound_s: float) -> str:
+    min_s = one.result.fastest.latency_s
+    if min_s > bound_s:
+        return f"its least latency is {min_s:.3g} s"
+    if best is None:
+        return "what meets the bound has no more than the choice"
+    if best.throughput_rps >= chosen.throughput_rps * (1 - TIE):
+        return "as much, at a higher latency"
+    return f"{100 * (1 - best.throughput_rps / chosen.throughput_rps):.1f} % less"
+
+
+def _nothing_meets(planner: Planner, results: Sequence[SpaceResult], bound_s: float) -> ScheduleError:
+    """Return the error that no schedule meets the bound: the minimum latency, and what dominates it."""
+    setting = planner.estimator.setting
+    feasible = [one for one in results if math.isfinite(one.result.fastest.latency_s)]
+    if not feasible:
+        return ScheduleError(_why_nothing_fits(setting, planner.spaces))
+    fastest = min(feasible, key=lambda one: one.result.fastest.latency_s)
+    row, iterations = fastest.space.row(fastest.result.fastest.point), setting.iterations
+    latency_s = row.latency_high_s if planner.worst_case else row.latency_s
+    decode_share = 1 - row.encode_s / latency_s
+    limit = f"Encoding its prompt takes {row.encode_s:.3g} s of it."
+    if decode_share >= 1 / 2:
+        between = "" if row.decode_steps >= iterations else " and what is encoded between them"
+        take = "takes" if iterations == 1 and not between else "take"
+        limit = f"{_plural(iterations, 'decode iteration')}{between} {take} {100 * decode_share:.0f} % of it."
+    level = "" if setting.assumptions.output_tokens is not None else f" (p{100 * setting.assumptions.level:g})"
+    return ScheduleError(
+        f"no schedule meets {bound_s:g} s for an output of {_plural(setting.bound_tokens, 'token')}{level}: "
+        f"the least latency is {latency_s:.3g} s ({row.words}). {limit} "
+        f"Allow at least {rounded_up(latency_s)} s, or give faster GPUs or a lower quantile"
+    )
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _why_nothing_fits(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
+    """Return why no schedule is feasible: in one sentence where it is the weights, else by reason."""
+    reasons = [space.infeasible_reason for space in spaces]
+    weights, cache = (REASONS[reason] in reasons for reason in (Reason.WEIGHTS, Reason.CACHE))
+    if weights and not cache:
+        message = (
+            f"the weights of {setting.model.name} need {_min_weight_bytes(setting, spaces) / _GB:.3g} GB on the "
+            f"fullest GPU, of {setting.available_bytes / _GB:.3g} GB available ({setting.cluster.gpu.name})"
+        )
+    else:
+        named = {
+            reason: [f"{s.strategy.value.upper()} at TP {s.tp}" for s in spaces if s.infeasible_reason == reason]
+            for reason in reasons
+        }
+        message = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in named.items())
+    if weights or cache:
+        advice = "Use more GPUs, or GPUs with more memory"
+    elif REASONS[Reason.LAYERS] in reasons:
+        advice = (
+            f"Use fewer GPUs, or more of them a stage (a higher tensor-parallel degree): a pipeline of "
+            f"{setting.model.name} has at most {_plural(setting.model.layers, 'stage')}, one a layer"
+        )
+    elif REASONS[Reason.GROUPS] in reasons:
+        advice = "Use a lower tensor-parallel degree, RRA, or more GPUs"
+    else:
+        advice = "Give cost tables of TP 1 too, or use as many GPUs as the degree divides"
+    return f"no schedule fits {_plural(setting.cluster.gpus, 'GPU')}: {message}. {advice}"
+
+
+def _min_weight_bytes(setting: Setting, spaces: Sequence[SearchSpace]) -> float:
+    """Return the weights on the fullest GPU, minimum over the layouts of spaces whose weights do not fit."""
+
+    def layouts() -> Iterator[Layout]:
+        layers, gpus = setting.model.layers, setting.cluster.gpus
+        for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
+            rra = space.strategy is Strategy.RRA
+            for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
+                for encode in [gpus] if rra else splits(gpus, space.tp, groups).tolist():
+                    with contextlib.suppress(InputError):  # more stages than layers
+                        if rra:
+                            yield rra_layout(layers, gpus, space.tp, groups)
+                        else:
+                            yield waa_layout(layers, gpus, encode, space.tp, groups)
+
+    none, minimum = np.zeros(1), math.inf
+    for layout in layouts():
+        memory = setting.memory(layout.stages)
+        pipelines = {layout.encode, layout.decode}
+        minimum = min(minimum, max(stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines))
+    return minimum

@@ -1,0 +1,291 @@
+"""The schedules of one strategy at one tensor-parallel degree, as a box for branch and bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schedule.controls import CODES, ControlColumns, Controls, Strategy, rra_layout, splits
+from lengthwise.schedule.estimation import Estimates, Estimator, Reason, encode_gpus
+from lengthwise.schedule.optimizer import Perf, Place, Variable
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.schedule import ScheduleRow
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MAX_BATCH = 2**14
+"""Largest encode batch of a search."""
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REASONS = {
+    Reason.WEIGHTS: "its weights do not fit the GPUs",
+    Reason.CACHE: "its weights leave no memory for even one request",
+    Reason.GROUPS: "no split into encoding and decoding GPUs has room for a group",
+    Reason.LAYERS: "it has more stages than the model has layers",
+}
+
+
+class SearchSpace:
+    """The schedules of a strategy at a degree, each estimated at most once.
+
+    RRA has the variables (B_E, N_D, groups). A larger batch raises throughput and latency, more decode iterations
+    between encodings lower both; about groups nothing is assumed.
+
+    WAA has the variables (B_E, run). A larger batch may move GPUs between encoding and decoding, which breaks
+    monotonicity; so batches are divided into runs with the same split, micro-batches and groups. Within a run a larger
+    batch raises throughput and latency; about runs nothing is assumed. Places beyond the end of a run are infeasible,
+    with the throughput of its end.
+
+    Args:
+        estimator: Estimator of the task on its cluster.
+        strategy: Strategy.
+        tp: Degree of the groups, at least one of them; 1: every GPU is a stage of its own.
+        worst_case: Whether the bound applies to ``latency_high_s``.
+        groups: Numbers of groups; None: all that the GPUs have room for.
+        encode_gpus: GPUs that encode under WAA, as deployed; None: as the strategy splits them.
+        max_num_seqs: Maximum sequences of an encoding and of a decode batch.
+
+    Attributes:
+        variables: Variables of the search; none if no schedule is feasible.
+        size: Number of schedules.
+        evaluated: Number of schedules estimated so far.
+        infeasible_reason: Why no schedule is feasible; "" if one is.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        strategy: Strategy,
+        tp: int,
+        *,
+        worst_case: bool,
+        groups: tuple[int, ...] | None = None,
+        encode_gpus: int | None = None,
+        max_num_seqs: float = math.inf,
+    ) -> None:
+        self.strategy, self.tp = strategy, tp
+        self._estimator, self._worst_case = estimator, worst_case
+        self._encode_gpus, self._max_num_seqs = encode_gpus, max_num_seqs
+        self._known: dict[Place, tuple[float, float]] = {}
+        self._runs = np.zeros((0, 4), dtype=np.int64)
+        """[runs, 4] first batch, number of batches, micro-batches and groups of each run of WAA."""
+        self.infeasible_reason, self.size, self.evaluated = "", 0, 0
+        self.variables: tuple[Variable, ...] = ()
+        found = self._possible_groups(groups)
+        max_batch = int(min(self._largest_batch(found), max_num_seqs)) if found else 0
+        if max_batch and strategy is Strategy.RRA:
+            longest = estimator.setting.task.max_output_tokens
+            self.variables = (
+                Variable("encode_batch", tuple(range(1, max_batch + 1))),
+                Variable("decode_steps", tuple(range(1, longest + 1)), rising=False),
+                Variable("tp_groups", found, rising=None),
+            )
+            self.size = max_batch * longest * len(found)
+        elif max_batch:
+            self._runs = self._runs_of_one_split(found, max_batch)
+            self.variables = (
+                Variable("encode_batch", tuple(range(int(self._runs[:, 1].max())))),
+                Variable("run", tuple(range(len(self._runs))), rising=None),
+            )
+            self.size = int(self._runs[:, 1].sum())
+
+    def perf(self, points: Ints) -> Perf:
+        """Return the performance of points; each is estimated once."""
+        keys: list[Place] = list(map(tuple, points.tolist()))
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        if new:
+            new_points = np.array(new, dtype=np.int64)
+            got = self.perf_uncached(new_points)
+            self._known.update(
+                zip(new, zip(got.latency_s.tolist(), got.throughput_rps.tolist(), strict=True), strict=True)
+            )
+            self.evaluated += int(self.within(new_points).sum())
+        known = np.array([self._known[key] for key in keys]).reshape(len(keys), 2)
+        return Perf(known[:, 0], known[:, 1])
+
+    def perf_uncached(self, points: Ints) -> Perf:
+        """Return the performance of points, storing nothing; without memory, the throughput if it sufficed."""
+        got = self.estimates(points)
+        latency_s = got.constrained_latency_s(worst_case=self._worst_case)
+        runs = self.within(points) & (got.decode_batch <= self._max_num_seqs)
+        return Perf(np.where(runs, latency_s, np.inf), got.unconstrained_rps)
+
+    def within(self, points: Ints) -> npt.NDArray[np.bool_]:
+        """Return [n] whether points are schedules, not places beyond the end of a run."""
+        if self.strategy is Strategy.RRA:
+            return np.ones(len(points), dtype=np.bool_)
+        return np.asarray(points[:, 0] < self._runs[points[:, 1], 1])
+
+    def estimates(self, points: Ints) -> Estimates:
+        """Return all estimates of points."""
+        controls = self.columns(points)
+        return self._estimator.estimate(controls, self._split(len(controls)))
+
+    def columns(self, points: Ints) -> ControlColumns:
+        """Return points as control variables."""
+        if self.strategy is Strategy.RRA:
+            return self._columns(*points.T)
+        run = self._runs[points[:, 1]]
+        return self._columns(run[:, 0] + np.minimum(points[:, 0], run[:, 1] - 1), run[:, 2], run[:, 3])
+
+    def controls(self, point: Place) -> Controls:
+        """Return the control variables of one point."""
+        return self.columns(np.array([point], dtype=np.int64)).row(0)
+
+    def row(self, point: Place) -> ScheduleRow:
+        """Return one point as a schedule with its estimates."""
+        return row_of(self.controls(point), self.estimates(np.array([point], dtype=np.int64)))
+
+    def evaluated_points(self) -> tuple[Ints, Floats, Floats]:
+        """Return ([n, variables] points, [n] latencies, [n] throughputs) of the feasible ones estimated so far."""
+        points = np.array(list(self._known), dtype=np.int64).reshape(-1, max(len(self.variables), 1))
+        known = np.array(list(self._known.values())).reshape(-1, 2)
+        feasible = np.isfinite(known[:, 0])
+        return points[feasible], known[feasible, 0], known[feasible, 1]
+
+    def best_evaluated(self, bound_s: float) -> Place | None:
+        """Return the point of the highest throughput among those estimated so far that meet a bound."""
+        points, latency_s, rps = self.evaluated_points()
+        good = np.flatnonzero(latency_s <= bound_s)
+        return tuple(points[good[np.argmax(rps[good])]].tolist()) if len(good) else None
+
+    def neighbors(self, point: Place) -> Ints:
+        """Return [n, variables] RRA points near a point: decode batches of about its size at other phase lengths.
+
+        With few decode iterations between encodings throughput is least monotone, as micro-batches wait.
+        """
+        if self.strategy is not Strategy.RRA:
+            return np.array([point], dtype=np.int64)
+        batch, steps, groups = point
+        batches, phases = self.variables[0].values, self.variables[1].values
+        others = np.unique(np.clip([*(steps + by for by in range(-3, 4)), steps // 2, 2 * steps], 1, phases[-1]))
+        level = np.concatenate([np.rint(batch * others / steps), np.full(len(others), batch)])
+        grid = level[:, None] + np.array([-2, -1, 0, 1, 2])
+        found = np.column_stack([
+            np.clip(grid, batches[0], batches[-1]).ravel(),
+            np.repeat(np.tile(others, 2), grid.shape[1]),
+            np.full(grid.size, groups),
+        ])  # fmt: skip
+        return np.unique(found.astype(np.int64), axis=0)
+
+    def second_variable_line(self, point: Place) -> Ints:
+        """Return [n, variables] the points that differ from one in the second variable only, if it has a direction."""
+        second = self.variables[1]
+        values = (point[1],) if second.rising is None else second.values
+        points = np.tile(np.array(point, dtype=np.int64), (len(values), 1))
+        points[:, 1] = values
+        return points
+
+    def _split(self, n: int) -> Ints | None:
+        return None if self._encode_gpus is None else np.full(n, self._encode_gpus, dtype=np.int64)
+
+    def _columns(self, batch: Ints, second: Ints, groups: Ints) -> ControlColumns:
+        """Return control columns; ``second`` is N_D for RRA, the micro-batches for WAA."""
+        rra, ones = self.strategy is Strategy.RRA, np.ones(len(batch), dtype=np.int64)
+        return ControlColumns(
+            strategy=CODES.index(self.strategy) * ones,
+            encode_batch=batch,
+            decode_steps=second if rra else ones,
+            micro_batches=0 * ones if rra else second,
+            tp=self.tp * ones,
+            tp_groups=groups,
+        )
+
+    def _possible_groups(self, requested: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the numbers of groups of which some layout has a layer for every stage; if none, set the reason."""
+        setting = self._estimator.setting
+        gpus, layers = setting.cluster.gpus, setting.model.layers
+        groups = requested
+        if groups is None:
+            groups = (0,) if self.tp == 1 else tuple(range(1, gpus // self.tp + 1))
+        if self.tp > 1 and 1 not in setting.tables:  # No GPU may be a stage of its own.
+            groups = tuple(g for g in groups if g * self.tp == gpus)
+            if not groups:
+                self.infeasible_reason = "single GPUs next to the groups have no cost tables"
+                return ()
+        if self.strategy is Strategy.RRA:
+            found = tuple(g for g in groups if _has_layers(layers, gpus, self.tp, g))
+            reason = REASONS[Reason.LAYERS]
+        else:
+            found = tuple(g for g in groups if len(splits(gpus, self.tp, g)))
+            reason = "it needs 2 GPUs or more" if gpus < 2 else REASONS[Reason.GROUPS]
+        self.infeasible_reason = "" if found else reason
+        return found
+
+    def _micro_batches(self) -> tuple[int, ...]:
+        return tuple(m for m in MICRO_BATCHES if m < max(self._estimator.setting.cluster.gpus, 2))
+
+    def _largest_batch(self, groups: tuple[int, ...]) -> int:
+        """Return the largest encode batch that fits in memory in some way, to 1/16; if none, 0 and set the reason."""
+        powers = 2 ** np.arange(MAX_BATCH.bit_length())
+        fits = np.flatnonzero(self._fits(powers, groups))
+        if not len(fits):
+            return 0
+        low = int(powers[fits[-1]])
+        if low == MAX_BATCH:
+            return low
+        between = np.unique(np.linspace(low, 2 * low, 17).astype(np.int64))
+        last = int(np.flatnonzero(self._fits(between, groups))[-1])
+        return max(int(between[last + 1]) - 1, low) if last + 1 < len(between) else 2 * low
+
+    def _fits(self, batches: Ints, groups: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+        """Return [batches] whether they fit in memory in some way; RRA with the longest phases, which cache least."""
+        longest = self._estimator.setting.task.max_output_tokens
+        second = (longest,) if self.strategy is Strategy.RRA else self._micro_batches()
+        grid = np.meshgrid(batches, np.array(second), np.array(groups), indexing="ij")
+        controls = self._columns(*(axis.ravel() for axis in grid))
+        reasons = self._estimator.reasons(controls, self._split(len(controls))).reshape(len(batches), -1)
+        fits = (reasons == Reason.FITS).any(axis=1)
+        if not fits.any():
+            nearest = Reason.CACHE if (reasons[0] == Reason.CACHE).any() else Reason(int(reasons[0].min()))
+            self.infeasible_reason = REASONS[nearest]
+        return np.asarray(fits)
+
+    def _runs_of_one_split(self, groups: tuple[int, ...], max_batch: int) -> Ints:
+        """Return ``_runs``: every run of batches that WAA splits alike; a single one if the split is fixed."""
+        if self._encode_gpus is not None:
+            return np.array([(1, max_batch, micro, group) for group in groups for micro in self._micro_batches()])
+        grid = np.meshgrid(groups, self._micro_batches(), np.arange(1, max_batch + 1), indexing="ij")
+        group, micro, batch = (axis.ravel() for axis in grid)
+        split = encode_gpus(self._estimator.setting, self._columns(batch, micro, group), np.arange(len(batch)))
+        starts = np.flatnonzero((batch == 1) | (np.diff(split, prepend=0) != 0))
+        lengths = np.diff(np.append(starts, len(batch)))
+        return np.column_stack([batch[starts], lengths, micro[starts], group[starts]])
+
+
+def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow:
+    """Return one row of estimates with its control variables."""
+    return ScheduleRow(
+        strategy=controls.strategy.value,
+        encode_batch=controls.encode_batch,
+        decode_steps=controls.decode_steps,
+        micro_batches=int(estimates.micro_batches[at]),
+        tp=controls.tp,
+        tp_groups=controls.tp_groups,
+        encode_gpus=int(estimates.encode_gpus[at]),
+        throughput_rps=float(estimates.throughput_rps[at]),
+        latency_s=float(estimates.latency_s[at]),
+        latency_high_s=float(estimates.latency_high_s[at]),
+        cycle_s=float(estimates.cycle_s[at]),
+        encode_s=float(estimates.encode_s[at]),
+        decode_s=float(estimates.decode_s[at]),
+        decode_batch=float(estimates.decode_batch[at]),
+        memory_share=float(estimates.memory_share[at]),
+    )
+
+
+def controls_of(row: ScheduleRow) -> Controls:
+    """Return the control variables of a schedule."""
+    strategy = Strategy(row.strategy)
+    micro_batches = None if strategy is Strategy.RRA else row.micro_batches
+    return Controls(strategy, row.encode_batch, row.decode_steps, micro_batches, row.tp, row.tp_groups)
+
+
+def _has_layers(layers: int, gpus: int, tp: int, groups: int) -> bool:
+    try:
+        rra_layout(layers, gpus, tp, groups)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,369 @@
+"""Evaluation of one configuration for each objective: bound, scouting run, exact answer, rough answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lengthwise import engine
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Choice, Point, Status
+from lengthwise.search import capacity_search
+from lengthwise.search.bounds import ceiling
+from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
+from lengthwise.search.limits import AT_RATE, Promises, Question
+from lengthwise.search.load import Load
+from lengthwise.search.measurement import Window, mean_point
+
+CURVE_SEEDS = 4
+OPERATING_STEPS, OPERATING_STEP = 5, 0.985
+"""Attempts to find an operating point that holds, each at this share of the previous rate."""
+SCOUTED_SHARE = 0.95
+"""Share of the rough capacity at which a scouted configuration is measured."""
+MAX_REPLICAS_FACTOR = 3
+"""If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
+EXACT_LENGTHS = 8
+"""Runs of a ranked configuration are this many times longer than a scouting run."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One deployment under one load, for one question."""
+
+    deployment: Deployment
+    load: Load
+    question: Question
+
+    def shift(self, choice: Choice) -> Choice:
+        """Return a rough objective: the capacity on few seeds, starting from the known one."""
+        found = capacity_search.rough_capacity(
+            self.deployment, self.load, self.question.promises, choice.capacity_rps.value
+        )
+        rate = found.rate_rps.value
+        value = rate * 3600 / choice.price_per_hour_usd if rate > 0 else math.nan
+        if self.question.objective.name == "energy" and choice.at is not None:
+            value = choice.objective.value  # known at the requested bound only
+        return _with_effort(choice, found.effort, objective=Estimate(value))
+
+    def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
+        metric, reason = next(iter(impossible.items()))
+        return replace(choice, status=Status.REJECTED, reason=reason, region=f"breaks {metric} when idle")
+
+
+def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
+    return replace(
+        choice,
+        simulations=choice.simulations + effort.simulations,
+        requests=choice.requests + effort.requests,
+        **changes,
+    )
+
+
+class AtCapacity(Evaluation):
+    """Objectives at the largest rate that holds the limits: requests per dollar, energy."""
+
+    def bound(self, choice: Choice) -> Choice:
+        """Return the choice with its upper bound, REJECTED where an idle deployment breaks a limit."""
+        top = ceiling(self.deployment, self.load.sample(), self.question.promises.limits)
+        if top.impossible:
+            return self._impossible(choice, top.impossible)
+        best = top.rate_rps * 3600 / choice.price_per_hour_usd if self._is_per_dollar else math.nan
+        return replace(choice, bound=best, bound_rps=top.rate_rps)
+
+    @property
+    def _is_per_dollar(self) -> bool:
+        return self.question.objective.name == "requests_per_dollar"
+
+    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with a rough capacity, PRUNED where a limit breaks at the ``threshold`` objective."""
+        promises, rate = self.question.promises, threshold * choice.price_per_hour_usd / 3600
+        if self._is_per_dollar and rate < choice.bound_rps:
+            found = capacity_search.breaks_at(rate, self.deployment, self.load, promises)
+            if found.binds:
+                return _with_effort(
+                    choice,
+                    found.effort,
+                    bound=threshold,
+                    reason=f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}",
+                    region=f"breaks {found.binds} far below the best",
+                    binds=found.binds,
+                )
+        found = capacity_search.scout(self.deployment, self.load, promises)
+        if not found.rate_rps.value > 0:
+            return self._rejected(choice, found)
+        at = self._measure(SCOUTED_SHARE * found.rate_rps.value, found, found.requests, range(1))
+        return self._measured(choice, found, at, Status.SCOUTED)
+
+    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with its capacity and load curve; SCOUTED if it is below the ``threshold`` objective."""
+        question, min_rps = self.question, 0.0
+        if self._is_per_dollar and not math.isnan(threshold):
+            min_rps = threshold * choice.price_per_hour_usd / 3600
+        found = capacity_search.capacity(
+            self.deployment,
+            self.load,
+            question.promises,
+            precision=question.precision,
+            seeds=question.seeds,
+            level=question.level,
+            min_rps=min_rps,
+        )
+        rate = found.rate_rps
+        if not rate.value > 0:
+            return self._rejected(choice, found)
+        if not rate.has_interval and rate.value < min_rps:
+            rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
+            return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, binds=found.binds)
+        seeds = range(min(CURVE_SEEDS, question.seeds, self.load.seeds or CURVE_SEEDS))
+
+        def measure(rate_rps: float, share: float = 1.0) -> Point:
+            return self._measure(rate_rps, found, max(MIN_REQUESTS, int(found.requests * share)), seeds)
+
+        at = measure(found.low_rps)
+        for _ in range(OPERATING_STEPS):
+            if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
+                at = measure(at.rate_rps * OPERATING_STEP)
+        points = capacity_search.curve(at, measure)
+        return replace(self._measured(choice, found, at, Status.RANKED), points=points)
+
+    def _measure(self, rate_rps: float, found: Capacity, requests: int, seeds: range) -> Point:
+        promises, level = self.question.promises, self.question.level
+        return capacity_search.point_at(
+            rate_rps, self.deployment, self.load, promises, requests, seeds, level, found.effort
+        )
+
+    def _measured(self, choice: Choice, found: Capacity, at: Point, status: Status) -> Choice:
+        rate, per_rate = found.rate_rps, 3600 / choice.price_per_hour_usd
+        objective = Estimate(rate.value * per_rate, rate.half_width * per_rate)
+        if self.question.objective.name == "energy":
+            objective = at.values["energy_j_per_output_token"]
+        return _with_effort(
+            choice,
+            found.effort,
+            status=status,
+            objective=objective if status is Status.RANKED else Estimate(objective.value),
+            capacity_rps=rate,
+            bound_rps=found.ceiling.rate_rps,
+            at=at,
+            points=(at,),
+            binds=found.binds,
+        )
+
+    def _rejected(self, choice: Choice, found: Capacity) -> Choice:
+        lowest = found.ceiling.rate_rps * capacity_search.FLOOR_SHARE
+        return _with_effort(
+            choice,
+            found.effort,
+            status=Status.REJECTED,
+            reason=f"{found.binds} breaks at every tried rate, down to {lowest:.3g} requests/s",
+            region=f"breaks {found.binds} at any rate",
+        )
+
+
+class AtRate(Evaluation):
+    """Objectives at a given rate: cost or GPUs of the replicas that sustain it, goodput, energy."""
+
+    def bound(self, choice: Choice) -> Choice:
+        """Return the choice with its bound, REJECTED where no number of replicas holds the limits."""
+        top = ceiling(self.deployment, self.load.sample(), self.question.promises.limits)
+        if top.impossible:
+            return self._impossible(choice, top.impossible)
+        deployment, is_sized = self.deployment, self.question.objective.name in AT_RATE
+        if self._finds_replicas(choice):
+            deployment = self._resized(math.ceil(self._rate_rps / top.rate_rps))
+            if deployment.parallel.gpus > self.question.max_gpus:
+                return self._too_many_gpus(choice, deployment, Effort())
+        elif is_sized and top.rate_rps < self._rate_rps:
+            reason = f"it serves at most {top.rate_rps:.3g} requests/s"
+            return replace(choice, status=Status.REJECTED, reason=reason, region="cannot serve the rate")
+        return replace(choice, bound=self._size(deployment) if is_sized else math.nan, bound_rps=top.rate_rps)
+
+    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with a rough number of replicas and the metrics of one run."""
+        del threshold  # the number of replicas is an integer: bounds are tight enough
+        deployment, effort = self.deployment, Effort()
+        if self._finds_replicas(choice):
+            one = capacity_search.scout(deployment, self.load, self.question.promises)
+            effort = one.effort
+            if not one.rate_rps.value > 0:
+                return _broken(choice, one.binds, effort, "at any rate")
+            deployment = self._resized(math.ceil(self._rate_rps / one.rate_rps.value))
+            if deployment.parallel.gpus > self.question.max_gpus:
+                return self._too_many_gpus(choice, deployment, effort)
+        return self._measured(choice, deployment, effort, range(1), 1, Status.SCOUTED)
+
+    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with its load curve and the fewest replicas that hold the rate, if it finds them."""
+        del threshold  # a rough answer would cost as much
+        deployment, effort, is_certain = self.deployment, Effort(), True
+        seeds = self.load.seeds_up_to(self.question.seeds)
+        if self._finds_replicas(choice):
+            guess = max(choice.gpus // deployment.parallel.gpus, 1)
+            replicas, is_certain = self._fewest_replicas(guess, seeds, effort)
+            deployment = self._resized(replicas)
+            if deployment.parallel.gpus > self.question.max_gpus:
+                return self._too_many_gpus(choice, deployment, effort)
+        ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
+        if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
+            half = 0.0 if is_certain else self._size(deployment) / deployment.parallel.replicas
+            ranked = replace(ranked, objective=Estimate(ranked.objective.value, half))
+        return ranked
+
+    def _fewest_replicas(self, guess: int, seeds: range, effort: Effort) -> tuple[int, bool]:
+        """Return the fewest replicas that sustain the rate, and whether this is significant over the seeds."""
+        replicas, low, high, step = guess, 0, 0, 1
+        strains: dict[int, tuple[float, float]] = {}
+        most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
+        last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
+        while not high or high - low > 1:
+            requests = self._requests(self._resized(replicas), EXACT_LENGTHS)
+            trials = Trials(self._resized(replicas), self.load, self.question.promises, requests, seeds, effort)
+            strain = trials.strain(self._rate_rps)
+            strains[replicas] = strain, trials.half_width(self._rate_rps, self.question.level)
+            if strain <= 1:
+                high = replicas
+            elif replicas > last:
+                return replicas, False  # something other than replicas is lacking
+            else:
+                low = replicas
+            replicas = (low + high) // 2 if low and high else max(1, high - step) if high else low + step
+            step *= 2
+        return high, all(abs(strain - 1) > half for n, (strain, half) in strains.items() if n in (low, high))
+
+    def _measured(
+        self, choice: Choice, deployment: Deployment, effort: Effort, seeds: range, lengths: int, status: Status
+    ) -> Choice:
+        """Return the choice with its metrics at the rate, REJECTED if they break a limit."""
+        question, requests = self.question, self._requests(deployment, lengths)
+
+        def measure(rate_rps: float, share: float = 1.0, max_seeds: int = CURVE_SEEDS) -> Point:
+            count = max(MIN_REQUESTS, int(requests * share))
+            used = seeds[:max_seeds]
+            return capacity_search.point_at(
+                rate_rps, deployment, self.load, question.promises, count, used, question.level, effort
+            )
+
+        at = measure(self._rate_rps, max_seeds=len(seeds))
+        gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
+        measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
+        if not at.satisfied and (status is Status.RANKED or not self._finds_replicas(choice)):
+            return _broken(measured, self._tightest(at), effort, "at the rate")
+        match question.objective.name:
+            case "goodput":
+                objective = at.values["good_requests_per_s"]
+            case "energy":
+                objective = at.values["energy_j_per_output_token"]
+            case _:
+                objective = Estimate(self._size(deployment), 0.0)
+        is_ranked = status is Status.RANKED
+        return _with_effort(
+            # The curve's runs count as effort: it is measured before the effort is read.
+            replace(measured, points=capacity_search.curve(at, measure) if is_ranked else (at,)),
+            effort,
+            status=status,
+            objective=objective if is_ranked else Estimate(objective.value),
+            binds=self._tightest(at),
+        )
+
+    def _tightest(self, at: Point) -> str:
+        """Return the metric of the limit that is nearest to its bound at a point."""
+
+        def used(metric: str, bound: float, at_least: bool) -> float:
+            return bound / max(at.value(metric), 1e-12) if at_least else at.value(metric) / bound
+
+        limits = self.question.promises.limits
+        if not limits:
+            return "throughput"
+        return max(limits, key=lambda limit: used(limit.metric, limit.bound, limit.at_least)).metric
+
+    def _size(self, deployment: Deployment) -> float:
+        """Return the objective of a number of replicas: GPUs or dollars per hour."""
+        is_gpus = self.question.objective.name == "fewest_gpus"
+        return float(deployment.parallel.gpus if is_gpus else deployment.price_per_hour_usd)
+
+    def _requests(self, deployment: Deployment, lengths: int) -> int:
+        top = ceiling(deployment, self.load.sample(), self.question.promises.limits)
+        return capacity_search.run_length(replace(top, rate_rps=self._rate_rps), self.question.promises) * lengths
+
+    @property
+    def _rate_rps(self) -> float:
+        assert self.question.rate_rps is not None  # Question requires it for these objectives
+        return self.question.rate_rps
+
+    def _finds_replicas(self, choice: Choice) -> bool:
+        is_auto = choice.settings.get("deployment.replicas", "auto") == "auto"
+        return self.question.objective.name in AT_RATE and is_auto
+
+    def _resized(self, replicas: int) -> Deployment:
+        return replace(self.deployment, parallel=replace(self.deployment.parallel, replicas=replicas))
+
+    def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
+        gpus, max_gpus = deployment.parallel.gpus, self.question.max_gpus
+        return _with_effort(
+            choice,
+            effort,
+            gpus=gpus,
+            price_per_hour_usd=deployment.price_per_hour_usd,
+            status=Status.REJECTED,
+            reason=f"the rate needs {gpus} GPUs, and at most {max_gpus} are allowed",
+            region=f"takes more than {max_gpus} GPUs",
+        )
+
+
+def _broken(choice: Choice, metric: str, effort: Effort, where: str) -> Choice:
+    reason, region = f"{metric} breaks {where}", f"breaks {metric} {where}"
+    return _with_effort(choice, effort, status=Status.REJECTED, reason=reason, region=region)
+
+
+class Makespan(Evaluation):
+    """The makespan of an offline batch, whose requests all arrive at time 0."""
+
+    def bound(self, choice: Choice) -> Choice:
+        """Return the choice with the shortest makespan of any schedule and seed."""
+        seeds = self.load.seeds_up_to(self.question.seeds)
+        batches = [self.load.batch(seed, self.question.requests) for seed in seeds]
+        rates = [ceiling(self.deployment, batch).rate_rps for batch in batches]
+        shortest_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
+        return replace(choice, bound=shortest_s, bound_rps=max(rates))
+
+    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with the makespan of one seed."""
+        del threshold  # one run gives the makespan
+        return self._measured(choice, range(1), Status.SCOUTED)
+
+    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
+        """Return the choice with the mean makespan over seeds."""
+        del threshold  # a rough answer would cost as much
+        return self._measured(choice, self.load.seeds_up_to(self.question.seeds), Status.RANKED)
+
+    def _measured(self, choice: Choice, seeds: range, status: Status) -> Choice:
+        question, windows = self.question, []
+        for seed in seeds:
+            batch = self.load.batch(seed, question.requests)
+            records = engine.simulate(batch, self.deployment, seed=seed, keep_steps=0)
+            windows.append(Window(self.deployment, records, None, -1.0, records.end_s))
+        makespan = mean_point([{"makespan": window.end_s} for window in windows], question.level)["makespan"]
+        requests = len(windows[0].records.requests.arrival_s)
+        at = capacity_search.point_of(requests / makespan.value, windows, Promises(()), question.level)
+        measured = _with_effort(
+            choice,
+            Effort(len(windows), len(windows) * requests),
+            status=status,
+            objective=makespan if status is Status.RANKED else Estimate(makespan.value),
+            at=at,
+            points=(at,),
+            binds="throughput",
+        )
+        rejections = [
+            (f"{limit.metric} is {at.value(limit.metric):.3g}", f"breaks {limit.metric}")
+            for limit in question.promises.limits
+            if not limit.is_satisfied(at.value(limit.metric))
+        ]
+        if (served := at.value("served")) < 1:
+            rejections.insert(0, (f"{1 - served:.1%} of the requests can never fit", "does not serve all requests"))
+        if rejections:
+            reason, region = rejections[0]
+            return replace(measured, status=Status.REJECTED, reason=reason, region=region)
+        return measured

@@ -1,0 +1,98 @@
+"""Statistics that several packages share: Student t intervals, the Kaplan-Meier estimator, block resampling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.estimate import Estimate
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MAX_CORRELATION = 0.8
+
+
+def t_quantile(level: float, degrees: int) -> float:
+    """Return the half-width of a two-sided Student t interval, in standard errors."""
+    # Importing scipy.special takes 0.1 s, scipy.stats 0.5 s; intervals are computed after start-up.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, 0.5 + level / 2))
+
+
+def t_half_width(values: npt.ArrayLike, level: float) -> Any:
+    """Return the half-width of the t interval of the mean over axis 0 (independent rows); NaN for fewer than two."""
+    rows = np.asarray(values, float)
+    n = len(rows)
+    if n < 2:
+        return np.full(rows.shape[1:], np.nan)[()]
+    return t_quantile(level, n - 1) * (rows.std(axis=0, ddof=1) / np.sqrt(n))
+
+
+def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
+    """Return the mean of independent values with its t interval; NaN without values."""
+    column = np.asarray(values, float)
+    if not len(column):
+        return Estimate(math.nan)
+    return Estimate(float(column.mean()), float(t_half_width(column, level)))
+
+
+def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:
+    """Return half-widths [k] around ``center`` [k] from the same statistics [b, k] of consecutive batches.
+
+    Sectioning (Asmussen and Glynn, Stochastic Simulation, 2007, III.5): the spread is taken around the statistic of
+    the complete run, so that the bias of a quantile of a short batch widens the interval instead of moving it.
+    Lag-one correlation r > 0 of neighbouring batches widens it by sqrt((1 + r) / (1 - r)): the autoregressive
+    adjustment of Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011).
+    """
+    n = len(batches)
+    variance = ((batches - center) ** 2).sum(axis=0) / (n - 1)
+    deviations = batches - batches.mean(axis=0)
+    scale = (deviations**2).sum(axis=0)
+    lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
+    r = np.clip(np.divide(lag, scale, out=np.zeros_like(lag), where=scale > 0), 0.0, _MAX_CORRELATION)
+    return np.asarray(t_quantile(level, n - 1) * np.sqrt(variance / n * (1 + r) / (1 - r)))
+
+
+def kaplan_meier(values: npt.ArrayLike, censored: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Return the distinct uncensored values [m] and the probabilities [m] of at most each.
+
+    The product-limit estimate (Kaplan and Meier, 1958); a censored value is a lower bound. The last probability is
+    below 1 where the greatest values are censored. Without censoring it is the empirical distribution.
+    """
+    # scipy.stats.ecdf computes the same, but importing scipy.stats would block the gateway's event loop.
+    x, is_censored = np.asarray(values, float), np.asarray(censored, bool)
+    distinct, at = np.unique(x, return_inverse=True)
+    events = np.bincount(at, weights=~is_censored, minlength=len(distinct))
+    at_risk = len(x) - np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(distinct)))[:-1]])
+    survival = np.cumprod(1 - events / at_risk)
+    observed = events > 0
+    return distinct[observed], 1 - survival[observed]
+
+
+def ranked_cdf(values: Floats, censored: npt.NDArray[np.bool_], weight: Floats) -> tuple[Floats, Floats]:
+    """Return each column of ``values`` [n, k] in ascending order, and its weighted Kaplan-Meier cdf at every row.
+
+    Of equal values uncensored ones come first. All columns share ``censored`` [n] and ``weight`` [n].
+    """
+    uncensored_first = np.argsort(censored, kind="stable")
+    values, censored, weight = values[uncensored_first], censored[uncensored_first], weight[uncensored_first]
+    order = np.argsort(values, axis=0, kind="stable")
+    w = weight[order]
+    at_risk = np.cumsum(w[::-1], axis=0)[::-1]
+    survival = np.cumprod(1 - np.where(censored[order], 0.0, w / at_risk), axis=0)
+    return np.take_along_axis(values, order, axis=0), 1 - survival
+
+
+def circular_blocks(starts: Ints, length: int, n: int) -> Ints:
+    """Return rows [..., n] of blocks of consecutive rows, the last row followed by the first.
+
+    The circular block bootstrap (Politis and Romano, 1992): ``starts`` [..., blocks] are the first rows of the blocks,
+    drawn uniformly from ``n`` rows; ``length`` x blocks must be at least ``n``.
+    """
+    rows = (starts[..., None] + np.arange(length)) % n
+    return rows.reshape(*starts.shape[:-1], -1)[..., :n]

@@ -1,0 +1,74 @@
+"""The code stays within the limits of docs/house.md: words of the field, deep modules, no import cycles."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "metrics.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("metrics_tool", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def measured(tool):
+    return tool.measure()
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "foreign_word_share",
+        "banned_identifiers",
+        "banned_phrases",
+        "src_lines",
+        "modules",
+        "benchmark_lines",
+        "docs_generator_lines",
+        "import_cycles",
+    ],
+)
+def test_a_limit_holds(tool, measured, metric):
+    metrics, found = measured
+    kinds = {"banned_identifiers": "identifiers", "banned_phrases": "phrases", "foreign_word_share": "foreign"}
+    kind = kinds.get(metric)
+    examples = [place for place, _ in found[kind].most_common(20)] if kind else []
+    assert metrics[metric] <= tool.LIMITS[metric], f"make metrics ARGS=--words=40 lists all: {examples}"
+
+
+def test_every_limit_is_tested(tool):
+    assert set(tool.LIMITS) == {
+        "foreign_word_share",
+        "banned_identifiers",
+        "banned_phrases",
+        "src_lines",
+        "modules",
+        "benchmark_lines",
+        "docs_generator_lines",
+        "import_cycles",
+    }
+
+
+def test_identifiers_are_split_into_words(tool):
+    assert tool.words("KVCacheManager_maxTokens") == ["cache", "manager", "max", "tokens"]
+
+
+def test_a_foreign_word_and_a_banned_name_are_found(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    module = tmp_path / "example.py"
+    module.write_text("def zwrgl(request):\n    told = request\n    return told\n", "utf-8")
+    found = tool.vocabulary([module], [])
+    assert found["foreign"]["zwrgl"] == 1
+    assert [place.rpartition(" ")[2] for place in found["identifiers"]] == ["told"]
+
+
+def test_cycles_are_found(tool):
+    assert tool.cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
