@@ -120,7 +120,7 @@ def test_nobody_there_is_a_failure_with_its_reason(tmp_path) -> None:
 def test_what_cannot_be_used_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="http"):
         Endpoint("localhost:8000", "m")
-    with pytest.raises(InputError, match="at least one"):
+    with pytest.raises(InputError, match="at least 1"):
         collect(["a"], tmp_path / "o", Endpoint("http://x", "m"), concurrency=0)
     (tmp_path / "notes").write_text("my notes\n")
     with pytest.raises(OutputError, match="must be new"):

@@ -145,8 +145,8 @@ def test_nobody_there_is_refused():
     with pytest.raises(RequestError) as caught:
         answered(server, capabilities=Abilities(model="toy"))
     assert caught.value.reason == "refused"
-    assert str(caught.value) == f"refused: nobody listens at {server.url.removeprefix('http://')}"
-    with pytest.raises(InputError, match=r"^nobody listens at http://127\.0\.0\.1:\d+; is the server up\?$"):
+    assert str(caught.value) == f"refused: no server listens at {server.url.removeprefix('http://')}"
+    with pytest.raises(InputError, match=r"^no server listens at http://127\.0\.0\.1:\d+; is it up\?$"):
         probed(server)
 
 

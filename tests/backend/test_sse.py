@@ -55,7 +55,7 @@ def test_comments_ids_and_unknown_fields_are_no_data():
 
 def test_what_is_cut_off_is_no_event_but_is_told():
     reader = SseReader()
-    assert reader.feed(b"data: whole\n\ndata: cut\n") == [Event("complete")]
+    assert reader.feed(b"data: complete\n\ndata: cut\n") == [Event("complete")]
     assert reader.unfinished
 
 

@@ -108,7 +108,7 @@ def test_a_trace_and_a_preset_are_told_apart(cli, server, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1], "nobody listens at http://127.0.0.1:1; is the server up?"),
+        (["http://127.0.0.1:1", *LOAD, "--concurrency", 1], "no server listens at http://127.0.0.1:1; is it up?"),
         (
             ["http://127.0.0.1:1", *LOAD, "--concurrency", 1, "--time-limit", 0],
             "--time-limit must be above 0 seconds; it is 0",

@@ -93,8 +93,8 @@ def test_lengths_without_prompts_train_too(tmp_path, capsys) -> None:
         (["train", "LOG", "--out", "nowhere/x.lwp"], "does not exist"),
         (["train", "LOG", "--out", "LOG"], "also an input"),
         (["eval", "none.lwp", "LOG"], "there is no predictor file"),
-        (["eval", "LOG", "LOG"], "must be a whole file"),
-        (["show", "LOG"], "must be a whole file"),
+        (["eval", "LOG", "LOG"], "must be a complete file"),
+        (["show", "LOG"], "must be a complete file"),
         (["collect", "LOG", "--url", "ftp://x", "--model", "m", "--out", "y.jsonl"], "http"),
     ],
 )

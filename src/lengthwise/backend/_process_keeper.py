@@ -1,7 +1,7 @@
-"""Ends a process group when whoever started it is gone: python _process_keeper.py GROUP GRACE_S < pipe.
+"""End a process group when its starter has died: python _process_keeper.py GROUP GRACE_S < pipe.
 
-The starter holds the other end of the pipe and writes nothing. However it ends, killed included, the pipe
-then closes. A script of its own: it imports nothing of the package.
+The starter has the other end of the pipe and writes nothing; the pipe closes when it dies, even by SIGKILL. A separate
+script that imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 
 
 def end(group: int, grace_s: float) -> None:
-    """Asks the group to end, and ends it after the grace."""
+    """End the group by SIGTERM, and after the grace period by SIGKILL."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
         for _ in range(int(grace_s * 10)):
-            os.killpg(group, 0)  # raises when nobody is left
+            os.killpg(group, 0)  # raises once the group is empty
             time.sleep(0.1)
         os.killpg(group, signal.SIGKILL)
 

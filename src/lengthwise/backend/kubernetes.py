@@ -63,7 +63,7 @@ def kubernetes_manifest(
     return f"{_head(deployment, launch)}\n{text}"
 
 
-def asks_nvidia(deployment: Deployment) -> bool:
+def is_nvidia(deployment: Deployment) -> bool:
     """Whether the deployment runs on GPUs that the image and ``nvidia.com/gpu`` are for."""
     return not deployment.gpu.name.startswith(_OTHERS)
 
@@ -73,7 +73,7 @@ def _check(d: Deployment, name: str, launch: Launch) -> None:
         raise InputError(
             f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
         )
-    if not asks_nvidia(d):
+    if not is_nvidia(d):
         raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
     if not fits_node(d):
         raise InputError(

@@ -1,4 +1,4 @@
-"""A launch folder: all that one needs to run a simulated deployment and to check the claim."""
+"""Launch folders: the files to run a simulated deployment on real engines and to check its claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lengthwise.backend.kubernetes import asks_nvidia, kubernetes_manifest
+from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest
 from lengthwise.backend.launch import (
     PLACEHOLDER,
     Launch,
@@ -34,46 +34,55 @@ from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
 
 PORT = 8000
-"""Where requests go: the one replica, or the router before several."""
-
-
-def first_port(deployment: Deployment) -> int:
-    """The port of the first replica; with several, the router has the one before."""
-    return PORT if deployment.parallel.replicas == 1 else PORT + 1
-
-
-def server_script(title: str, launch: Launch, model: str, deployment: Deployment) -> str:
-    """Starts every replica of a node, each on its GPUs and its port.
-
-    Args:
-        title: The first comment.
-        launch: The first replica's command.
-        model: The checkpoint in it, which ``MODEL`` may replace.
-        deployment: How many replicas, of how many GPUs, on which nodes.
-    """
-    replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
-    command = invocation(launch.command, replaced, "  ")
-    kept = {name: value for name, value in launch.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-    head = default_model(model) + "HOST=${HOST:-127.0.0.1}\n" + exports(kept)
-    serve = f"serve() {{\n  CUDA_VISIBLE_DEVICES=$1\n  export CUDA_VISIBLE_DEVICES\n  exec {command}\n}}\n"
-    return script(title, launch, f"{head}\n# serve GPUS PORT\n{serve}\n{_start(deployment)}")
-
-
-def _start(d: Deployment) -> str:
-    here = _replicas_of_a_node(d)
-    gpus = [visible_gpus(d, replica) for replica in range(here)]
-    if d.parallel.replicas == 1:
-        return f"serve {gpus[0]} {PORT}\n"
-    more = "" if here == d.parallel.replicas else _several_nodes(d, here)
-    return f"""{more}pids=
-stop() {{
+"""The port for requests: of the only replica, or of the router before several."""
+ENCODE_PORT, DECODE_PORT = PORT + 100, PORT + 200
+ENCODE_CHANNEL, DECODE_CHANNEL = 5600, 5700
+"""First ports of the side channels of KV transfers."""
+MAX_REQUESTS = 1000
+"""Default number of requests of a load test."""
+TRACE, PLAN = "trace.jsonl", "PLAN.json"
+_STOP = """stop() {
   trap - INT TERM
   kill $pids 2>/dev/null || true
   wait
-}}
+}
 trap stop INT TERM
+"""
 
-port={first_port(d)}
+
+def _first_port(deployment: Deployment) -> int:
+    return PORT if deployment.parallel.replicas == 1 else PORT + 1  # the router has PORT
+
+
+def _node_replicas(d: Deployment) -> int:
+    return min(d.parallel.replicas, d.node.gpus // replica_gpus(d)) if fits_node(d) else 1
+
+
+def _model_of(command: tuple[str, ...]) -> str:
+    before = "--model-path" if "--model-path" in command else "serve"
+    return command[command.index(before) + 1]
+
+
+def server_script(title: str, launch: Launch, deployment: Deployment) -> str:
+    """Return a script that starts the replicas of a node, each on its GPUs and port; ``launch`` is the first one's."""
+    d, first = deployment, _first_port(deployment)
+    replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
+    command = invocation(launch.command, replaced, "  ")
+    environment = {name: value for name, value in launch.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n" + exports(environment)
+    serve = f"serve() {{\n  CUDA_VISIBLE_DEVICES=$1\n  export CUDA_VISIBLE_DEVICES\n  exec {command}\n}}\n"
+    replicas = _node_replicas(d)
+    gpus = [visible_gpus(d, replica) for replica in range(replicas)]
+    if d.parallel.replicas == 1:
+        start = f"serve {gpus[0]} {PORT}\n"
+    else:
+        note = ""
+        if replicas < d.parallel.replicas:
+            text = f"A node holds {replicas} of the {d.parallel.replicas} replicas: run this on each node, with"
+            note = comment(f"{text} HOST=0.0.0.0.") + "\n"
+        start = f"""{note}pids=
+{_STOP}
+port={first}
 for gpus in {" ".join(gpus)}; do
   serve "$gpus" "$port" &
   pids="$pids $!"
@@ -81,33 +90,24 @@ for gpus in {" ".join(gpus)}; do
 done
 wait
 """
-
-
-def _replicas_of_a_node(d: Deployment) -> int:
-    return min(d.parallel.replicas, d.node.gpus // replica_gpus(d)) if fits_node(d) else 1
-
-
-def _several_nodes(d: Deployment, current: int) -> str:
-    text = f"A node holds {current} of the {d.parallel.replicas} replicas: run this on each node, with HOST=0.0.0.0."
-    return comment(text) + "\n"
+    return script(title, launch, f"{head}\n# serve GPUS PORT\n{serve}\n{start}")
 
 
 def router_script(deployment: Deployment) -> str:
-    """A router before several replicas, with the policy that stands nearest to the simulated one."""
-    first = first_port(deployment)
-    urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_replicas_of_a_node(deployment))]
+    """Return a script with a router before several replicas, with the policy nearest to the simulated one."""
+    first = _first_port(deployment)
+    urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_node_replicas(deployment))]
     command = ("vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--policy", router_policy(deployment))
     note = f"Install it: pip install vllm-router. It waits for the replicas and listens at port {PORT}."
     launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=(note,))
     title = f"A router before the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
-    known = shlex.quote(" ".join(urls))
-    default = f"WORKERS=${{WORKERS:-{known}}}\n"
+    default = f"WORKERS=${{WORKERS:-{shlex.quote(' '.join(urls))}}}\n"
     words = invocation(launch.command, {"--worker-urls": "$WORKERS"})
     return script(title, launch, f"{default}\nexec {words}\n")
 
 
 def load_test_script(launch: Launch, model: str) -> str:
-    """Replays the trace beside the script; ``ENDPOINT`` says where."""
+    """Return a script that replays the trace in its folder; ``ENDPOINT`` is the server's address."""
     title = "The simulated requests against the real server: latencies and throughput, kept in measured.json."
     replaced = {"--model": '"$MODEL"', "--base-url": '"$ENDPOINT"'}
     head = default_model(model) + f"ENDPOINT=${{ENDPOINT:-http://127.0.0.1:{PORT}}}\n"
@@ -116,57 +116,52 @@ def load_test_script(launch: Launch, model: str) -> str:
 
 
 def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manifest: bool) -> str:
-    """The text of README.md.
+    """Return the text of README.md.
 
     Args:
-        deployment: What was chosen.
+        deployment: The chosen one.
         name: Of the configuration.
-        claim: What the simulation says of it.
+        claim: The result of the simulation.
         sent: The load test.
-        manifest: Whether kubernetes.yaml stands beside.
+        manifest: Whether there is a kubernetes.yaml.
     """
-    vllm, sglang = vllm_launch(deployment).notes, sglang_launch(deployment).notes
+    d = deployment
+    vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
     both = [note for note in vllm if note in sglang]
-    parts = [
-        f"# {name}",
-        claim,
-        (
-            f"{deployment.name}: tp {deployment.parallel.tp}, pp {deployment.parallel.pp}, "
-            f"{deployment.parallel.replicas} replica(s), {deployment.price_per_hour_usd:.2f} USD an hour at the "
-            "catalog's prices. This was simulated, not measured; below is how to measure it."
-        ),
-        "## Run it",
-        _steps(deployment, manifest=manifest),
-        "## What the engines do otherwise",
-        _entries("Both", both),
-        _entries("vLLM (vllm.sh)", [note for note in vllm if note not in both]),
-        _entries("SGLang (sglang.sh)", [note for note in sglang if note not in both]),
-        _entries("The load test", list(sent.notes)),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _steps(d: Deployment, *, manifest: bool) -> str:
-    lines = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
+    steps = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
     if d.parallel.replicas > 1:
-        lines.append("Start the router that stands before the replicas, `sh router.sh` (vllm-router, from PyPI).")
-    lines += [
+        steps.append("Start the router that stands before the replicas, `sh router.sh` (vllm-router, from PyPI).")
+    steps += [
         f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
         "Compare measured.json with the claim. `lengthwise simulate scenario.toml` shows all that was simulated.",
     ]
     if manifest:
-        lines.append("On Kubernetes: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it.")
-    return "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
+        steps.append("On Kubernetes: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it.")
+    sections = {
+        "Both": both,
+        "vLLM (vllm.sh)": [note for note in vllm if note not in both],
+        "SGLang (sglang.sh)": [note for note in sglang if note not in both],
+        "The load test": sent.notes,
+    }
+    parts = [
+        f"# {name}",
+        claim,
+        (
+            f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, {d.parallel.replicas} replica(s), "
+            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices. This was simulated, not measured; below "
+            "is how to measure it."
+        ),
+        "## Run it",
+        "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
+        "## What the engines do otherwise",
+        *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _entries(owner: str, notes: list[str]) -> str:
-    if not notes:
-        return ""
-    return f"### {owner}\n\n" + "\n".join(f"- {' '.join(note.split())}" for note in notes)
-
-
-MAX_REQUESTS = 1000
-"""Requests of a load test unless more are asked for."""
+def entries(items: Sequence[str]) -> str:
+    """Return the lines of a Markdown list."""
+    return "\n".join(f"- {' '.join(item.split())}" for item in items)
 
 
 def load_test(
@@ -180,32 +175,32 @@ def load_test(
     served_name: str | None = None,
     base_url: str = "http://127.0.0.1:8000",
 ) -> Launch:
-    """The command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
+    """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
 
     Args:
-        deployment: What is served; its model gives the tokenizer.
-        workload: The requests as they were simulated, at ``rate_rps``.
-        trace: Path of the file that ``write_trace`` wrote from the same workload.
-        rate_rps: Requests a second that were simulated, for the record in the result.
-        num_requests: How many to send at most, the first ones.
-        model: The checkpoint that is served; None takes what the catalog knows.
-        served_name: The name it is served under; None takes the model's in the catalog.
-        base_url: Where the server, or the router before its replicas, listens.
+        deployment: The served one; its model gives the tokenizer.
+        workload: The simulated requests, at ``rate_rps``.
+        trace: File that ``write_trace`` wrote from the same workload.
+        rate_rps: Recorded in the result.
+        num_requests: Requests to send at most, the first ones.
+        model: The served checkpoint; None: the catalog's.
+        served_name: Its name in requests; None: the model's in the catalog.
+        base_url: Address of the server, or of the router before its replicas.
 
     Raises:
         InputError: ``num_requests`` is below 1.
     """
     count = _count(workload, num_requests)
-    known, _ = published_checkpoint(deployment.model)
     pairs = {
         "--backend": "openai",
         "--base-url": base_url,
         "--endpoint": "/v1/completions",
-        "--model": model or known,
+        "--model": model or published_checkpoint(deployment.model)[0],
         "--served-model-name": served_name or deployment.model.name,
         "--dataset-name": "timed_trace",
         "--dataset-path": trace,
-        "--timed-trace-chunk-hash-size": _longest(workload, count),
+        # Each request has one chunk of its own, as long as the longest prompt, so that no two share a prefix.
+        "--timed-trace-chunk-hash-size": int(workload.prompt_tokens[:count].max()),
         "--num-prompts": count,
         "--max-concurrency": workload.concurrency,
         "--ignore-eos": True,
@@ -217,51 +212,12 @@ def load_test(
     }
     environment = {"PYTHONHASHSEED": "0"}  # the client seeds the prompts' tokens by a string's hash
     command = ("vllm", "bench", "serve", *flags(pairs), "--metadata", f"simulated_rate_rps={rate_rps:g}")
-    return Launch(command, environment, _notes(deployment, workload, count, rate_rps))
-
-
-def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """A JSON-lines file of the first requests: seconds, prompt and output tokens, for ``load_test``.
-
-    A request names one chunk of its own, as long as the longest prompt, so that no two share a prefix.
-
-    Raises:
-        InputError: ``num_requests`` is below 1.
-        OutputError: The file cannot be written.
-    """
-    count = _count(workload, num_requests)
-    columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)
-    rows = zip(*(column[:count].tolist() for column in columns), strict=True)
-    write_whole(path, "".join(_line(i, *row) for i, row in enumerate(rows)).encode())
-
-
-def _line(i: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> str:
-    request = {
-        "timestamp": round(arrival_s, 6),
-        "input_length": prompt_tokens,
-        "output_length": output_tokens,
-        "hash_ids": [i],
-    }
-    return json.dumps(request) + "\n"
-
-
-def _count(workload: Workload, num_requests: int) -> int:
-    if num_requests < 1:
-        raise InputError(f"num_requests must be at least 1; it is {num_requests}")
-    return min(num_requests, len(workload))
-
-
-def _longest(workload: Workload, count: int) -> int:
-    return int(workload.prompt_tokens[:count].max())
-
-
-def _notes(deployment: Deployment, workload: Workload, count: int, rate_rps: float) -> tuple[str, ...]:
     arrivals = (
         f"{workload.concurrency} requests are kept in the system, as simulated."
         if workload.concurrency
         else f"Requests leave at the simulated times, {rate_rps:g} a second on average."
     )
-    made = [
+    notes = [
         f"The first {count} of {len(workload)} requests are sent. {arrivals}",
         (
             "Prompts are random token ids of the simulated lengths; outputs run to the simulated lengths because the "
@@ -269,11 +225,32 @@ def _notes(deployment: Deployment, workload: Workload, count: int, rate_rps: flo
         ),
     ]
     if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_evicted_first"):
-        made.append("vllm bench serve sends no `priority`: requests are served as they come.")
-    return tuple(made)
+        notes.append("vllm bench serve sends no `priority`: requests are served as they come.")
+    return Launch(command, environment, tuple(notes))
 
 
-TRACE = "trace.jsonl"
+def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
+    """Write the first requests as JSON lines for ``load_test``: seconds, prompt and output tokens.
+
+    Raises:
+        InputError: ``num_requests`` is below 1.
+        OutputError: The file cannot be written.
+    """
+    count = _count(workload, num_requests)
+    columns = (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)
+    lines = [
+        json.dumps(
+            {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": [i]}
+        )
+        for i, (at_s, prompt, output) in enumerate(zip(*(column[:count].tolist() for column in columns), strict=True))
+    ]  # fmt: skip
+    write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _count(workload: Workload, num_requests: int) -> int:
+    if num_requests < 1:
+        raise InputError(f"num_requests must be at least 1; it is {num_requests}")
+    return min(num_requests, len(workload))
 
 
 def write_launch(
@@ -286,182 +263,62 @@ def write_launch(
     rate_rps: float,
     claim: str,
 ) -> list[Path]:
-    """The files of a launch folder, which is made if it is absent; the same input, the same bytes.
+    """Write a launch folder, byte-identical for equal arguments, and return its files.
 
-    Scripts for vLLM and SGLang, a router before several replicas, Kubernetes resources where a pod can
-    hold a replica, a load test with its trace, the scenario, and a README that says what to run.
+    It has scripts for vLLM and SGLang, a router before several replicas, Kubernetes resources if a pod can hold a
+    replica, a load test with its trace, the scenario, and a README with the steps.
 
     Args:
-        folder: Where the files shall stand; its parent must exist.
-        deployment: What was chosen.
+        folder: Created if absent; its parent must exist.
+        deployment: The chosen one.
         name: Of the configuration, for headings and for Kubernetes.
-        scenario_text: The scenario, kept as it is.
-        workload: The requests as they were simulated, at ``rate_rps``.
-        rate_rps: Requests a second that the claim is about.
-        claim: What the simulation says of it, in a sentence.
+        scenario_text: The scenario, copied as it is.
+        workload: The simulated requests, at ``rate_rps``.
+        rate_rps: Requests a second of the claim.
+        claim: The result of the simulation, in a sentence.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    texts = _texts(deployment, name, scenario_text, workload, rate_rps, claim)
-    _make(folder)
-    for file, text in texts.items():
-        write_whole(folder / file, text.encode())
-        (folder / file).chmod(0o755 if file.endswith(".sh") else 0o644)
-    write_trace(folder / TRACE, workload)
-    return [folder / file for file in (*texts, TRACE)]
-
-
-def _texts(
-    deployment: Deployment, name: str, scenario_text: str, workload: Workload, rate_rps: float, claim: str
-) -> dict[str, str]:
-    texts = {"README.md": "", **_servers(deployment, name), "scenario.toml": scenario_text}
-    if deployment.parallel.replicas > 1:
-        texts["router.sh"] = router_script(deployment)
-    manifest = _manifest(deployment, name)
-    if manifest:
-        texts["kubernetes.yaml"] = manifest
-    sent = load_test(deployment, workload, trace=TRACE, rate_rps=rate_rps)
-    texts["load-test.sh"] = load_test_script(sent, _command_model(vllm_launch(deployment).command))
-    texts["README.md"] = readme(deployment, name, claim, sent, manifest=bool(manifest))
-    return texts
-
-
-def _servers(deployment: Deployment, name: str) -> dict[str, str]:
-    asked: Any = {"port": first_port(deployment), "device": "cpu" if deployment.gpu.name.startswith("CPU") else "cuda"}
-    launches = {
-        "vllm.sh": ("vLLM", vllm_launch(deployment, **asked)),
-        "sglang.sh": ("SGLang", sglang_launch(deployment, **asked)),
+    d = deployment
+    options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
+    title = f"{name}: {d.name}, tp {d.parallel.tp}, pp {d.parallel.pp}, with"
+    texts = {
+        "README.md": "",
+        "vllm.sh": server_script(f"{title} vLLM.", vllm_launch(d, **options), d),
+        "sglang.sh": server_script(f"{title} SGLang.", sglang_launch(d, **options), d),
+        "scenario.toml": scenario_text,
     }
-    title = f"{name}: {deployment.name}, tp {deployment.parallel.tp}, pp {deployment.parallel.pp}, with"
-    return {
-        file: server_script(f"{title} {engine}.", launch, _command_model(launch.command), deployment)
-        for file, (engine, launch) in launches.items()
-    }
-
-
-def _command_model(command: tuple[str, ...]) -> str:
-    before = "--model-path" if "--model-path" in command else "serve"
-    return command[command.index(before) + 1]
-
-
-def _manifest(deployment: Deployment, name: str) -> str | None:
-    """The resources, where a pod can hold a replica and the checkpoint is known."""
-    known = PLACEHOLDER not in vllm_launch(deployment).command
-    if not (fits_node(deployment) and known and asks_nvidia(deployment)):
-        return None
-    return kubernetes_manifest(deployment, name=dns_name(name))
-
-
-def dns_name(name: str) -> str:
-    """A name as Kubernetes takes it."""
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
-
-
-def _make(folder: Path) -> None:
+    if d.parallel.replicas > 1:
+        texts["router.sh"] = router_script(d)
+    command = vllm_launch(d).command
+    has_manifest = fits_node(d) and PLACEHOLDER not in command and is_nvidia(d)
+    if has_manifest:
+        texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
+    sent = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
+    texts["load-test.sh"] = load_test_script(sent, _model_of(command))
+    texts["README.md"] = readme(d, name, claim, sent, manifest=has_manifest)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make the folder {folder}: {error.strerror}. Choose another place") from error
+    files = write_texts(folder, texts)
+    write_trace(folder / TRACE, workload)
+    return [*files, folder / TRACE]
 
 
-ENCODE_PORT, DECODE_PORT = PORT + 100, PORT + 200
-ENCODE_CHANNEL, DECODE_CHANNEL = 5600, 5700
-"""First ports of each side: of its engines, and where they tell each other what is handed over."""
+def _device(deployment: Deployment) -> str:
+    return "cpu" if deployment.gpu.name.startswith("CPU") else "cuda"
 
 
-def side_script(title: str, launch: Launch, model: str, gpus: list[str], port: int, channel: int) -> str:
-    """Starts every engine of one side on a node, each on its GPUs and its ports.
-
-    Args:
-        title: The first comment.
-        launch: The first engine's command.
-        model: The checkpoint in it, which ``MODEL`` may replace.
-        gpus: The GPUs of each engine, comma-separated.
-        port: Of the first engine; the others follow.
-        channel: The port of its side channel; likewise.
-    """
-    replaced = {"serve": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
-    command = invocation(launch.command, replaced, "  ")
-    head = default_model(model) + "HOST=${HOST:-127.0.0.1}\n"
-    serve = (
-        "# serve GPUS PORT CHANNEL\nserve() {\n"
-        "  CUDA_VISIBLE_DEVICES=$1 VLLM_NIXL_SIDE_CHANNEL_PORT=$3 VLLM_NIXL_SIDE_CHANNEL_HOST=$HOST\n"
-        "  export CUDA_VISIBLE_DEVICES VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_NIXL_SIDE_CHANNEL_HOST\n"
-        f"  exec {command}\n}}\n"
-    )
-    return script(title, launch, f"{head}\n{serve}\n{_started(gpus, port, channel)}")
-
-
-def _started(gpus: list[str], port: int, channel: int) -> str:
-    if len(gpus) == 1:
-        return f"serve {gpus[0]} {port} {channel}\n"
-    lines = [f'serve {seen} {port + i} {channel + i} &\npids="$pids $!"\n' for i, seen in enumerate(gpus)]
-    stop = "stop() {\n  trap - INT TERM\n  kill $pids 2>/dev/null || true\n  wait\n}\ntrap stop INT TERM\n"
-    return f"pids=\n{stop}{''.join(lines)}wait\n"
-
-
-def split_router_script(pairs: int) -> str:
-    """The router that sends each request to an encoding engine and then to a decoding one."""
-    command = ["vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--vllm-pd-disaggregation"]
-    for i in range(pairs):
-        command += ["--prefill", f"http://127.0.0.1:{ENCODE_PORT + i}"]
-    for i in range(pairs):
-        command += ["--decode", f"http://127.0.0.1:{DECODE_PORT + i}"]
-    note = f"Install it: pip install vllm-router. It listens at port {PORT}, where requests go."
-    title = "The router before the two sides. On several nodes name the addresses of all engines."
-    launch = Launch((*command, "--policy", "round_robin"), notes=(note,))
-    return script(title, launch, f"exec {shlex.join(command)} \\\n  --policy round_robin\n")
-
-
-PLAN = "PLAN.json"
-
-
-@dataclass(frozen=True)
-class ScheduledEngines:
-    """The engines of a schedule.
-
-    Attributes:
-        title: The schedule in words.
-        encode: The engine that encodes; of phases the one that does all.
-        decode: The engine that decodes; None: the same.
-        pairs: Such pairs side by side.
-        phases: What vLLM's scheduler is told, where it can keep phases itself; empty: nothing.
-    """
-
-    title: str
-    encode: Deployment
-    decode: Deployment | None = None
-    pairs: int = 1
-    phases: Mapping[str, Any] = field(default_factory=dict)
-
-
-def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
-    """Shell scripts by file name."""
-    device = "cpu" if engines.encode.gpu.name.startswith("CPU") else "cuda"
-    if engines.decode is not None:
-        return _split(engines, engines.decode, device)
-    plain = vllm_launch(engines.encode, device=device)
-    scripts = {"vllm.sh": _server(f"{engines.title}, phases kept by the gateway before it.", plain, engines)}
-    if engines.phases:
-        launch = phased_launch(engines.encode, engines.phases, device=device)
-        scripts["vllm-phases.sh"] = _server(f"{engines.title}, phases kept inside vLLM.", launch, engines)
-    return scripts
-
-
-def require_new(folder: Path, *, force: bool) -> None:
-    """Nothing, if files may be put there.
-
-    Raises:
-        OutputError: The folder has files already, which only ``force`` lets be replaced.
-    """
-    if not force and folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
+def dns_name(name: str) -> str:
+    """Return a name that Kubernetes accepts."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """The files in a folder, which is made if it is absent, each whole; returns their paths.
+    """Write files into a folder, which is created if absent, each atomically; return their paths.
 
     Raises:
         OutputError: One cannot be written.
@@ -476,37 +333,87 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _server(title: str, launch: Launch, engines: ScheduledEngines) -> str:
-    return server_script(title, launch, _launch_model(launch), engines.encode)
+def require_new(folder: Path, *, force: bool) -> None:
+    """Raise OutputError if the folder has files, which only ``force`` allows to replace."""
+    if not force and folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
 
 
-def _split(engines: ScheduledEngines, decode: Deployment, device: str) -> dict[str, str]:
-    first, second = split_launches(engines.encode, decode, device=device)
-    one, other = engines.encode.parallel.gpus, decode.parallel.gpus
-    here = min(engines.pairs, engines.encode.node.gpus // (one + other))
-    starts = range(0, here * (one + other), one + other)
-    encoding = [_visible(start, one) for start in starts]
-    decoding = [_visible(start + one, other) for start in starts]
-    more = "" if here == engines.pairs else f" Run it on each node: one holds {here} of {engines.pairs} pairs."
+@dataclass(frozen=True)
+class ScheduledEngines:
+    """The engines of an ExeGPT schedule.
+
+    Attributes:
+        title: The schedule in words.
+        encode: The engine that runs the prefill; of phases the one that does all.
+        decode: The engine that decodes; None: the same.
+        pairs: Number of such pairs.
+        phases: Settings of the scheduler inside vLLM; empty if it cannot keep the phases.
+    """
+
+    title: str
+    encode: Deployment
+    decode: Deployment | None = None
+    pairs: int = 1
+    phases: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
+    """Return shell scripts by file name."""
+    device = _device(engines.encode)
+    if engines.decode is None:
+        plain = vllm_launch(engines.encode, device=device)
+        title = f"{engines.title}, phases kept by the gateway before it."
+        scripts = {"vllm.sh": server_script(title, plain, engines.encode)}
+        if engines.phases:
+            launch = phased_launch(engines.encode, engines.phases, device=device)
+            title = f"{engines.title}, phases kept inside vLLM."
+            scripts["vllm-phases.sh"] = server_script(title, launch, engines.encode)
+        return scripts
+    encode, decode = split_launches(engines.encode, engines.decode, device=device)
+    encode_gpus, decode_gpus = engines.encode.parallel.gpus, engines.decode.parallel.gpus
+    pair_gpus = encode_gpus + decode_gpus
+    pairs = min(engines.pairs, engines.encode.node.gpus // pair_gpus)
+    starts = range(0, pairs * pair_gpus, pair_gpus)
+    note = "" if pairs == engines.pairs else f" Run it on each node: one holds {pairs} of {engines.pairs} pairs."
+    encode_sets = [range(start, start + encode_gpus) for start in starts]
+    decode_sets = [range(start + encode_gpus, start + pair_gpus) for start in starts]
     return {
-        "prefill.sh": side_script(
-            f"{engines.title}: encodes.{more}", first, _launch_model(first), encoding, ENCODE_PORT, ENCODE_CHANNEL
+        "prefill.sh": _side_script(
+            f"{engines.title}: encodes.{note}", encode, encode_sets, ENCODE_PORT, ENCODE_CHANNEL
         ),
-        "decode.sh": side_script(
-            f"{engines.title}: decodes.{more}", second, _launch_model(second), decoding, DECODE_PORT, DECODE_CHANNEL
-        ),
-        "router.sh": split_router_script(here),
+        "decode.sh": _side_script(f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, DECODE_CHANNEL),
+        "router.sh": _split_router_script(pairs),
     }
 
 
-def _launch_model(launch: Launch) -> str:
-    return launch.command[launch.command.index("serve") + 1]
+def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int) -> str:
+    """Return a script that starts the engines of one side on a node, from the first port and side channel on."""
+    replaced = {"serve": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
+    command = invocation(launch.command, replaced, "  ")
+    head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n"
+    serve = (
+        "# serve GPUS PORT CHANNEL\nserve() {\n"
+        "  CUDA_VISIBLE_DEVICES=$1 VLLM_NIXL_SIDE_CHANNEL_PORT=$3 VLLM_NIXL_SIDE_CHANNEL_HOST=$HOST\n"
+        "  export CUDA_VISIBLE_DEVICES VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_NIXL_SIDE_CHANNEL_HOST\n"
+        f"  exec {command}\n}}\n"
+    )
+    calls = [f"serve {','.join(map(str, gpus))} {port + i} {channel + i}" for i, gpus in enumerate(gpu_sets)]
+    if len(calls) == 1:
+        start = f"{calls[0]}\n"
+    else:
+        background = "".join(f'{call} &\npids="$pids $!"\n' for call in calls)
+        start = f"pids=\n{_STOP}{background}wait\n"
+    return script(title, launch, f"{head}\n{serve}\n{start}")
 
 
-def _visible(start: int, gpus: int) -> str:
-    return ",".join(map(str, range(start, start + gpus)))
-
-
-def entries(items: Sequence[str]) -> str:
-    """Lines of a list."""
-    return "\n".join(f"- {' '.join(item.split())}" for item in items)
+def _split_router_script(pairs: int) -> str:
+    """Return a script with the router that sends each request to a prefill engine and then to a decode engine."""
+    command = ["vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--vllm-pd-disaggregation"]
+    for flag, port in (("--prefill", ENCODE_PORT), ("--decode", DECODE_PORT)):
+        for i in range(pairs):
+            command += [flag, f"http://127.0.0.1:{port + i}"]
+    note = f"Install it: pip install vllm-router. It listens at port {PORT}, where requests go."
+    title = "The router before the two sides. On several nodes name the addresses of all engines."
+    launch = Launch((*command, "--policy", "round_robin"), notes=(note,))
+    return script(title, launch, f"exec {shlex.join(command)} \\\n  --policy round_robin\n")

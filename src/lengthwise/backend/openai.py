@@ -1,8 +1,8 @@
-"""A client of OpenAI-compatible servers that tells when each piece of an answer came.
+"""A client of OpenAI-compatible servers that records when each chunk of an answer arrives.
 
-For vLLM, SGLang, llama.cpp, TGI and ``transformers serve``. What a server can do is found by asking it
-(``Client.probe``), never assumed. Numbers of tokens come from the server's usage or token ids, never from
-the number of chunks: one chunk can carry many tokens.
+For vLLM, SGLang, llama.cpp, TGI and ``transformers serve``. ``Client.probe`` finds a server's capabilities by requests;
+none is assumed. Token counts come from the server's usage or token ids, never from the number of chunks: one chunk can
+carry many tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +29,23 @@ from lengthwise.backend.openai_protocol import (
     Server,
     SseReader,
     Usage,
-    told,
+    error_summary,
     usage_of,
 )
 from lengthwise.schema.errors import InputError, MissingExtraError
 
+_SAMPLE = "one two three"
+_PROMPT = "one two three four"
+_PROMPT_IDS = (301, 302, 303, 304, 305, 306, 307)
+_PROBE_TOKENS = 3
+_METRICS_PREFIXES = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llama.cpp", "tgi_": "tgi"}
+_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+_INVALID = "neither"
+"""A value that a server which knows the field must refuse."""
 
-def library() -> Any:
-    """aiohttp; raises MissingExtraError where it is not installed."""
+
+def aiohttp_module() -> Any:
+    """Return the module aiohttp; raise MissingExtraError if it is not installed."""
     try:
         import aiohttp
     except ImportError as error:
@@ -44,18 +53,10 @@ def library() -> Any:
     return aiohttp
 
 
-def _unconnected(error: Any) -> RequestError:
-    """Nobody listens there, or the name or the way is not known; of the address only what was asked for."""
-    where = f"{error.host}:{error.port}"
-    if isinstance(error.os_error, ConnectionRefusedError):
-        return RequestError("refused", f"nobody listens at {where}")
-    return RequestError("no connection", f"{where}: {error.os_error.strerror or error.os_error}")
-
-
 @contextmanager
-def named() -> Iterator[None]:
-    """Turns what the network raises into a RequestError."""
-    aiohttp = library()
+def request_errors() -> Iterator[None]:  # noqa: C901 - one branch for each kind of error
+    """Raise network errors as RequestError."""
+    aiohttp = aiohttp_module()
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
@@ -65,7 +66,10 @@ def named() -> Iterator[None]:
     except TimeoutError as error:
         raise RequestError("timed out", "the request took longer than allowed") from error
     except aiohttp.ClientConnectorError as error:
-        raise _unconnected(error) from error
+        where = f"{error.host}:{error.port}"  # the error's own text would show all addresses of the host
+        if isinstance(error.os_error, ConnectionRefusedError):
+            raise RequestError("refused", f"no server listens at {where}") from error
+        raise RequestError("no connection", f"{where}: {error.os_error.strerror or error.os_error}") from error
     except aiohttp.ClientPayloadError as error:
         raise RequestError("closed early", str(error)) from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError) as error:
@@ -79,109 +83,115 @@ def named() -> Iterator[None]:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server wants to be left alone: the header Retry-After, a number or a date after its own Date."""
-    told = headers.get("Retry-After", "").strip()
+    """Return the seconds of the header Retry-After, a number or a date (compared with the header Date); else None."""
+    text = headers.get("Retry-After", "").strip()
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
-        seconds = _between(headers.get("Date", ""), told)
+        try:
+            wait = parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("Date", ""))
+        except (TypeError, ValueError):
+            return None
+        seconds = wait.total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def _between(first: str, last: str) -> float:
-    """Seconds between two dates of HTTP; NaN where one is none."""
-    try:
-        return (parsedate_to_datetime(last) - parsedate_to_datetime(first)).total_seconds()
-    except (TypeError, ValueError):
-        return math.nan
+async def tokenize(client: Client, text: str, form: str | None = None, model: str | None = None) -> list[int] | None:
+    """Return the token ids of a text without those that begin a prompt; None if the server does not report them.
 
-
-_SAMPLE = "one two three"
-
-
-async def tokenizer_of(client: Client, model: str) -> str:
-    """Whose form of ``/tokenize`` the server has: "vllm", "llama.cpp", "tgi"; "" where it has none."""
-    for form in ("vllm", "llama.cpp", "tgi"):
-        if await _ids(client, form, model, _SAMPLE):
-            return form
-    return ""
-
-
-async def tokenize(client: Client, text: str) -> list[int] | None:
-    """Token ids of a text, without those that begin a prompt; None where the server does not tell."""
-    able = client.capabilities
-    return await _ids(client, able.tokenizer, able.model, text) if able.tokenizer else None
-
-
-async def _ids(client: Client, form: str, model: str, text: str) -> list[int] | None:
-    fields = {
-        "vllm": {"model": model, "prompt": text, "add_special_tokens": False},
-        "llama.cpp": {"content": text, "add_special": False},
-        "tgi": {"inputs": text, "add_special_tokens": False},
-    }[form]
+    ``form`` and ``model`` override the client's: "vllm", "llama.cpp" or "tgi", by the fields of ``/tokenize``.
+    """
+    form = client.capabilities.tokenizer if form is None else form
+    fields: dict[str, Any]
+    match form:
+        case "vllm":
+            fields = {"model": model or client.capabilities.model, "prompt": text, "add_special_tokens": False}
+        case "llama.cpp":
+            fields = {"content": text, "add_special": False}
+        case "tgi":
+            fields = {"inputs": text, "add_special_tokens": False}
+        case _:
+            return None
     try:
         status, body = await client.fetch("POST", f"{client.server.root}/tokenize", fields)
     except RequestError:
         return None
-    return _read(body) if status == 200 else None
-
-
-def _read(body: Any) -> list[int] | None:
     rows = body.get("tokens") if isinstance(body, dict) else body
-    if not isinstance(rows, list):
+    if status != 200 or not isinstance(rows, list):
         return None
     ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
-    known = [i for i in ids if isinstance(i, int)]
-    return known if known and len(known) == len(ids) else None
-
-
-_HELLO = "one two three four"
-_IDS = (301, 302, 303, 304, 305, 306, 307)
-_MIN_COUNT = 3
-_METRICS = {"vllm:": "vllm", "sglang:": "sglang", "llamacpp:": "llama.cpp", "tgi_": "tgi"}
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-_WRONG = "neither"
-"""A value that a server which knows the field must refuse."""
+    return ids if ids and all(isinstance(i, int) for i in ids) else None
 
 
 async def probe(client: Client) -> Abilities:
-    """See ``Client.probe``."""
-    able = await identify(client)
-    able = replace(able, api=await _api(client, able.model))
-    client.capabilities = able
-    usage = await _tells(client, {"stream_options": {"include_usage": True}})
-    each = {"include_usage": True, "continuous_usage_stats": True}
-    usage_each = await _tells_each(client, {"stream_options": each}) if usage else False
-    completes = able.api == COMPLETIONS
+    """Return the server's capabilities; see ``Client.probe``."""
+    found = await identify(client)
+    reasons = []
+    for api in (COMPLETIONS, CHAT):
+        client.capabilities = Abilities(model=found.model, api=api)
+        try:
+            await _stream(client, {})
+            break
+        except RequestError as error:
+            reasons.append(f"{api}: {error}")
+    else:
+        raise InputError(f"{client.server.shown} completes no prompt of {found.model!r}: {'; '.join(reasons)}")
+    client.capabilities = found = replace(found, api=api)
+    usage = await _reports_usage(client)
+    usage_each = usage and await _reports_each(
+        client, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    )
+    ids_each = token_ids = False
+    if api == COMPLETIONS:
+        ids_each = await _reports_each(client, {"return_token_ids": True})
+        with contextlib.suppress(RequestError):
+            _, counted = await client.send({"model": found.model, "max_tokens": 1, "prompt": list(_PROMPT_IDS)})
+            token_ids = counted is not None and counted.prompt_tokens == len(_PROMPT_IDS)
+    ignore_eos = await _knows(client, {"ignore_eos": True}, {"ignore_eos": _INVALID})
+    min_tokens = await _knows(client, {"min_tokens": _PROBE_TOKENS}, {"min_tokens": _INVALID})
+    tokenizer = ""
+    for form in ("vllm", "llama.cpp", "tgi"):
+        if await tokenize(client, _SAMPLE, form, found.model):
+            tokenizer = form
+            break
     return replace(
-        able,
+        found,
         usage=usage,
         usage_each=usage_each,
-        ids_each=completes and await _tells_each(client, {"return_token_ids": True}),
-        token_ids=completes and await _takes_ids(client, able),
-        ignore_eos=await _knows(client, {"ignore_eos": True}, {"ignore_eos": _WRONG}),
-        min_tokens=await _knows(client, {"min_tokens": _MIN_COUNT}, {"min_tokens": _WRONG}),
-        tokenizer=await tokenizer_of(client, able.model),
+        ids_each=ids_each,
+        token_ids=token_ids,
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        tokenizer=tokenizer,
     )
 
 
 async def identify(client: Client) -> Abilities:
-    """See ``Client.identify``."""
-    entries, came = await _models(client)
-    names = tuple(str(row["id"]) for row in entries if isinstance(row, dict) and "id" in row)
+    """Return engine, version and models of the server; see ``Client.identify``."""
+    shown = client.server.shown
+    try:
+        status, kind, body = await client.answer("GET", f"{client.server.root}/v1/models")
+    except RequestError as error:
+        if error.reason == "refused":
+            raise InputError(f"no server listens at {shown}; is it up?") from error
+        raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
+    if status in {401, 403}:
+        raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
+    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
+    entries = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = tuple(str(row["id"]) for row in entries if "id" in row)
     model = client.server.model or (names[0] if names else "")
     if not model:
         raise InputError(
-            f"{client.server.shown} lists no models ({came}); check that it is an OpenAI-compatible server, "
-            "or name the model to ask for"
+            f"{shown} lists no models (/v1/models: http {status}, {error_summary(body, kind)}); check that it is an "
+            "OpenAI-compatible server, or name the model to ask for"
         )
     if names and model not in names:
-        names_there = ", ".join(names[:8])
-        raise InputError(f"{client.server.shown} has no model {model!r}; it lists {names_there}")
-    mine = next((row for row in entries if isinstance(row, dict) and row.get("id") == model), {})
-    longest = mine.get("max_model_len")
+        raise InputError(f"{shown} has no model {model!r}; it lists {', '.join(names[:8])}")
+    entry = next((row for row in entries if row.get("id") == model), {})
+    longest = entry.get("max_model_len")
     metrics = await _get(client, "/metrics")
-    engine, version = await _engine(client, mine, metrics)
+    engine, version = await _engine(client, entry, metrics)
     return Abilities(
         engine=engine,
         version=version,
@@ -192,28 +202,13 @@ async def identify(client: Client) -> Abilities:
     )
 
 
-async def _models(client: Client) -> tuple[list[Any], str]:
-    """What it lists, and what came in a few words."""
-    shown = client.server.shown
-    try:
-        status, kind, body = await client.answer("GET", f"{client.server.root}/v1/models")
-    except RequestError as error:
-        if error.reason == "refused":
-            raise InputError(f"nobody listens at {shown}; is the server up?") from error
-        raise InputError(f"no server answers at {shown}: {error}; start it, or check the address") from error
-    if status in {401, 403}:
-        raise InputError(f"{shown} refuses the API key (http {status}); give the right one")
-    rows = body.get("data") if status == 200 and isinstance(body, dict) else None
-    return rows if isinstance(rows, list) else [], f"/v1/models: http {status}, {told(body, kind)}"
-
-
-async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[str, str]:
-    """Kind and version, from what each kind tells of itself."""
-    kind = _OWNERS.get(str(model.get("owned_by", "")).lower(), "")
+async def _engine(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[str, str]:
+    """Return engine and version, from the places where each kind reports them."""
+    kind = _OWNERS.get(str(entry.get("owned_by", "")).lower(), "")
     if not kind and isinstance(metrics, str):
-        kind = next((name for prefix, name in _METRICS.items() if f"\n{prefix}" in f"\n{metrics}"), "")
-    tells = await _get(client, "/version")
-    version = str(tells["version"]) if isinstance(tells, dict) and "version" in tells else ""
+        kind = next((name for prefix, name in _METRICS_PREFIXES.items() if f"\n{prefix}" in f"\n{metrics}"), "")
+    body = await _get(client, "/version")
+    version = str(body["version"]) if isinstance(body, dict) and "version" in body else ""
     if version and not kind:
         kind = "vllm"
     for path, name, key in (
@@ -224,9 +219,9 @@ async def _engine(client: Client, model: dict[str, Any], metrics: Any) -> tuple[
     ):
         if version or kind not in {"", name}:
             continue
-        metadata = await _get(client, path)
-        if isinstance(metadata, dict) and isinstance(metadata.get(key), str):
-            kind, version = name, metadata[key]
+        body = await _get(client, path)
+        if isinstance(body, dict) and isinstance(body.get(key), str):
+            kind, version = name, body[key]
     return kind, version
 
 
@@ -238,146 +233,126 @@ async def _get(client: Client, path: str) -> Any:
     return body if status == 200 else None
 
 
-async def _api(client: Client, model: str) -> str:
-    """Which of the two ways to ask works."""
-    reasons = []
-    for api in (COMPLETIONS, CHAT):
-        client.capabilities = Abilities(model=model, api=api)
-        try:
-            await _stream(client, {})
-        except RequestError as error:
-            reasons.append(f"{api}: {error}")
-        else:
-            return api
-    raise InputError(f"{client.server.shown} completes no prompt of {model!r}: {'; '.join(reasons)}")
-
-
 async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
-    """The pieces of a few tokens, asked for with further fields."""
+    """Return the chunks of a short answer, requested with additional fields."""
     able = client.capabilities
-    body = {"model": able.model, "max_tokens": _MIN_COUNT, "stream": True, **prompted(_HELLO, able.api)}
+    body = {"model": able.model, "max_tokens": _PROBE_TOKENS, "stream": True, **prompt_fields(_PROMPT, able.api)}
     sent = body | dict(client.server.body) | fields
-    return [piece async for piece in client.stream(sent, usage_each="stream_options" in fields)]
+    return [chunk async for chunk in client.stream(sent, usage_each="stream_options" in fields)]
 
 
-async def _tells(client: Client, fields: dict[str, Any]) -> bool:
-    """Whether a stream ends in numbers of tokens."""
+async def _reports_usage(client: Client) -> bool:
+    """Return whether a stream ends in token counts."""
     try:
-        pieces = await _stream(client, fields)
+        chunks = await _stream(client, {"stream_options": {"include_usage": True}})
     except RequestError:
         return False
-    last = next((p.usage for p in reversed(pieces) if p.usage is not None), None)
-    return last is not None and 0 < last.output_tokens <= _MIN_COUNT and last.prompt_tokens > 0
+    last = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), None)
+    return last is not None and 0 < last.output_tokens <= _PROBE_TOKENS and last.prompt_tokens > 0
 
 
-async def _tells_each(client: Client, fields: dict[str, Any]) -> bool:
-    """Whether every piece of output tells how many tokens it has."""
+async def _reports_each(client: Client, fields: dict[str, Any]) -> bool:
+    """Return whether every chunk of output has a token count."""
     try:
-        pieces = await _stream(client, fields)
+        chunks = await _stream(client, fields)
     except RequestError:
         return False
-    counts = [piece.tokens for piece in pieces if piece.is_output or piece.text]
-    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _MIN_COUNT
+    counts = [chunk.tokens for chunk in chunks if chunk.is_output or chunk.text]
+    return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _PROBE_TOKENS
 
 
-async def _takes_ids(client: Client, capabilities: Abilities) -> bool:
-    fields = {"model": capabilities.model, "max_tokens": 1, "prompt": list(_IDS)}
-    try:
-        _, usage = await client.send(fields)
-    except RequestError:
-        return False
-    return usage is not None and usage.prompt_tokens == len(_IDS)
-
-
-async def _knows(client: Client, right: dict[str, Any], wrong: dict[str, Any]) -> bool | None:
-    """Whether a field is known: the right value is taken, a wrong one refused. None: both are taken."""
-    if not await _taken(client, right):
-        return False
-    return None if await _taken(client, wrong) else True
-
-
-async def _taken(client: Client, fields: dict[str, Any]) -> bool:
-    try:
-        await _stream(client, fields)
-    except RequestError as error:
-        if error.reason.startswith("http 4") or error.reason == "malformed":
-            return False
-        raise InputError(f"{client.server.shown} failed while it was asked what it can do: {error}") from error
-    return True
+async def _knows(client: Client, valid: dict[str, Any], invalid: dict[str, Any]) -> bool | None:
+    """Return whether a field is known: the valid value is accepted, the invalid one refused. None: both accepted."""
+    accepted = []
+    for fields in (valid, invalid):
+        try:
+            await _stream(client, fields)
+        except RequestError as error:
+            if not (error.reason.startswith("http 4") or error.reason == "malformed"):
+                raise InputError(f"{client.server.shown} failed while it was probed: {error}") from error
+            break
+        accepted.append(fields)
+    return {0: False, 1: True, 2: None}[len(accepted)]
 
 
 _DRAIN_S = 0.5
+_PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
 Prompt = str | Sequence[int]
 IDLE_S = 2.0
-"""Shorter than servers keep an idle connection (uvicorn: 5 s), so that none is lost while it is being reused."""
+"""Below the keep-alive time of servers (uvicorn: 5 s), so that no connection closes while it is being reused."""
 
 
 class Client:
-    """Connections to a server, as many as requests are under way: none waits for another.
+    """Connections to a server, one for each running request: no request waits for another.
 
     Use as an async context manager. Needs aiohttp (extra ``bench``).
 
     Args:
-        server: Whom to ask.
-        capabilities: What ``probe`` found, where it is known already.
+        server: The server.
+        capabilities: The result of ``probe``, if it is known already.
     """
 
     def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
         self.server = server
         self.capabilities = capabilities or Abilities(model=server.model or "")
-        self._aiohttp = library()
+        self._aiohttp = aiohttp_module()
         self._session: Any = None
 
     async def __aenter__(self) -> Self:
-        """Opens the session."""
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.server.api_key:
             headers["Authorization"] = f"Bearer {self.server.api_key}"
         server, aiohttp = self.server, self._aiohttp
+        trace = aiohttp.TraceConfig()
+
+        async def on_sent(_session: Any, context: SimpleNamespace, _params: Any) -> None:
+            if context.trace_request_ctx is not None:
+                context.trace_request_ctx(time.perf_counter())
+
+        trace.on_request_headers_sent.append(on_sent)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=aiohttp.ClientTimeout(
                 total=server.timeout_s, sock_connect=server.connect_s, sock_read=server.stall_s
             ),
             headers=headers,
-            trace_configs=[_dispatch(aiohttp)],
+            trace_configs=[trace],
             read_bufsize=1 << 20,
         )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Closes all connections."""
         await self._session.close()
 
     async def probe(self) -> Abilities:
-        """Asks what the server is and can do, keeps it for further requests, and returns it.
+        """Find the server's capabilities by requests, use them for further requests, and return them.
 
         Raises:
-            InputError: Nobody answers there, the key is refused, or it completes no prompt.
+            InputError: The server does not answer, refuses the key, or completes no prompt.
         """
         self.capabilities = await probe(self)
         return self.capabilities
 
     async def identify(self) -> Abilities:
-        """Who the server is, by what it tells of itself alone: nothing is generated for it.
+        """Return engine, version and models, as the server reports them, without generating anything.
 
         Raises:
-            InputError: Nobody answers there, the key is refused, or it lists no models.
+            InputError: The server does not answer, refuses the key, or lists no models.
         """
         return await identify(self)
 
     def body(self, prompt: Prompt, max_tokens: int, *, exact: bool = True, priority: int | None = None) -> bytes:
-        """What is sent for a prompt: a stream with all that the server can tell of its tokens.
+        """Return the body of a streaming request with all token counts that the server can report.
 
         Args:
-            prompt: Text, or token ids where ``abilities.token_ids``.
+            prompt: Text, or token ids if ``capabilities.token_ids``.
             max_tokens: Longest output.
-            exact: Ask for exactly so many tokens, by what the server has for it.
-            priority: Sent where given; smaller goes first.
+            exact: Request exactly so many tokens, by the fields that the server knows.
+            priority: Smaller is scheduled first; None: not sent.
         """
         able = self.capabilities
         fields: dict[str, Any] = {"model": able.model, "max_tokens": max_tokens, "stream": True}
-        fields |= prompted(prompt, able.api)
+        fields |= prompt_fields(prompt, able.api)
         if able.usage:
             fields["stream_options"] = {"include_usage": True}
             if able.usage_each:
@@ -400,41 +375,44 @@ class Client:
         usage_each: bool | None = None,
         api: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """The pieces of an answer as they come; the last ones hold usage and finish reason.
+        """Yield the chunks of an answer as they arrive; the last ones have usage and finish reason.
 
         Args:
-            body: Of ``body``, or fields of one's own.
-            sent: Called with the time (``perf_counter``) at which the request's headers went out.
-            usage_each: Whether every piece tells the numbers so far; None: as probed.
+            body: Of ``body``, or own fields.
+            sent: Called with the time (``perf_counter``) at which the request's headers were sent.
+            usage_each: Whether every chunk has the token counts so far; None: as probed.
             api: "completions" or "chat"; None: as probed.
 
         Raises:
-            RequestError: It failed; pieces before that have been handed out.
+            RequestError: The request failed; earlier chunks have been yielded.
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        url = f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
         events = SseReader()
         reader = PieceReader(usage_each=self.capabilities.usage_each if usage_each is None else usage_each)
-        with named():
-            request = self._session.post(self._path(api), data=data, trace_request_ctx=sent)
-            async with request as answer:
+        with request_errors():
+            async with self._session.post(url, data=data, trace_request_ctx=sent) as answer:
                 await _require_stream(answer)
-                while chunk := await answer.content.readany():
+                while data := await answer.content.readany():
                     at_s = time.perf_counter()
-                    for event in events.feed(chunk):
-                        piece = reader.read(event, at_s)
-                        if piece is not None:
-                            yield piece
+                    for event in events.feed(data):
+                        chunk = reader.read(event, at_s)
+                        if chunk is not None:
+                            yield chunk
                     if reader.done:
-                        await _drained(answer)
+                        # Until the body has ended, the connection cannot be used again.
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(_DRAIN_S):
+                                await answer.content.readany()
                         break
         if not reader.done:
             raise RequestError("closed early", "the stream ended without its [DONE]")
 
     async def send(self, fields: dict[str, Any], api: str = COMPLETIONS) -> tuple[str, Usage | None]:
-        """Text and usage of an answer that comes whole; raises RequestError."""
+        """Return text and usage of an answer that is not streamed; raise RequestError if it fails."""
         status, kind, body = await self.answer("POST", f"{self.server.root}{_PATHS[api]}", fields)
         if status != 200:
-            raise RequestError(f"http {status}", told(body, kind))
+            raise RequestError(f"http {status}", error_summary(body, kind))
         try:
             choice = body["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"].get("content")
@@ -443,14 +421,14 @@ class Client:
         return str(text or ""), usage_of(body)
 
     async def fetch(self, method: str, url: str, fields: Any = None) -> tuple[int, Any]:
-        """Status and body of a request: JSON where it is, else text; raises RequestError."""
+        """Return status and body of a request, JSON if possible, else text; raise RequestError if it fails."""
         status, _, body = await self.answer(method, url, fields)
         return status, body
 
     async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
-        """Status, content type and body of a request, as ``fetch``; raises RequestError."""
+        """Return status, content type and body of a request, as ``fetch``."""
         data = None if fields is None else json.dumps(fields).encode()
-        with named():
+        with request_errors():
             async with self._session.request(method, url, data=data) as answer:
                 text = await answer.text(errors="replace")
         try:
@@ -459,55 +437,28 @@ class Client:
             return answer.status, answer.content_type, text
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """The token ids of a text by the server's own tokenizer; None where it has no door to it."""
+        """Return the token ids of a text by the server's tokenizer; None if the server has no ``/tokenize``."""
         return await tokenize(self, text)
 
-    def _path(self, api: str | None) -> str:
-        return f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
 
-
-_PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
-
-
-def prompted(prompt: Prompt, api: str) -> dict[str, Any]:
-    """The fields that hold a prompt."""
+def prompt_fields(prompt: Prompt, api: str) -> dict[str, Any]:
+    """Return the fields that hold a prompt."""
     if api == COMPLETIONS:
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     return {"messages": [{"role": "user", "content": prompt}]}
 
 
-def _dispatch(aiohttp: Any) -> Any:
-    """Hands the time at which a request's headers went out to whoever asked for it."""
-    config = aiohttp.TraceConfig()
-
-    async def on_sent(_session: Any, context: SimpleNamespace, _params: Any) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx(time.perf_counter())
-
-    config.on_request_headers_sent.append(on_sent)
-    return config
-
-
-async def _drained(answer: Any) -> None:
-    """Waits a little for the end of the body, without which the connection could not be used again."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            await answer.content.readany()
-
-
 async def _require_stream(answer: Any) -> None:
+    """Raise RequestError unless an answer is a stream of events."""
     kind = answer.content_type
-    if answer.status != 200:
-        said = _error_text(await answer.content.read(2000), kind)
-        raise RequestError(f"http {answer.status}", said, retry_after_s(answer.headers))
-    if kind != "text/event-stream":
-        came = _error_text(await answer.content.read(2000), kind)
-        shown = came if came.startswith(kind) else kind
-        raise RequestError("malformed", f"the answer must be a stream of events; it is {shown}")
-
-
-def _error_text(data: bytes, kind: str) -> str:
+    if answer.status == 200 and kind == "text/event-stream":
+        return
+    data = await answer.content.read(2000)
     try:
-        return told(json.loads(data), kind)
+        text = error_summary(json.loads(data), kind)
     except ValueError:
-        return told(data.decode("utf-8", "replace"), kind)
+        text = error_summary(data.decode("utf-8", "replace"), kind)
+    if answer.status != 200:
+        raise RequestError(f"http {answer.status}", text, retry_after_s(answer.headers))
+    shown = text if text.startswith(kind) else kind
+    raise RequestError("malformed", f"the answer must be a stream of events; it is {shown}")

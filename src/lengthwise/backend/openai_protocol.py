@@ -1,4 +1,4 @@
-"""Where an OpenAI-compatible server is, what it can do, and what it answers: plain records."""
+"""Records of an OpenAI-compatible server: address, capabilities, and the events and chunks of its answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COMPLETIONS, CHAT = "completions", "chat"
 
 
 class RequestError(LengthwiseError):
-    """A request that failed.
+    """A failed request.
 
     Attributes:
-        reason: Of what, in a few words that repeat: "refused", "reset", "closed early", "no connection",
-            "timed out", "stalled", "http 503", "server error" (told inside the stream), "malformed".
-        detail: What the server or the system said.
-        retry_after_s: When the server wants to be asked again, from now on; None: it did not say.
+        reason: One of a few texts: "refused", "reset", "closed early", "no connection", "timed out", "stalled",
+            "http 503", "server error" (inside the stream), "malformed".
+        detail: Message of the server or the system.
+        retry_after_s: Retry-After of the server; None without one.
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -30,16 +30,16 @@ class RequestError(LengthwiseError):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server and how it is asked.
+    """An OpenAI-compatible server and how requests are sent to it.
 
     Attributes:
         url: Its address, with or without ``/v1`` at the end.
-        model: The model's name there; None: the first that it lists.
+        model: None: the first that it lists.
         api_key: Sent as a bearer token; never shown.
-        connect_s: Longest time to be connected.
+        connect_s: Time limit of a connection.
         stall_s: Longest time without a byte of an answer, the wait for the first included.
-        timeout_s: Longest time of a whole request.
-        body: Fields that every request has besides its own, such as ``{"temperature": 0}``.
+        timeout_s: Time limit of a complete request.
+        body: Additional fields of every request, such as ``{"temperature": 0}``.
     """
 
     url: str
@@ -62,37 +62,34 @@ class Server:
 
     @property
     def root(self) -> str:
-        """The address without ``/v1``: where ``/metrics`` and ``/tokenize`` are."""
+        """Return the address without ``/v1``, below which ``/metrics`` and ``/tokenize`` are."""
         return self.url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
     def shown(self) -> str:
-        """The address without a password, for reports."""
+        """Return the address without a password."""
         parts = urlsplit(self.url)
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a server was found to do by asking it.
+    """The capabilities of a server.
 
     Attributes:
-        engine: "vllm", "sglang", "llama.cpp", "tgi", "transformers"; "" where it did not tell.
-        version: Of the engine, "" where it did not tell.
-        models: What it lists.
-        model: The one that is asked for.
-        max_model_len: Longest prompt and output together, where it tells.
-        api: "completions", or "chat" where only that works.
-        token_ids: Whether a prompt may be token ids, and is then as long as they are many.
-        usage: Whether a stream ends in the numbers of tokens.
-        usage_each: Whether every piece of a stream tells them.
-        ids_each: Whether every piece tells its token ids.
-        ignore_eos: Whether the end of text can be ignored; None: the field is taken, nobody knows how.
-        min_tokens: Likewise for the shortest output.
-        tokenizer: Whose form of ``/tokenize`` it has: "vllm", "llama.cpp", "tgi" or "".
-        metrics: Whether it has ``/metrics``.
-        own_defaults: Whether it may fill in penalties or a longest output that a request leaves out; None: nobody
-            knows.
+        engine: "vllm", "sglang", "llama.cpp", "tgi", "transformers"; "" if unknown.
+        version: "" if unknown.
+        models: Names that it lists.
+        max_model_len: Longest prompt and output together; None if unknown.
+        api: "completions", or "chat" if only that works.
+        token_ids: Whether a prompt may be token ids.
+        usage: Whether a stream ends in token counts.
+        usage_each: Whether every chunk has token counts.
+        ids_each: Whether every chunk has its token ids.
+        ignore_eos: Whether the end of text can be ignored; None: the field is accepted with unknown effect.
+        min_tokens: The same for the shortest output.
+        tokenizer: Form of ``/tokenize``: "vllm", "llama.cpp", "tgi" or "".
+        own_defaults: Whether it may fill in penalties or a token limit that a request leaves out; None: unknown.
     """
 
     engine: str = ""
@@ -114,7 +111,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many tokens a server says that there were."""
+    """Token counts as reported by a server."""
 
     prompt_tokens: int
     output_tokens: int
@@ -122,17 +119,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer.
+    """A chunk of an answer.
 
     Attributes:
         at_s: When its bytes had been read, on the clock of ``time.perf_counter``.
-        text: What it adds; may be empty where a token shows only with the next.
-        tokens: How many tokens it adds; 0 where nobody tells: a piece can hold many.
-        is_output: Whether it is a part of the output, not only a role, a usage or an end.
-        usage: The numbers so far; the last one is the answer's.
-        finish_reason: "stop", "length", ..., with the last piece.
-        token_ids: The tokens that it adds, where the server tells them.
-        prompt_ids: The prompt's tokens, where the server tells them (with the first piece).
+        text: May be empty while a character is incomplete.
+        tokens: Tokens that it adds; 0 if unknown: a chunk can hold many.
+        is_output: Whether it is part of the output, not only a role, a usage or an end.
+        usage: Counts so far; the last one is the answer's.
+        finish_reason: "stop", "length", ..., with the last chunk.
+        token_ids: Tokens that it adds; () if unknown.
+        prompt_ids: Tokens of the prompt, with the first chunk; () if unknown.
     """
 
     at_s: float
@@ -151,7 +148,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its data lines joined by newlines, its type ("message" where none is given), its id."""
+    """An event: its data lines joined by newlines, its type ("message" by default), its id."""
 
     data: str
     event: str = "message"
@@ -159,14 +156,13 @@ class Event:
 
 
 class SseReader:
-    """Turns the bytes of a stream into events as soon as the blank line behind each has come.
+    """Parses server-sent events, each as soon as its blank line has arrived.
 
-    By the rules of the HTML standard: lines end in LF, CR LF or CR; a line that begins with a colon is a
-    comment; several data lines are one text; what is not UTF-8 is replaced; an event that is cut off by the
-    end of the stream is none. It knows nothing of what the events mean.
+    By the HTML standard: lines end in LF, CR LF or CR; a line that begins with a colon is a comment; several data lines
+    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped.
 
     Args:
-        max_bytes: A line, or the data of an event, may not be longer.
+        max_bytes: Limit of a line, and of the data of an event.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -176,25 +172,21 @@ class SseReader:
         self._data: list[str] = []
         self._size = 0
         self._type = self._id = ""
-        self._most = max_bytes
+        self._max_bytes = max_bytes
 
     @property
     def unfinished(self) -> bool:
-        """Whether bytes have come that make no whole event yet."""
+        """Return whether bytes of an incomplete event have arrived."""
         return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete.
-
-        Raises:
-            ValueError: A line or an event is longer than ``most_bytes``.
-        """
+        """Return the events that these bytes complete; raise ValueError for an event beyond the limit."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
         self._rest += chunk
-        if len(self._rest) + self._size > self._most:
-            raise ValueError(f"an event is longer than {self._most} bytes")
+        if len(self._rest) + self._size > self._max_bytes:
+            raise ValueError(f"an event is longer than {self._max_bytes} bytes")
         if b"\n" not in chunk and b"\r" not in chunk:
             return []
         lines = bytes(self._rest).splitlines(keepends=True)
@@ -206,7 +198,9 @@ class SseReader:
         if not self._started:
             line, self._started = line.removeprefix(_BOM), True
         if not line:
-            return self._dispatched()
+            data, kind = self._data, self._type or "message"
+            self._data, self._type, self._size = [], "", 0
+            return Event("\n".join(data), kind, self._id) if data else None
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
@@ -217,37 +211,27 @@ class SseReader:
             self._id = value.removeprefix(b" ").decode("utf-8", "replace")
         return None
 
-    def _dispatched(self) -> Event | None:
-        data, kind = self._data, self._type or "message"
-        self._data, self._type, self._size = [], "", 0
-        return Event("\n".join(data), kind, self._id) if data else None
-
 
 _SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
-    """Reads one answer: completions or chat, whatever is told of tokens.
+    """Parses the chunks of one answer, of completions or chat.
 
     Args:
-        usage_each: Whether every piece comes with the numbers so far; otherwise only the last does, and what
-            it adds is no part of the last piece.
+        usage_each: Whether every chunk has the token counts so far; else only the last one has.
 
     Attributes:
-        done: Whether the stream said that it is over.
+        done: Whether the stream has ended.
     """
 
     def __init__(self, *, usage_each: bool) -> None:
         self.done = False
         self._usage_each = usage_each
-        self._report = 0
+        self._tokens_so_far = 0
 
     def read(self, event: Event, at_s: float) -> Piece | None:
-        """What an event says; None where it only ends the stream.
-
-        Raises:
-            RequestError: It is not what a stream of completions holds, or it tells of an error.
-        """
+        """Return the chunk of an event; None at the end. Raise RequestError for an error or an invalid chunk."""
         if event.data == "[DONE]":
             self.done = True
             return None
@@ -258,13 +242,13 @@ class PieceReader:
         if not isinstance(body, dict):
             raise RequestError("malformed", f"not an object: {event.data[:_SHOWN]!r}")
         if event.event == "error" or body.get("error"):
-            raise RequestError("server error", told(body))
+            raise RequestError("server error", error_summary(body))
         try:
-            return self._piece(body, at_s)
+            return self._chunk(body, at_s)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise RequestError("malformed", f"{error!r} in {event.data[:_SHOWN]!r}") from None
 
-    def _piece(self, body: dict[str, Any], at_s: float) -> Piece:
+    def _chunk(self, body: dict[str, Any], at_s: float) -> Piece:
         usage = usage_of(body)
         choices = body.get("choices") or ()
         if not choices:
@@ -280,38 +264,33 @@ class PieceReader:
     def _tokens(self, choice: dict[str, Any], usage: Usage | None) -> int:
         ids = choice.get("token_ids")
         if isinstance(ids, list):
-            self._report += len(ids)
+            self._tokens_so_far += len(ids)
             return len(ids)
         if usage is None or not self._usage_each:
             return 0
-        new = usage.output_tokens - self._report
-        self._report = usage.output_tokens
+        new = usage.output_tokens - self._tokens_so_far
+        self._tokens_so_far = usage.output_tokens
         return max(0, new)
 
 
-def _ids(report: Any) -> tuple[int, ...]:
-    """Token ids where there are any."""
-    return tuple(report) if isinstance(report, list) and all(type(one) is int for one in report) else ()
+def _ids(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) and all(type(one) is int for one in value) else ()
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, bool]:
-    """The text of a choice, and whether even an empty one stands for a token (a chat begins with a role)."""
+    """Return the text of a choice, and whether even "" stands for a token (a chat begins with a role)."""
     if "delta" in choice:
         delta = choice["delta"] or {}
         parts = (delta.get(name) for name in ("reasoning_content", "reasoning", "content"))
         return "".join(part for part in parts if isinstance(part, str)), False
     text = choice["text"] or ""
     if not isinstance(text, str):
-        raise TypeError("a text that is none")
+        raise TypeError("text must be a string")
     return text, True
 
 
 def usage_of(body: dict[str, Any]) -> Usage | None:
-    """The numbers of tokens in an answer or a chunk; None where there are none.
-
-    Raises:
-        RequestError: They are no whole numbers from 0.
-    """
+    """Return the token counts of an answer or a chunk; None without any. Raise RequestError if they are invalid."""
     usage = body.get("usage")
     if not usage:
         return None
@@ -322,11 +301,11 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
     return Usage(prompt, output)
 
 
-def told(body: Any, kind: str = "") -> str:
-    """What an error's body says, in one short line; what is no JSON by its kind and its beginning (less of a page)."""
+def error_summary(body: Any, kind: str = "") -> str:
+    """Return an error body as a short line; a text that is not JSON by its content type and its beginning."""
     if isinstance(body, str) and body:
-        most = _PAGE if body.lstrip().startswith("<") else _SHOWN
-        return f"{kind or 'text'} {' '.join(body.split())[:most]!r}"
+        limit = _PAGE if body.lstrip().startswith("<") else _SHOWN
+        return f"{kind or 'text'} {' '.join(body.split())[:limit]!r}"
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(text).split())[:_SHOWN]

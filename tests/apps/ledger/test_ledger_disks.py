@@ -83,7 +83,7 @@ def test_held_by_another_client_of_the_server_for_too_long_it_says_so(server):
         (lease,) = ledger.lease(0, 1, owner="me", now_s=0, lease_s=1)
         url = place.partition("&schema")[0]
         with psycopg.connect(url) as other:
-            other.execute("SELECT * FROM held.tasks FOR UPDATE")
+            other.execute("SELECT * FROM reserved.tasks FOR UPDATE")
             with pytest.raises(OutputError, match=r"free to be written within 0\.2 s; another client"):
                 ledger.finalize([done(lease, "x")])
             assert ledger.lease(0, 5, owner="me", now_s=0, lease_s=1) == [], "what others hold is left out"

@@ -32,7 +32,7 @@ def test_a_file_that_is_no_ledger_is_named_and_left_alone(content, tmp_path):
 def test_the_database_of_another_program_is_named_and_left_alone(tmp_path):
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE theirs (x)")
+        other.execute("CREATE TABLE other (x)")
     other.close()
     with pytest.raises(InputError, match="the database of another program: name another file"):
         open_ledger(path)
@@ -65,7 +65,7 @@ def test_the_schema_of_another_program_or_of_a_newer_version_is_not_touched(serv
     places = {name: server.place(name) for name in ("other", "newer")}
     open_ledger(places["newer"]).close()
     with psycopg.connect(places["newer"].partition("&schema")[0]) as other:
-        other.execute("CREATE SCHEMA theirs")
+        other.execute("CREATE SCHEMA other")
         other.execute("COMMENT ON SCHEMA newer IS 'lengthwise ledger, format 99'")
     with pytest.raises(InputError, match=r"a schema of another program: name another with \?schema=NAME"):
         open_ledger(places["other"])

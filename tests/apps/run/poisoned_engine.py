@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from lengthwise.testing.engine_server import EngineConfig, EngineServer, completions, request_handler
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, completions, request_handler
 
 
 def deadly(raw, *rest, **more):
@@ -17,7 +17,7 @@ def deadly(raw, *rest, **more):
 
 async def serve():
     request_handler.parse_request = deadly
-    async with EngineServer(EngineConfig(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
+    async with EngineServer(EngineSpec(model=sys.argv[3]), host=sys.argv[1], port=int(sys.argv[2])):
         await asyncio.Event().wait()
 
 

@@ -13,7 +13,7 @@ from lengthwise.apps.launch import EngineConfig, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.apps.run import PlanDeviation, StaticPlacer
 from lengthwise.schema.errors import EngineError, InputError
-from lengthwise.testing.engine_server import EngineConfig, EngineServer
+from lengthwise.testing.engine_server import EngineServer, EngineSpec
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_engines_that_others_run_are_asked_and_left_running(tmp_path):
     whole = undisturbed(tmp_path, tasks)
 
     async def others():
-        m0, m1 = EngineConfig("m0"), EngineConfig("m1")
+        m0, m1 = EngineSpec("m0"), EngineSpec("m1")
         async with EngineServer(m0) as one, EngineServer(m0) as two, EngineServer(m1) as three:
             models = [EngineConfig("m0", max_num_seqs=2), EngineConfig("m1", served="m1", max_num_seqs=2)]
             launcher = StaticLauncher(models, {0: [one.url, two.url], 1: [three.url]})

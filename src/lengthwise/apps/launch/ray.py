@@ -215,9 +215,8 @@ class RayLauncher:
             raise EngineError(_short_message(error)) from error
         except ray.exceptions.RayError as error:
             self._end(placed)
-            raise EngineError(
-                f"the actor of {config.name} was lost while it started: {_short_message(error)}"
-            ) from error
+            message = f"the actor of {config.name} was lost while it started: {_short_message(error)}"
+            raise EngineError(message) from error
         except BaseException:
             self._end(placed)
             raise

@@ -1,4 +1,4 @@
-"""What a ledger keeps of a run, and what it promises: whatever dies, nothing is lost and nothing doubled."""
+"""The ledger of a run: whatever process dies, no output is lost and none is recorded twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lengthwise.schema.app import Tasks
 
 
 class State(IntEnum):
-    """Where a task is. It ends in exactly one of the last four."""
+    """State of a task; it finishes in exactly one of the last four."""
 
     WAITING = 0
     """For parents."""
@@ -19,11 +19,11 @@ class State(IntEnum):
     LEASED = 2
     DONE = 3
     SKIPPED = 4
-    """A branch that was not taken, a round that was not needed."""
+    """A branch that was not taken, or a round that was not needed."""
     DEAD = 5
-    """Tried so often that it is left alone, its last error kept."""
+    """Out of attempts; its last error is recorded."""
     BLOCKED = 6
-    """Behind a dead one."""
+    """Waits for a dead task."""
 
 
 FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
@@ -31,14 +31,7 @@ FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
 
 @dataclass(frozen=True)
 class Output:
-    """An answer.
-
-    Attributes:
-        text: What the model said.
-        finish_reason: "stop" or "length".
-        prompt_tokens: As the engine counts them.
-        output_tokens: As the engine counts them, over all attempts that it was continued from.
-    """
+    """An output; tokens as the engine counts them, over all attempts that it continues."""
 
     text: str
     finish_reason: str
@@ -48,11 +41,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Partial:
-    """An answer so far, of a generation that was cut off.
-
-    ``prompt_ids`` and ``output_ids`` are the engine's own tokens, which a continuation is asked with; none where the
-    engine does not tell them.
-    """
+    """An interrupted output with the engine's token ids, from which it is continued; () if they are unknown."""
 
     text: str
     prompt_ids: tuple[int, ...] = ()
@@ -61,7 +50,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on a task until it runs out; ``fence`` grows with every lease of the task."""
+    """The right to work on a task until it expires; ``fence`` grows with every lease of the task."""
 
     task: int
     fence: int
@@ -70,18 +59,15 @@ class Lease:
 
 @dataclass(frozen=True)
 class Ending:
-    """What came of a lease.
+    """The end of a lease.
 
     Attributes:
-        task: Whose.
-        fence: Of the lease; of a stale one only the output is kept, by its key.
-        state: DONE (with key and output), SKIPPED, DEAD (with error), or READY: to be tried again (with error), from
-            ``not_before_s`` on.
+        fence: Of the lease; of a stale lease only the output is recorded, by its key.
+        state: DONE (with key and output), SKIPPED, DEAD (with error), or READY: to be tried again (with error).
         key: Of the request, in hex.
-        output: The answer.
         error: Why it failed.
-        not_before_s: When it may be leased again.
-        counts: Whether a READY one counts as an attempt; a preempted one does not.
+        not_before_s: When a READY task may be leased again.
+        counts: Whether a READY one has used up an attempt; a preempted one has not.
     """
 
     task: int
@@ -96,7 +82,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task as it stands, for exports and status pages."""
+    """A task, for exports and status pages."""
 
     task: int
     state: State
@@ -107,78 +93,79 @@ class TaskRow:
 
 
 class Ledger(Protocol):
-    """Kept on disk. Times are wall-clock seconds (UTC), handed in. All methods may be called again after a crash.
+    """Tasks, leases and outputs on disk. Times are wall-clock seconds (UTC) of the caller.
 
-    Every method that changes something is one transaction: all of it or nothing, and durable when it returns.
+    Every method that changes the ledger is one atomic transaction, is durable when it returns, and may be repeated
+    after a crash.
     """
 
     def open(self, identity: str, tasks: Tasks) -> bool:
-        """Lays the tasks out; True if they were there already, under the same identity (a resumed run).
+        """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
 
-        Another identity (the application or its inputs changed) lays them out anew and keeps all results.
+        Another identity (the application or its inputs changed) replaces the tasks and keeps all outputs.
         """
         ...
 
     def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
-        """The first ready tasks of a model by number; never one that another holds."""
+        """Lease the first ready tasks of a model, by number; never a task that is leased already."""
         ...
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Prolongs all leases of an owner that have not been taken from it; how many."""
+        """Let all unexpired leases of an owner end ``lease_s`` from now; return their number."""
         ...
 
     def expire(self, *, now_s: float) -> int:
-        """Makes tasks of leases that ran out ready again; how many."""
+        """Make the tasks of expired leases ready again; return their number."""
         ...
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """Ends leases; False for each that was not the task's last lease, or had ended.
+        """End leases; return False for each that was not the task's last lease, or had ended.
 
-        A DONE or SKIPPED task makes children ready that waited for it last; one that is DEAD blocks all behind it. A
-        result of a key that has one already is dropped: the first one stays, whoever brought it.
+        The last finished parent makes a WAITING child READY; a DEAD task blocks all tasks behind it. The first output
+        of a key stays, whichever lease brought it.
         """
         ...
 
     def results(self, keys: Sequence[str]) -> dict[str, Output]:
-        """The answers that there are."""
+        """Return the known outputs by key."""
         ...
 
     def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
-        """The answers of tasks that are DONE; None of SKIPPED ones; others are left out."""
+        """Return the outputs of DONE tasks, and None of SKIPPED ones; the others have no entry."""
         ...
 
     def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
-        """Keeps answers so far, by key, until the key has a result."""
+        """Save interrupted outputs by key, until the key has an output."""
         ...
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
-        """What was saved last."""
+        """Return the last saved interrupted output of each key."""
         ...
 
     def counts(self) -> dict[tuple[int, State], int]:
-        """Tasks by call and state; they add up to all."""
+        """Return the tasks by call and state."""
         ...
 
     def rows(self, first: int, most: int) -> list[TaskRow]:
-        """Tasks from a number on, in order."""
+        """Return tasks from a number on, in order."""
         ...
 
     def lengths(self) -> list[tuple[int, State, int, int]]:
-        """(task, state, prompt tokens, output tokens) of all that have ended, in order; no tokens without an answer."""
+        """Return (task, state, prompt tokens, output tokens) of all finished tasks, in order; 0 without an output."""
         ...
 
     def sums(self) -> list[tuple[int, int, int]]:
-        """(call, attempts, output tokens of answers) of each call, in order."""
+        """Return (call, attempts, output tokens) of each call, in order."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """What was noted beside the tasks (``note``): the application, versions, who runs."""
+        """Return the facts by name: the application, versions, coordinators (see ``note``)."""
         ...
 
     def note(self, metadata: dict[str, str]) -> None:
-        """Notes facts by name; an empty text removes one."""
+        """Store facts by name; "" removes one."""
         ...
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Close the store."""
         ...

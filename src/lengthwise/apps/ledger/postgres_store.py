@@ -1,4 +1,4 @@
-"""The ledger's store in a schema of a PostgreSQL database: several coordinators on several machines."""
+"""The ledger's store in a schema of a PostgreSQL database, for coordinators on several machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise.schema.errors import InputError, InternalError, MissingExtraErro
 
 FORMAT = 1
 MARK = "lengthwise ledger, format "
-"""The comment of a schema that is ours, before its format."""
+"""Prefix of the comment of a ledger's schema, before the format."""
 
 TABLES = (
     "CREATE TABLE run (identity text NOT NULL, tasks bigint NOT NULL, fence bigint NOT NULL)",
@@ -69,16 +69,20 @@ if TYPE_CHECKING:
 SCHEMA = "lengthwise"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _MAX_ATTEMPTS = 20
-"""Of a transaction that another one got in the way of; each time at least one of the two went through."""
+"""Of a transaction that conflicts with others; at least one of them succeeds each time."""
 
 
 class PostgresStore:
-    """A schema of a database; where the connection is lost, the next transaction connects anew."""
+    """A schema of a database; a lost connection is replaced at the next transaction."""
 
     dialect = DIALECT
 
     def __init__(self, url: str, *, read_only: bool, timeout_s: float) -> None:
-        self._driver = _driver()
+        try:
+            import psycopg
+        except ImportError as error:
+            raise MissingExtraError("a ledger in PostgreSQL", "postgres") from error
+        self._driver: Any = psycopg
         self._url, self._schema, self.where = _parts(url)
         self._read_only, self._timeout_s = read_only, timeout_s
         self._lock = threading.RLock()
@@ -91,30 +95,27 @@ class PostgresStore:
             raise
 
     def write(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns, when all that it changed is durable."""
+        """Return the result of ``work`` once its changes are durable."""
         if self._read_only:
             raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
-        return self._within(work)
+        return self.read(work)
 
     def read(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns."""
-        return self._within(work)
-
-    def _within(self, work: Callable[[Session], Work]) -> Work:
+        """Return the result of ``work``."""
         errors = self._driver.errors
         with self._lock, self._report():
-            for tried in range(_MAX_ATTEMPTS):
+            for attempt in range(_MAX_ATTEMPTS):
                 connection = self._connection()
                 try:
                     with connection.transaction():
                         return work(PostgresSession(connection))
                 except (errors.DeadlockDetected, errors.SerializationFailure):
-                    if tried == _MAX_ATTEMPTS - 1:
+                    if attempt == _MAX_ATTEMPTS - 1:
                         raise
             raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Close the connection."""
         with self._lock:
             if self._open is not None:
                 self._open.close()
@@ -127,7 +128,7 @@ class PostgresStore:
                 f'search_path = "{self._schema}"',
                 "synchronous_commit = on",
                 f"lock_timeout = {limit_ms}",
-                # Who stops in the midst of a transaction must not keep the others from their tasks.
+                # A process that stops within a transaction must not block the others.
                 f"idle_in_transaction_session_timeout = {limit_ms}",
                 f"default_transaction_read_only = {'on' if self._read_only else 'off'}",
             ):
@@ -135,36 +136,30 @@ class PostgresStore:
         return self._open
 
     def _prepare(self, connection: psycopg.Connection) -> None:
-        """Makes the tables, or checks that what stands there is ours."""
+        """Create the tables or check them."""
         with connection.transaction():
             if not self._read_only:
-                # One at a time: CREATE SCHEMA IF NOT EXISTS fails where two do it at once.
+                # CREATE SCHEMA IF NOT EXISTS fails if two sessions run it at once.
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"{MARK}{self._schema}",))
-            mark = self._mark(connection)
-            if mark is None and not self._read_only:
-                self._create(connection)
+            found = connection.execute(
+                "SELECT coalesce(obj_description(oid, 'pg_namespace'), '') FROM pg_namespace WHERE nspname = %s",
+                (self._schema,),
+            ).fetchone()
+            if found is not None:
+                self._check(str(found[0]))
+            elif self._read_only:
+                raise InputError(
+                    f"there must be a ledger at {self.where}; there is no such schema: start a run first, or name its "
+                    "place"
+                )
             else:
-                self._check(mark)
+                connection.execute(f'CREATE SCHEMA "{self._schema}"')
+                for statement in TABLES:
+                    connection.execute(statement)
+                connection.execute(f"COMMENT ON SCHEMA \"{self._schema}\" IS '{MARK}{FORMAT}'")
 
-    def _create(self, connection: psycopg.Connection) -> None:
-        connection.execute(f'CREATE SCHEMA "{self._schema}"')
-        for statement in TABLES:
-            connection.execute(statement)
-        connection.execute(f"COMMENT ON SCHEMA \"{self._schema}\" IS '{MARK}{FORMAT}'")
-
-    def _mark(self, connection: psycopg.Connection) -> str | None:
-        """The comment of the schema; none where there is no such schema."""
-        found = connection.execute(
-            "SELECT coalesce(obj_description(oid, 'pg_namespace'), '') FROM pg_namespace WHERE nspname = %s",
-            (self._schema,),
-        ).fetchone()
-        return None if found is None else str(found[0])
-
-    def _check(self, mark: str | None) -> None:
-        if mark is None:
-            raise InputError(
-                f"there must be a ledger at {self.where}; there is no such schema: start a run first, or name its place"
-            )
+    def _check(self, mark: str) -> None:
+        """Raise InputError unless the comment of a schema marks a ledger of a known format."""
         if not mark.startswith(MARK):
             raise InputError(
                 f"{self.where} is no ledger, but a schema of another program: name another with ?schema=NAME"
@@ -177,7 +172,7 @@ class PostgresStore:
 
     @contextmanager
     def _report(self) -> Iterator[None]:
-        """Errors of PostgreSQL in the words of lengthwise."""
+        """Raise errors of PostgreSQL as those of lengthwise."""
         errors = self._driver.errors
         try:
             yield
@@ -196,27 +191,27 @@ class PostgresStore:
 
 
 class PostgresSession:
-    """Inside one transaction."""
+    """A transaction in PostgreSQL."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement returns, all of it."""
+        """Return all rows of a statement."""
         return self._connection.execute(_marked(statement), values).fetchall()
 
     def changed(self, statement: str, *values: Any) -> int:
-        """How many rows a statement changed."""
+        """Run a statement and return the number of rows that it changed."""
         return self._connection.execute(_marked(statement), values).rowcount
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """A statement for many rows, handed over as columns."""
+        """Run an insertion for many rows, passed as columns."""
         if rows:
             columns = [list(column) for column in zip(*rows, strict=True)]
             self._connection.execute(_marked(statement), columns)
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fills a table."""
+        """Fill a table with numbers."""
         line = "\t".join(["%d"] * len(columns)) + "\n"
         with (
             self._connection.cursor() as cursor,
@@ -227,26 +222,18 @@ class PostgresSession:
 
 
 def _marked(statement: str) -> Any:
-    """The driver marks values by %s; none of our statements holds a question mark or a percent sign otherwise."""
+    """Return a statement with the driver's placeholders; no statement has a ? or % of another meaning."""
     return statement.replace("?", "%s")
 
 
-def _driver() -> Any:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise MissingExtraError("a ledger in PostgreSQL", "postgres") from error
-    return psycopg
-
-
 def _parts(url: str) -> tuple[str, str, str]:
-    """(what the driver is given, the schema, the place in words without who and by which password)."""
+    """Return the driver's URL, the schema, and the place for messages, without user and password."""
     split = urlsplit(url)
-    asked = parse_qsl(split.query, keep_blank_values=True)
-    schema = dict(asked).get("schema", SCHEMA)
+    query = parse_qsl(split.query, keep_blank_values=True)
+    schema = dict(query).get("schema", SCHEMA)
     if not _NAME.fullmatch(schema):
         raise InputError(f"schema must be a name of small letters, digits and _, at most 63 long; {schema!r} came")
-    rest = urlencode([(name, value) for name, value in asked if name != "schema"])
+    rest = urlencode([(name, value) for name, value in query if name != "schema"])
     where = f"postgresql://{split.netloc.rpartition('@')[2]}{split.path}?schema={schema}"
-    # Not put together by urlunsplit, which drops the // before a path where no host is named.
+    # Not by urlunsplit, which drops the // before a path without a host.
     return f"postgresql://{split.netloc}{split.path}{rest and f'?{rest}'}", schema, where

@@ -1,7 +1,7 @@
-"""The ledger's statements, told once for all stores; what stores say in their own way is a ``Dialect``.
+"""The ledger's SQL statements, the interface of stores, and the store in an SQLite file.
 
-States stand as numbers, so that partial indices can be chosen: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead,
-6 blocked.
+Statements are the same for all stores except for the parts of a ``Dialect``. States are literal numbers, so that the
+planner can use partial indices: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead, 6 blocked.
 """
 
 from __future__ import annotations
@@ -12,76 +12,38 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError
 
-Ints = npt.NDArray[np.int64]
 Chunk = list[tuple[int, ...]]
 CHUNK = 20_000
-
-TASK_COLUMNS = ("task", "call", "model", "state", "pending", "fence")
-EDGE_COLUMNS = ("parent", "child")
-
-
-def edges(tasks: Tasks) -> tuple[Ints, Ints]:
-    """(parents, children), each pair once, in the order of parents: a table in the order of its key only grows."""
-    children = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    pairs = np.unique(tasks.parent * max(1, len(tasks)) + children)
-    return pairs // max(1, len(tasks)), pairs % max(1, len(tasks))
-
-
-def task_rows(tasks: Tasks, children: Ints, fence: int) -> Iterator[Chunk]:
-    """Rows of ``TASK_COLUMNS``: ready (1) without parents, else waiting (0) for so many.
-
-    Args:
-        tasks: All of them.
-        children: Of the pairs of ``edges``.
-        fence: Above those of all leases that there were, so that no old one fits a new task.
-    """
-    pending = np.bincount(children, minlength=len(tasks))
-    for first in range(0, len(tasks), CHUNK):
-        part = slice(first, min(first + CHUNK, len(tasks)))
-        size = part.stop - part.start
-        columns = (np.arange(part.start, part.stop), tasks.call[part], tasks.model[part], pending[part] == 0)
-        numbers = [column.astype(np.int64).tolist() for column in (*columns, pending[part])]
-        yield list(zip(*numbers, [fence] * size, strict=True))
-
-
-def edge_rows(parents: Ints, children: Ints) -> Iterator[Chunk]:
-    """Rows of ``EDGE_COLUMNS``."""
-    for first in range(0, len(parents), CHUNK):
-        part = slice(first, first + CHUNK)
-        yield list(zip(parents[part].tolist(), children[part].tolist(), strict=True))
-
-
 Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What differs.
+    """The parts of statements that differ between stores.
 
     Attributes:
-        numbers: After a column: is one of a list of numbers.
-        texts: The same of texts.
-        lock: Holds rows that were read until the end of the transaction.
-        skip: The same, leaving out what another holds.
-        answers: Inserts into ``results``, by column; the first of a key stays.
-        partials: Inserts into ``partials``, by column, unless the key has a result; the last of a key stays.
-        metadata: Inserts into ``metadata``; the last of a name stays.
-        moving: Ends leases, by the columns of ``Writes.moved``.
-        empty: Empties tasks and edges.
-        laid_out: What to do when tasks were inserted.
-        counts: (call, state, tasks).
+        numbers: Condition after a column: in a list of numbers.
+        texts: The same for texts.
+        lock: Locks selected rows until the end of the transaction.
+        skip: The same, without the rows that another transaction has locked.
+        answers: Inserts rows of ``results``; the first of a key stays.
+        partials: Inserts rows of ``partials``, unless the key has a result; the last of a key stays.
+        metadata: Inserts rows of ``facts``; the last of a name stays.
+        moving: Ends leases: (state, whether it counts as an attempt, key, error, not before, task).
+        empty: Removes all tasks and edges.
+        laid_out: Runs after tasks were inserted.
+        counts: Selects (call, state, tasks).
     """
 
     numbers: str
@@ -98,113 +60,105 @@ class Dialect:
 
 
 class Session(Protocol):
-    """Inside one transaction."""
+    """A transaction."""
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement returns, all of it."""
+        """Return all rows of a statement."""
         ...
 
     def changed(self, statement: str, *values: Any) -> int:
-        """How many rows a statement changed."""
+        """Run a statement and return the number of rows that it changed."""
         ...
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """One of the dialect's statements by column, for many rows."""
+        """Run one of the dialect's insertions for many rows."""
         ...
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fills a table with numbers."""
+        """Fill a table with numbers."""
         ...
 
 
 class Store(Protocol):
-    """A database: transactions that happen whole or not at all, and errors in the words of lengthwise."""
+    """A database with atomic transactions; its errors are lengthwise's. ``where`` is its place, for messages."""
 
     dialect: Dialect
     where: str
 
     def write(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns, when all that it changed is durable. It may be called again from its start."""
+        """Return the result of ``work`` once its changes are durable; ``work`` may be called more than once."""
         ...
 
     def read(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns; it holds nobody up."""
+        """Return the result of ``work`` without blocking writers."""
         ...
 
     def close(self) -> None:
-        """Lets go."""
+        """Close the connection."""
         ...
 
 
-_LEASE = """
+def load_tasks(session: Session, tasks: Tasks, fence: int) -> None:
+    """Insert tasks and their edges: ready (1) without parents, else waiting (0); fences start at ``fence``."""
+    n = len(tasks)
+    # Each pair once and in the order of the key: an index that only grows is filled quickly.
+    pairs = np.unique(tasks.parent * max(1, n) + np.repeat(np.arange(n), np.diff(tasks.parent_start)))
+    parents, children = np.divmod(pairs, max(1, n))
+    pending = np.bincount(children, minlength=n)
+    columns = [np.arange(n), tasks.call, tasks.model, pending == 0, pending, np.full(n, fence)]
+    for table, names, values in (
+        ("tasks", ("task", "call", "model", "state", "pending", "fence"), columns),
+        ("edges", ("parent", "child"), [parents, children]),
+    ):
+        chunks = (
+            list(zip(*(column[first : first + CHUNK].astype(np.int64).tolist() for column in values), strict=True))
+            for first in range(0, len(values[0]), CHUNK)
+        )
+        session.load(table, names, chunks)
+
+
+_TEMPLATES = {
+    "lease": """
 WITH picked AS MATERIALIZED (
     SELECT task FROM tasks WHERE model = ? AND state = 1 AND not_before_s <= ? ORDER BY task LIMIT ? {skip})
 UPDATE tasks SET state = 2, fence = fence + 1, owner = ?, until_s = ?
-WHERE task IN (SELECT task FROM picked) RETURNING task, fence, attempts"""
-
-_BEAT = "UPDATE tasks SET until_s = ? WHERE state = 2 AND owner = ?"
-
-_EXPIRE = """
+WHERE task IN (SELECT task FROM picked) RETURNING task, fence, attempts""",
+    "heartbeat": "UPDATE tasks SET until_s = ? WHERE state = 2 AND owner = ?",
+    "expire": """
 WITH picked AS MATERIALIZED (SELECT task FROM tasks WHERE state = 2 AND until_s <= ? {skip})
-UPDATE tasks SET state = 1, owner = NULL WHERE state = 2 AND task IN (SELECT task FROM picked)"""
-
-_LEASED_TASKS = "SELECT task, fence FROM tasks WHERE state = 2 AND task {numbers} ORDER BY task {lock}"
-
-_CHILDREN = """
-SELECT task FROM tasks WHERE task IN (SELECT child FROM edges WHERE parent {numbers}) ORDER BY task {lock}"""
-
-_FREE = """
+UPDATE tasks SET state = 1, owner = NULL WHERE state = 2 AND task IN (SELECT task FROM picked)""",
+    "reserved": "SELECT task, fence FROM tasks WHERE state = 2 AND task {numbers} ORDER BY task {lock}",
+    "children": """
+SELECT task FROM tasks WHERE task IN (SELECT child FROM edges WHERE parent {numbers}) ORDER BY task {lock}""",
+    "free": """
 UPDATE tasks SET pending = pending - freed.parents,
     state = CASE WHEN state = 0 AND pending = freed.parents THEN 1 ELSE state END
 FROM (SELECT child, count(*) AS parents FROM edges WHERE parent {numbers} GROUP BY child) AS freed
-WHERE tasks.task = freed.child"""
-
-# Behind what is blocked all is blocked already, so that only waiting tasks are gone through.
-_BLOCK = """
+WHERE tasks.task = freed.child""",
+    # All tasks behind a blocked one are blocked already: the recursion needs to follow waiting tasks only.
+    "block": """
 WITH RECURSIVE behind (task) AS (
     SELECT child FROM edges JOIN tasks ON tasks.task = child WHERE state = 0 AND parent {numbers}
     UNION
     SELECT child FROM behind JOIN edges ON parent = behind.task JOIN tasks ON tasks.task = child WHERE state = 0)
-UPDATE tasks SET state = 6 WHERE state = 0 AND task IN (SELECT task FROM behind)"""
-
-_OUTPUTS = """
+UPDATE tasks SET state = 6 WHERE state = 0 AND task IN (SELECT task FROM behind)""",
+    "outputs": """
 SELECT task, state, output, finish_reason, prompt_tokens, output_tokens
-FROM tasks LEFT JOIN results ON results.key = tasks.key WHERE state IN (3, 4) AND task {numbers}"""
-
-_ROWS = """
+FROM tasks LEFT JOIN results ON results.key = tasks.key WHERE state IN (3, 4) AND task {numbers}""",
+    "rows": """
 SELECT task, state, attempts, tasks.key, error, output, finish_reason, prompt_tokens, output_tokens
 FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3
-WHERE task >= ? ORDER BY task LIMIT ?"""
-
-_LENGTHS = """
+WHERE task >= ? ORDER BY task LIMIT ?""",
+    "lengths": """
 SELECT task, state, coalesce(prompt_tokens, 0), coalesce(output_tokens, 0)
-FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 WHERE state >= 3 ORDER BY task"""
-
-_SUMS = """
+FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 WHERE state >= 3 ORDER BY task""",
+    "sums": """
 SELECT call, sum(attempts), coalesce(sum(output_tokens), 0)
-FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 GROUP BY call ORDER BY call"""
-
-_RESULTS = """
-SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key {texts}"""
-
-_PARTIALS = """
+FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 GROUP BY call ORDER BY call""",
+    "results": "SELECT key, output, finish_reason, prompt_tokens, output_tokens FROM results WHERE key {texts}",
+    "partials": """
 SELECT key, output, prompt_ids, output_ids FROM partials
-WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = partials.key)"""
-
-_TEMPLATES = {
-    "lease": _LEASE,
-    "heartbeat": _BEAT,
-    "expire": _EXPIRE,
-    "reserved": _LEASED_TASKS,
-    "children": _CHILDREN,
-    "free": _FREE,
-    "block": _BLOCK,
-    "outputs": _OUTPUTS,
-    "rows": _ROWS,
-    "lengths": _LENGTHS,
-    "sums": _SUMS,
-    "results": _RESULTS,
-    "partials": _PARTIALS,
+WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = partials.key)""",
     "effort": "DELETE FROM partials WHERE key {texts}",
     "run": "SELECT identity, tasks, fence FROM run {lock}",
     "fence": "SELECT max(fence) FROM tasks",
@@ -215,25 +169,13 @@ _TEMPLATES = {
 
 
 def statements(dialect: Dialect) -> dict[str, str]:
-    """Statements by name, as a store says them."""
+    """Return the statements by name, in a dialect."""
     words = {name: getattr(dialect, name) for name in ("numbers", "texts", "lock", "skip")}
     return {name: template.format(**words) for name, template in _TEMPLATES.items()}
 
 
-def pages(values: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Lists of at most so many: no statement is told a million values at once."""
-    page: list[Any] = []
-    for value in values:
-        page.append(value)
-        if len(page) == most:
-            yield page
-            page = []
-    if page:
-        yield page
-
-
 APPLICATION = 0x6C774C67
-"""In the file's head, so that another program's database is not taken for ours: "lwLg"."""
+"""Marks a ledger in the file's header: "lwLg"."""
 FORMAT = 1
 
 TABLES = (
@@ -248,14 +190,14 @@ TABLES = (
     "CREATE INDEX leased ON tasks (owner) WHERE state = 2",
     """CREATE TABLE edges (parent INTEGER NOT NULL, child INTEGER NOT NULL, PRIMARY KEY (parent, child))
         STRICT, WITHOUT ROWID""",
-    # Answers are appended; only their keys, which are random, are put in order.
+    # Outputs are appended; only the index of their random keys is sorted.
     """CREATE TABLE results (
         id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, output BLOB NOT NULL, finish_reason TEXT NOT NULL,
         prompt_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL) STRICT""",
     """CREATE TABLE partials (
         key TEXT PRIMARY KEY, output BLOB NOT NULL, prompt_ids BLOB NOT NULL, output_ids BLOB NOT NULL) STRICT""",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT",
-    # Counts are kept along, so that looking at a run of a million tasks costs nothing.
+    # Counts are updated by a trigger, so that reading them costs nothing for a million tasks.
     """CREATE TABLE tally (
         call INTEGER NOT NULL, state INTEGER NOT NULL, tasks INTEGER NOT NULL CHECK (tasks >= 0),
         PRIMARY KEY (call, state)) STRICT, WITHOUT ROWID""",
@@ -292,7 +234,7 @@ DIALECT = Dialect(
 )
 
 
-_OLDEST = (3, 37, 0)  # STRICT tables; RETURNING and UPDATE FROM are older
+_MIN_VERSION = (3, 37, 0)  # STRICT tables; RETURNING and UPDATE FROM are older
 _NO_LEDGER = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _CACHE_KIB = 64 * 1024
@@ -301,14 +243,14 @@ _LOG_BYTES = 64 * 1024 * 1024
 
 
 class SqliteStore:
-    """A file, with its log beside it (``-wal``, ``-shm``): memory that all who have it open must share."""
+    """An SQLite file with a write-ahead log (``-wal``, ``-shm``), which all processes must share on one machine."""
 
     dialect = DIALECT
 
     def __init__(self, path: Path, *, read_only: bool, timeout_s: float) -> None:
         self.where, self._read_only, self._timeout_s = str(path), read_only, timeout_s
         self._lock = threading.RLock()
-        if sqlite3.sqlite_version_info < _OLDEST:
+        if sqlite3.sqlite_version_info < _MIN_VERSION:
             raise InputError(
                 f"a ledger needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}: use a newer Python, "
                 "or keep the ledger in PostgreSQL (postgresql://...)"
@@ -323,59 +265,61 @@ class SqliteStore:
             raise
 
     def write(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns, when all that it changed is on the disk."""
+        """Return the result of ``work`` once its changes are durable."""
         if self._read_only:
             raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
-        with self._lock, self._report():
-            # Held from the start: a reader that turns writer could find that another has written meanwhile.
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                done = work(SqliteSession(self._connection))
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-            return done
+        with self._lock, self._report(), self._transaction():
+            return work(SqliteSession(self._connection))
 
     def read(self, work: Callable[[Session], Work]) -> Work:
-        """What the work returns."""
+        """Return the result of ``work``."""
         with self._lock, self._report():
             return work(SqliteSession(self._connection))
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 
     def _prepare(self) -> None:
-        """Makes the tables, or checks that what stands there is ours; then sets how it is written."""
-        if self._empty() and not self._read_only:
-            self._create()
+        """Create the tables or check them, and set the log."""
+        execute = self._connection.execute
+        if self._is_empty() and not self._read_only:
+            with self._transaction():
+                if self._is_empty():  # another process may have created them meanwhile
+                    for statement in TABLES:
+                        execute(statement)
+                    execute(f"PRAGMA application_id = {APPLICATION}")
+                    execute(f"PRAGMA user_version = {FORMAT}")
         self._check()
         if not self._read_only:
-            self._set_log()
-            # FULL flushes the log at every commit: NORMAL survives a kill, but not a power cut.
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-            self._connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        self._connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            # SQLite does not wait here for another process that sets the log at the same moment.
+            for _ in range(max(1, int(self._timeout_s / 0.05))):
+                with contextlib.suppress(sqlite3.OperationalError):
+                    execute("PRAGMA journal_mode = WAL")
+                    break
+                time.sleep(0.05)
+            else:
+                execute("PRAGMA journal_mode = WAL")
+            # FULL flushes the log at every commit: NORMAL survives a kill, but not a power failure.
+            execute("PRAGMA synchronous = FULL")
+            execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+            execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 
-    def _create(self) -> None:
-        """All or nothing, once, whoever else opens the file at the same moment."""
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # IMMEDIATE: a transaction that reads first and then writes fails if another wrote in between.
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            if self._empty():
-                for statement in TABLES:
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+            yield
             self._connection.execute("COMMIT")
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
     def _check(self) -> None:
-        if self._empty():
+        if self._is_empty():
             raise InputError(
                 f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
             )
@@ -387,105 +331,83 @@ class SqliteStore:
                 "lengthwise, or name another file"
             )
 
-    def _empty(self) -> bool:
+    def _is_empty(self) -> bool:
         return not (self._pragma("schema_version") or self._pragma("user_version"))
 
     def _pragma(self, name: str) -> int:
         return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
 
-    def _set_log(self) -> None:
-        """A write-ahead log: readers and a writer do not wait for each other.
-
-        SQLite does not wait here for others who set it at the same moment, so that it is asked again.
-        """
-        for _ in range(max(1, int(self._timeout_s / 0.05))):
-            with contextlib.suppress(sqlite3.OperationalError):
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                return
-            time.sleep(0.05)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-
     @contextmanager
     def _report(self) -> Iterator[None]:
-        """Errors of files and of SQLite in the words of lengthwise."""
+        """Raise errors of files and of SQLite as those of lengthwise."""
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # a closed ledger: no fault of the file
+            raise  # a closed ledger: not an error of the file
         except sqlite3.IntegrityError as error:
             raise InternalError(f"a law of the ledger {self.where} would be broken: {error}") from error
         except sqlite3.DatabaseError as error:
-            raise self._error(error) from error
-
-    def _error(self, error: sqlite3.DatabaseError) -> InputError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _NO_LEDGER:
-            return InputError(f"{self.where} is no ledger, or damaged ({error}): name another file")
-        if code in _BUSY_CODES:
-            return OutputError(
-                f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another process "
-                "holds it for longer: end that process, or go on later with --resume (what was recorded stays)"
-            )
-        return OutputError(
-            f"cannot keep the ledger in {self.where}: {error}; what was recorded before stays: make room or mend "
-            "the disk, and go on with --resume"
-        )
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _NO_LEDGER:
+                raise InputError(f"{self.where} is no ledger, or damaged ({error}): name another file") from error
+            if code in _BUSY_CODES:
+                raise OutputError(
+                    f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another process "
+                    "holds it for longer: end that process, or go on later with --resume (what was recorded stays)"
+                ) from error
+            raise OutputError(
+                f"cannot keep the ledger in {self.where}: {error}; what was recorded before stays: make room or mend "
+                "the disk, and go on with --resume"
+            ) from error
 
 
 class SqliteSession:
-    """Inside one transaction."""
+    """A transaction in SQLite."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement returns, all of it."""
-        return self._connection.execute(statement, _plain(values)).fetchall()
+        """Return all rows of a statement; lists become JSON, one value of any length."""
+        plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
+        return self._connection.execute(statement, plain).fetchall()
 
     def changed(self, statement: str, *values: Any) -> int:
-        """How many rows a statement changed."""
-        self._connection.execute(statement, _plain(values))
+        """Run a statement and return the number of rows that it changed."""
+        self.rows(statement, *values)
         # A cursor's own rowcount is -1 after WITH ... UPDATE.
         return int(self._connection.execute("SELECT changes()").fetchone()[0])
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """A statement for many rows."""
+        """Run an insertion for many rows."""
         self._connection.executemany(statement, rows)
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fills a table."""
+        """Fill a table with numbers."""
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         for chunk in chunks:
             self._connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
 
 
-def _plain(values: tuple[Any, ...]) -> list[Any]:
-    """SQLite knows no lists; as JSON they are one value, of any length."""
-    return [json.dumps(value) if isinstance(value, list) else value for value in values]
-
-
 def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connection:
-    """Autocommit: transactions are begun and ended in words. Threads take turns by a lock of ours."""
+    """Connect in autocommit mode; the store's lock serializes threads."""
     if read_only and not path.exists():
         raise InputError(f"there must be a ledger at {path}; there is no file: start a run first, or name its place")
-    try:
-        if not read_only:
+    mode = "rwc"
+    if read_only:
+        # A reader also writes to the files of the log. Where it may not, and there is no log, no process has the ledger
+        # open: it can be read as immutable.
+        has_log = path.with_name(f"{path.name}-wal").exists()
+        mode = "ro" if has_log or os.access(path.parent, os.W_OK) else "ro&immutable=1"
+    else:
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
+        except OSError as error:
+            raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={_mode(path, read_only)}",
+        f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
     )
-
-
-def _mode(path: Path, read_only: bool) -> str:
-    if not read_only:
-        return "rwc"
-    # A reader, too, keeps its place in files beside the ledger. Where it may not make them, a ledger without a
-    # log is one that nobody has open, and can be read as it is.
-    alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
-    return "ro&immutable=1" if alone else "ro"

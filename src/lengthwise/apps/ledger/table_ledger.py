@@ -1,9 +1,8 @@
-"""The ledger on tables of a database: one rule for all stores."""
+"""The ledger on the tables of a database, the same for all stores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,139 +11,42 @@ import numpy as np
 
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State, TaskRow
 from lengthwise.apps.ledger.postgres_store import PostgresStore
-from lengthwise.apps.ledger.sql_store import (
-    EDGE_COLUMNS,
-    TASK_COLUMNS,
-    Session,
-    SqliteStore,
-    Store,
-    edge_rows,
-    edges,
-    pages,
-    statements,
-    task_rows,
-)
+from lengthwise.apps.ledger.sql_store import Session, SqliteStore, Store, load_tasks, statements
 from lengthwise.schema.app import Tasks
 from lengthwise.schema.errors import InputError
 
-
-def packed(text: str) -> bytes:
-    """Any text, as UTF-8 that ``unpacked`` turns back into the same."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def unpacked(data: bytes) -> str:
-    """The text of ``packed``."""
-    return bytes(data).decode("utf-8", "surrogatepass")
-
-
-def packed_ids(ids: Sequence[int]) -> bytes:
-    """Tokens, eight bytes each."""
-    return np.asarray(ids, "<i8").tobytes()
-
-
-def unpacked_ids(data: bytes) -> tuple[int, ...]:
-    """The tokens of ``packed_ids``."""
-    return tuple(np.frombuffer(bytes(data), "<i8").tolist())
-
-
-def output_of(text: bytes, finish_reason: str, prompt_tokens: int, output_tokens: int) -> Output:
-    """An answer, of the columns of ``results``."""
-    return Output(unpacked(text), finish_reason, prompt_tokens, output_tokens)
-
-
-def partial_of(text: bytes, prompt_ids: bytes, output_ids: bytes) -> Partial:
-    """An answer so far, of the columns of ``partials``."""
-    return Partial(unpacked(text), unpacked_ids(prompt_ids), unpacked_ids(output_ids))
-
-
-def task_row(task: int, state: int, attempts: int, key: str | None, error: Any, *answer: Any) -> TaskRow:
-    """A task, of the columns of ``tasks`` and those of its answer (none: the first is None)."""
-    told = None if error is None else unpacked(error)
-    return TaskRow(task, State(state), attempts, key, None if answer[0] is None else output_of(*answer), told)
-
-
+FILE = "ledger.sqlite"
+"""The ledger's name in a folder."""
+TIMEOUT_S = 30.0
+_PAGE = 5_000
 _POSSIBLE = (State.DONE, State.SKIPPED, State.DEAD, State.READY)
 
 
-@dataclass
-class Writes:
-    """What one batch of endings writes.
-
-    Attributes:
-        accepted: For each ending, whether it ended the task's last lease.
-        answers: Key to a row of ``results``.
-        moving: Rows (state, whether it counts as an attempt, key, error, not before, task).
-        passed: Tasks whose children need not wait for them any more.
-        dead: Tasks behind which all is blocked.
-    """
-
-    accepted: list[bool] = field(default_factory=list)
-    answers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    moving: list[tuple[Any, ...]] = field(default_factory=list)
-    passed: list[int] = field(default_factory=list)
-    dead: list[int] = field(default_factory=list)
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # engines send lone surrogates
 
 
-def check_endings(endings: Sequence[Ending]) -> None:
-    """Raises InputError unless every ending says what its state needs."""
-    for ending in endings:
-        if ending.state not in _POSSIBLE:
-            raise InputError(
-                f"a lease ends DONE, SKIPPED, DEAD or READY; task {ending.task} came with "
-                f"{State(ending.state).name}: it is the ledger that makes tasks so"
-            )
-        answered = bool(ending.key) and ending.output is not None
-        if answered != (ending.state == State.DONE):
-            raise InputError(
-                f"a DONE task has a key and an output, and no other has an output; task {ending.task} came as "
-                f"{State(ending.state).name} with key {ending.key!r} and {'an' if ending.output else 'no'} output"
-            )
+def _decoded(data: bytes) -> str:
+    return bytes(data).decode("utf-8", "surrogatepass")
 
 
-def writes_of(endings: Sequence[Ending], reserved: Mapping[int, int]) -> Writes:
-    """What the endings change.
-
-    Args:
-        endings: Checked.
-        reserved: Fences of those of their tasks that are leased.
-    """
-    found, open_leases = Writes(), dict(reserved)
-    for ending in endings:
-        if ending.key and ending.output is not None:
-            found.answers.setdefault(ending.key, _answer(ending))
-        fits = open_leases.get(ending.task) == ending.fence
-        found.accepted.append(fits)
-        if fits:
-            del open_leases[ending.task]
-            _move(found, ending)
-    return found
+def _encoded_ids(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<i8").tobytes()
 
 
-def _move(found: Writes, ending: Ending) -> None:
-    counts = ending.state in {State.DONE, State.DEAD} or (ending.state == State.READY and ending.counts)
-    error = None if ending.error is None else packed(ending.error)
-    found.moving.append((int(ending.state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
-    if ending.state in {State.DONE, State.SKIPPED}:
-        found.passed.append(ending.task)
-    elif ending.state == State.DEAD:
-        found.dead.append(ending.task)
+def _decoded_ids(data: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(bytes(data), "<i8").tolist())
 
 
-def _answer(ending: Ending) -> tuple[Any, ...]:
-    output = ending.output
-    assert output is not None
-    return (ending.key, packed(output.text), output.finish_reason, output.prompt_tokens, output.output_tokens)
-
-
-_PAGE = 5_000
+def _output(text: bytes, finish_reason: str, prompt_tokens: int, output_tokens: int) -> Output:
+    return Output(_decoded(text), finish_reason, prompt_tokens, output_tokens)
 
 
 class TableLedger:
-    """A ``Ledger`` on a store; ``open_ledger`` makes one.
+    """A ``Ledger`` on a store; see ``open_ledger``.
 
-    May be called from several threads, one at a time goes in. Attempts are those that ended and count: a lease that
-    ran out is no attempt, since it says more of its owner than of the task.
+    Several threads may call it; the store runs one transaction at a time. A lease that expired counts as no attempt,
+    since it says more of its owner than of the task.
     """
 
     def __init__(self, store: Store) -> None:
@@ -153,46 +55,44 @@ class TableLedger:
 
     @property
     def where(self) -> str:
-        """The place, for people; without a password."""
+        """Return the place for messages, without a password."""
         return self._store.where
 
     def open(self, identity: str, tasks: Tasks) -> bool:
-        """Lays the tasks out; True if they were there already, under the same identity (a resumed run).
+        """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
 
-        Another identity lays them out anew and keeps all results; leases of before end nothing any more.
+        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more.
 
         Raises:
-            InputError: The identity is empty, or tells no difference between these tasks and others.
+            InputError: The identity is empty, or it had another number of tasks.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
-        return self._store.write(lambda session: self._opened(session, identity, tasks))
 
-    def _opened(self, session: Session, identity: str, tasks: Tasks) -> bool:
-        ((known, count, fence),) = session.rows(self._sql["run"])
-        if known != identity:
+        def work(session: Session) -> bool:
+            ((known, count, fence),) = session.rows(self._sql["run"])
+            if known == identity:
+                if count != len(tasks):
+                    raise InputError(
+                        f"one identity must stand for one list of tasks; {self.where} has {count} tasks under it, "
+                        f"{len(tasks)} came: put all that decides the tasks into the identity"
+                    )
+                return True
+            # New fences are above those of all earlier leases, so that none of these fits a new task.
             ((last,),) = session.rows(self._sql["fence"])
-            self._lay_out(session, identity, tasks, max(fence, last or 0))
-        elif count != len(tasks):
-            raise InputError(
-                f"one identity must stand for one list of tasks; {self.where} has {count} tasks under it, "
-                f"{len(tasks)} came: put all that decides the tasks into the identity"
-            )
-        return bool(known == identity)
+            fence = max(fence, last or 0)
+            for statement in self._store.dialect.empty:
+                session.changed(statement)
+            load_tasks(session, tasks, fence)
+            for statement in self._store.dialect.laid_out:
+                session.changed(statement)
+            session.changed(self._sql["begin"], identity, len(tasks), fence)
+            return False
 
-    def _lay_out(self, session: Session, identity: str, tasks: Tasks, fence: int) -> None:
-        dialect = self._store.dialect
-        for statement in dialect.empty:
-            session.changed(statement)
-        parents, children = edges(tasks)
-        session.load("tasks", TASK_COLUMNS, task_rows(tasks, children, fence))
-        session.load("edges", EDGE_COLUMNS, edge_rows(parents, children))
-        for statement in dialect.laid_out:
-            session.changed(statement)
-        session.changed(self._sql["begin"], identity, len(tasks), fence)
+        return self._store.write(work)
 
     def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
-        """The first ready tasks of a model by number; never one that another holds."""
+        """Lease the first ready tasks of a model, by number; never a task that is leased already."""
         if most <= 0:
             return []
         values = (int(model), now_s, most, owner, now_s + lease_s)
@@ -200,111 +100,157 @@ class TableLedger:
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Lets all leases of an owner that have not been taken from it end ``lease_s`` from now; how many.
+        """Let all unexpired leases of an owner end ``lease_s`` from now; return their number.
 
-        With ``lease_s=0`` it gives them back: the next ``expire`` makes them ready.
+        With ``lease_s=0`` the next ``expire`` makes their tasks ready.
         """
-        return self._change("heartbeat", now_s + lease_s, owner)
+        return self._store.write(lambda session: session.changed(self._sql["heartbeat"], now_s + lease_s, owner))
 
     def expire(self, *, now_s: float) -> int:
-        """Makes tasks of leases that ran out ready again; how many."""
-        return self._change("expire", now_s)
+        """Make the tasks of expired leases ready again; return their number."""
+        return self._store.write(lambda session: session.changed(self._sql["expire"], now_s))
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """Ends leases; False for each that was not the task's last lease, or had ended.
+        """End leases; return False for each that was not the task's last lease, or had ended.
 
         Raises:
-            InputError: An ending lacks what its state needs; nothing of the batch is kept.
+            InputError: An ending lacks what its state needs; nothing of the batch is recorded.
         """
-        check_endings(endings)
-        return self._store.write(lambda session: self._stable(session, endings)) if endings else []
+        for ending in endings:
+            state = State(ending.state).name
+            if ending.state not in _POSSIBLE:
+                raise InputError(
+                    f"a lease ends DONE, SKIPPED, DEAD or READY; task {ending.task} came with {state}: only the ledger "
+                    "sets this state"
+                )
+            if (bool(ending.key) and ending.output is not None) != (ending.state == State.DONE):
+                raise InputError(
+                    f"a DONE task has a key and an output, and no other has an output; task {ending.task} came as "
+                    f"{state} with key {ending.key!r} and {'an' if ending.output else 'no'} output"
+                )
+        return self._store.write(lambda session: self._finalize(session, endings)) if endings else []
 
-    def _stable(self, session: Session, endings: Sequence[Ending]) -> list[bool]:
-        held = session.rows(self._sql["reserved"], sorted({ending.task for ending in endings}))
-        writes = writes_of(endings, dict(held))
-        if writes.answers:
-            session.many(self._store.dialect.answers, [writes.answers[key] for key in sorted(writes.answers)])
-            session.changed(self._sql["effort"], list(writes.answers))
-        if writes.moving:
-            session.many(self._store.dialect.moving, writes.moving)
-        if writes.passed:
-            if self._store.dialect.lock:
-                session.rows(self._sql["children"], writes.passed)
-            session.changed(self._sql["free"], writes.passed)
-        if writes.dead:
-            session.changed(self._sql["block"], writes.dead)
-        return writes.accepted
+    def _finalize(self, session: Session, endings: Sequence[Ending]) -> list[bool]:  # noqa: C901
+        dialect = self._store.dialect
+        fences = dict(session.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
+        accepted: list[bool] = []
+        outputs: dict[str, tuple[Any, ...]] = {}
+        ended: list[tuple[Any, ...]] = []
+        passed: list[int] = []
+        dead: list[int] = []
+        for ending in endings:
+            output, state = ending.output, ending.state
+            if ending.key and output is not None:
+                row = (
+                    ending.key,
+                    _encoded(output.text),
+                    output.finish_reason,
+                    output.prompt_tokens,
+                    output.output_tokens,
+                )
+                outputs.setdefault(ending.key, row)
+            accepted.append(fences.get(ending.task) == ending.fence)
+            if not accepted[-1]:
+                continue
+            del fences[ending.task]
+            counts = state in {State.DONE, State.DEAD} or (state == State.READY and ending.counts)
+            error = None if ending.error is None else _encoded(ending.error)
+            ended.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
+            if state in {State.DONE, State.SKIPPED}:
+                passed.append(ending.task)
+            elif state == State.DEAD:
+                dead.append(ending.task)
+        if outputs:
+            session.many(dialect.answers, [outputs[key] for key in sorted(outputs)])
+            session.changed(self._sql["effort"], list(outputs))
+        if ended:
+            session.many(dialect.moving, ended)
+        if passed:
+            if dialect.lock:
+                session.rows(self._sql["children"], passed)
+            session.changed(self._sql["free"], passed)
+        if dead:
+            session.changed(self._sql["block"], dead)
+        return accepted
 
     def results(self, keys: Sequence[str]) -> dict[str, Output]:
-        """The answers that there are."""
-        return {key: output_of(*answer) for key, *answer in self._paged("results", keys)}
+        """Return the known outputs by key."""
+        return {key: _output(*columns) for key, *columns in self._paged("results", keys)}
 
     def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
-        """The answers of tasks that are DONE; None of SKIPPED ones; others are left out."""
+        """Return the outputs of DONE tasks, and None of SKIPPED ones; the others have no entry."""
         found = self._paged("outputs", [int(task) for task in tasks])
-        return {task: output_of(*answer) if state == State.DONE else None for task, state, *answer in found}
+        return {task: _output(*columns) if state == State.DONE else None for task, state, *columns in found}
 
     def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
-        """Keeps answers so far, by key, until the key has a result."""
+        """Save interrupted outputs by key, until the key has an output."""
         rows: list[tuple[Any, ...]] = [
-            (key, packed(part.text), packed_ids(part.prompt_ids), packed_ids(part.output_ids))
+            (key, _encoded(part.text), _encoded_ids(part.prompt_ids), _encoded_ids(part.output_ids))
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
         ]
         if rows:
             self._store.write(lambda session: session.many(self._store.dialect.partials, rows))
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
-        """What was saved last."""
-        return {key: partial_of(*rest) for key, *rest in self._paged("partials", keys)}
+        """Return the last saved interrupted output of each key."""
+        return {
+            key: Partial(_decoded(text), _decoded_ids(prompt_ids), _decoded_ids(output_ids))
+            for key, text, prompt_ids, output_ids in self._paged("partials", keys)
+        }
 
     def counts(self) -> dict[tuple[int, State], int]:
-        """Tasks by call and state; they add up to all."""
+        """Return the tasks by call and state."""
         found = self._store.read(lambda session: session.rows(self._store.dialect.counts))
         return {(call, State(state)): tasks for call, state, tasks in sorted(found)}
 
     def rows(self, first: int, most: int) -> list[TaskRow]:
-        """Tasks from a number on, in order."""
-        found = self._store.read(lambda session: session.rows(self._sql["rows"], int(first), max(0, most)))
-        return [task_row(*row) for row in found]
+        """Return tasks from a number on, in order."""
+        return [
+            TaskRow(
+                task,
+                State(state),
+                attempts,
+                key,
+                None if columns[0] is None else _output(*columns),
+                None if error is None else _decoded(error),
+            )
+            for task, state, attempts, key, error, *columns in self._read("rows", int(first), max(0, most))
+        ]
 
     def lengths(self) -> list[tuple[int, State, int, int]]:
-        """(task, state, prompt tokens, output tokens) of all that have ended, in order; no tokens without an answer."""
-        found = self._store.read(lambda session: session.rows(self._sql["lengths"]))
-        return [(task, State(state), prompt, output) for task, state, prompt, output in found]
+        """Return (task, state, prompt tokens, output tokens) of all finished tasks, in order; 0 without an output."""
+        return [(task, State(state), prompt, output) for task, state, prompt, output in self._read("lengths")]
 
     def sums(self) -> list[tuple[int, int, int]]:
-        """(call, attempts, output tokens of answers) of each call, in order."""
-        found = self._store.read(lambda session: session.rows(self._sql["sums"]))
-        return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in found]
+        """Return (call, attempts, output tokens) of each call, in order."""
+        return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in self._read("sums")]
 
     def metadata(self) -> dict[str, str]:
-        """What was noted beside the tasks (``note``)."""
-        found = self._store.read(lambda session: session.rows(self._sql["metadata"]))
-        return {name: unpacked(value) for name, value in found}
+        """Return the facts by name."""
+        return {name: _decoded(value) for name, value in self._read("metadata")}
 
     def note(self, metadata: dict[str, str]) -> None:
-        """Notes facts by name; an empty text removes one."""
-        kept: list[tuple[Any, ...]] = [(n, packed(metadata[n])) for n in sorted(metadata) if metadata[n]]
-        gone = sorted(name for name, value in metadata.items() if not value)
+        """Store facts by name; "" removes one."""
+        stored: list[tuple[Any, ...]] = [(n, _encoded(metadata[n])) for n in sorted(metadata) if metadata[n]]
+        removed = sorted(name for name, value in metadata.items() if not value)
 
         def work(session: Session) -> None:
-            session.changed(self._sql["discard"], gone)
-            session.many(self._store.dialect.metadata, kept)
+            session.changed(self._sql["discard"], removed)
+            session.many(self._store.dialect.metadata, stored)
 
         if metadata:
             self._store.write(work)
 
-    def _change(self, name: str, *values: Any) -> int:
-        return self._store.write(lambda session: session.changed(self._sql[name], *values))
+    def _read(self, name: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._store.read(lambda session: session.rows(self._sql[name], *values))
 
     def _paged(self, name: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        def work(session: Session) -> list[tuple[Any, ...]]:
-            return [row for page in pages(values, _PAGE) for row in session.rows(self._sql[name], page)]
-
-        return self._store.read(work)
+        """Run a statement with a list of values, in pages: no statement gets a million values at once."""
+        pages = [list(values[first : first + _PAGE]) for first in range(0, len(values), _PAGE)]
+        return self._store.read(lambda session: [row for page in pages for row in session.rows(self._sql[name], page)])
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Close the store."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -316,35 +262,27 @@ class TableLedger:
         self.close()
 
 
-FILE = "ledger.sqlite"
-"""The ledger's name in a folder."""
-TIMEOUT_S = 30.0
-
-
 def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> TableLedger:
-    """The ledger at a place; made where there is none, unless it is opened to be read.
+    """Return the ledger at a place; create it if absent, unless ``read_only``.
 
     Args:
         place: A file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME``
-            for several coordinators; each run has a schema of its own ("lengthwise" by default), which is made.
-        read_only: For a look from beside while another process runs.
-        timeout_s: How long to wait for others who write.
+            for several coordinators; each run has an own schema ("lengthwise" by default), which is created.
+        read_only: To read while another process runs.
+        timeout_s: How long to wait for other writers.
 
     Raises:
-        InputError: What is there is no ledger, a newer lengthwise's, or another program's; or nothing is there
-            to be read.
+        InputError: The place is no ledger, or of a newer lengthwise or another program; or it is absent and
+            ``read_only``.
         OutputError: It cannot be written or reached.
         MissingExtraError: A PostgreSQL URL without the extra ``postgres``.
     """
-    return TableLedger(_store(str(place), read_only, timeout_s))
-
-
-def _store(place: str, read_only: bool, timeout_s: float) -> Store:
+    place = str(place)
     if place.startswith(("postgresql://", "postgres://")):
-        return PostgresStore(place, read_only=read_only, timeout_s=timeout_s)
+        return TableLedger(PostgresStore(place, read_only=read_only, timeout_s=timeout_s))
     if "://" in place:
         raise InputError(
             f"a ledger is kept in a file or at postgresql://...; {place.rpartition('@')[2]!r} came: name one of these"
         )
     path = Path(place)
-    return SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s)
+    return TableLedger(SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s))

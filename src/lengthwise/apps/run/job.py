@@ -370,7 +370,8 @@ def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *
 
 def expected_tokens(draws: Sequence[TaskDraw]) -> Floats:
     """Return [n] the mean output tokens over draws; a task that a draw does not contain counts 0."""
-    return np.mean([np.where(draw.present, draw.output_tokens, 0) for draw in draws], axis=0, dtype=np.float64)
+    tokens = [np.where(draw.present, draw.output_tokens, 0) for draw in draws]
+    return np.asarray(np.mean(tokens, axis=0), np.float64)
 
 
 def run_plan_of(plan: AppPlan) -> RunPlan:

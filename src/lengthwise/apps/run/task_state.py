@@ -331,6 +331,6 @@ class LeaseSettler:
         shared.in_flight.pop(task.key, None)
         shared.suspects.clear(task.place)
         for by_place in (shared.busy_replies, shared.avoided, shared.saved_tokens):
-            by_place.pop(task.place, None)  # type: ignore[attr-defined]
+            by_place.pop(task.place, None)
         for ending in endings:
             shared.writer.enqueue(ending)
