@@ -110,6 +110,6 @@ def test_weights_that_are_not_there_are_told_before_an_engine_starts(tmp_path, c
     code = main(["app", "run", str(tmp_path / "critique-tiny.toml"), "--out", str(tmp_path / "run")])
     assert code == 2
     said = capsys.readouterr().err
-    assert f"there is no {tmp_path / 'models' / 'alder'}" in said
+    assert f"{tmp_path / 'models' / 'alder'} does not exist" in said
     assert "weights of alder must be a folder" in said
     assert not (tmp_path / "run").exists()

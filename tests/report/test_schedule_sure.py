@@ -107,7 +107,8 @@ def test_a_watch_names_changes_and_their_effect(plan):
         "bound 2 s exceeded by 25 %; 7 % of requests take longer", "Changed to",
         "bound 10 % tighter (9.00 requests/s without)",
         "requests/s, latency 1.70 s, bound 10 %",
-        "no weights move: the deployed schedule would take 2.5 s.", "about 21 requests would have taken longer than 2 s",
+        "no weights move: the deployed schedule would take 2.5 s.",
+        "about 21 requests would have taken longer than 2 s",
     ):  # fmt: skip
         assert words in answer, words
 

@@ -6,8 +6,8 @@ table, its last slope continues.
 Two rules for attention:
 
 * ``PER_REQUEST``: a step's prefill attention is the sum over its prompts of ``prefill_s`` at (chunk, context before the
-  chunk); its decode attention is ``decode_s`` at (sequences, KV tokens over all of them). Both tables are on the axis of
-  ``grid_value`` and are interpolated bilinearly.
+  chunk); its decode attention is ``decode_s`` at (sequences, KV tokens over all of them). Both tables are on the axis
+  of ``grid_value`` and are interpolated bilinearly.
 * ``MERGED`` (Vidur's): all prompts are one of sqrt(sum chunk^2) tokens over the sum of their contexts, all decodes have
   the mean context. Contexts are rounded up to ``step_tokens`` and the tables are read without interpolation:
   ``prefill_s[chunk, context / step_tokens]``, ``decode_s[sequences, mean context / step_tokens]``. ``merge_factor``

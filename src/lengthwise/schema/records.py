@@ -215,8 +215,8 @@ class Measured:
     def __post_init__(self) -> None:
         if len(self.workload) != len(self.records.requests.arrival_s):
             raise InputError(
-                f"records and workload must have the same requests; they have {len(self.records.requests.arrival_s)} and "
-                f"{len(self.workload)}"
+                f"records and workload must have the same requests; they have "
+                f"{len(self.records.requests.arrival_s)} and {len(self.workload)}"
             )
         if self.client_s is not None and len(self.client_s) != len(self.workload):
             raise InputError(
