@@ -174,7 +174,7 @@ def contestants(*, others: bool, waits: Sequence[float]) -> tuple[Contestant, ..
         return replace(policy.scheduler(name), max_wait_s=math.inf)
 
     made = [Contestant(name, unbounded(named)) for name, named in OTHERS.items() if others]
-    ours = {RETAINED: unbounded("sjf"), SEATS: replace(unbounded("isrtf"), takeover=IMPROVEMENT)}
+    ours = {RETAINED: unbounded("sjf"), SEATS: replace(unbounded("isrtf"), preemption=IMPROVEMENT)}
     for name, scheduler in ours.items():
         made.append(Contestant(name, scheduler))
         made += [Contestant(f"{name}, wait {w:g}", scheduler, longest_wait=w) for w in waits]

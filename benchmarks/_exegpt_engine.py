@@ -119,7 +119,7 @@ def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[s
 def _words(controls: Controls) -> str:
     steps = f", N_D = {controls.decode_steps}" if controls.strategy is Strategy.RRA else ""
     name = controls.strategy.value.upper()
-    return f"{name}, B_E = {controls.encode_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
+    return f"{name}, B_E = {controls.prefill_batch}{steps}, {controls.tp_groups} x TP {controls.tp}"
 
 
 def _error_row(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
     if not quick:
         sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).sides
         row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
-        rra = Controls(Strategy.RRA, row.encode_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
+        rra = Controls(Strategy.RRA, row.prefill_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
         waa = ex.chosen(ex.planner(of, ex.WAA), ex.faster_transformer(of).bounds_s()[0]).controls
         schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
     rows = {}

@@ -80,7 +80,7 @@ def _cells(served, task: str) -> list[dict[str, Any]]:
         cells.append({
             "bound": bound,
             "bound_s": ex.finite(bound_s),
-            "ft": {"rps": other[0], "batch": other[1].encode_batch, "constrained_latency_s": other[1].latency_s},
+            "ft": {"rps": other[0], "batch": other[1].prefill_batch, "constrained_latency_s": other[1].latency_s},
             "ft_task_longest_rps": ft.static.best(bound_s).throughput_rps,
             "strategies": {name: ex.summary_of(row) for name, row in ex.best_by_strategy(choice).items()},
             "won": choice.row.strategy if choice else None,
@@ -196,7 +196,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     plan, ft_known, ft = ex.planner(known), ex.faster_transformer(known), ex.faster_transformer(unseen)
     cells = []
     for bound, bound_s in zip(ex.BOUNDS, ft_known.bounds_s(), strict=False):
-        batch = ft_known.best(bound_s)[1].encode_batch
+        batch = ft_known.best(bound_s)[1].prefill_batch
         index = min(int(np.searchsorted(ft.static.batch, batch)), len(ft.rps) - 1)
         ft_rps = float(ft.rps[index])
         own = _on_unseen(ex.chosen(plan, bound_s), unseen, bound_s)
@@ -215,7 +215,7 @@ def _on_unseen(choice, unseen, bound_s: float) -> dict[str, Any]:
     """Evaluate a choice on other lengths, with its prefill batch reduced until it fits in memory."""
     row = choice.row if choice else None
     while row and not ex.as_deployed(unseen, row).feasible[0]:
-        row = replace(row, encode_batch=row.encode_batch - 1) if row.encode_batch > 1 else None
+        row = replace(row, prefill_batch=row.prefill_batch - 1) if row.prefill_batch > 1 else None
     if row is None:
         return {"won": None, "rps": 0.0, "is_satisfied": True}
     got = ex.as_deployed(unseen, row)

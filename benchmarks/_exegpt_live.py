@@ -90,7 +90,7 @@ class Expected:
 
     def requests(self, plan: Plan) -> int:
         """Requests of a run: the window has its planned length between filling and draining the batch."""
-        batch = self.controls.encode_batch
+        batch = self.controls.prefill_batch
         phases = max(10, math.ceil(plan.window_s / self.cycle_s), math.ceil(plan.min_requests / batch))
         return min(4000, batch * (2 * self.ramp + phases + 4))
 
@@ -160,7 +160,7 @@ def _engine(
     """Start a vLLM with a schedule, or with its own scheduler; yield its URL and process group."""
     words: tuple[str, ...] = ("--distributed-executor-backend", ONE_PROCESS)
     if controls is not None:
-        schedule = {"encode_batch": controls.encode_batch, "decode_steps": controls.decode_steps}
+        schedule = {"prefill_batch": controls.prefill_batch, "decode_steps": controls.decode_steps}
         schedule |= {"record": str(circle.work / f"{name}.phases.jsonl")}
         words += ("--scheduler-cls", "lengthwise.gateway.plugin.RraScheduler")
         words += ("--additional-config", json.dumps({"lengthwise": schedule}))
@@ -203,7 +203,7 @@ def _run_once(
 ) -> dict[str, dict[str, float]]:
     """Run a schedule inside the engine, by a gateway, and the stock scheduler at the same concurrency."""
     made, model = workload(one.requests(plan), 100 + repeat), circle.model.name
-    waiting = 2 * one.concurrency + 4 * one.controls.encode_batch  # a prefill's worth of requests always waits
+    waiting = 2 * one.concurrency + 4 * one.controls.prefill_batch  # a prefill's worth of requests always waits
     record = circle.work / f"{one.name}.phases.jsonl"
     before = len(record.read_text().splitlines()) if record.exists() else 0
     longest = made.output_tokens == LONGEST
@@ -268,7 +268,7 @@ def _of_phases(
         one: The schedule.
         longest: Admission and end of the requests with the longest output.
     """
-    batch, steps = one.controls.encode_batch, one.controls.decode_steps
+    batch, steps = one.controls.prefill_batch, one.controls.decode_steps
     full = [k for k, phase in enumerate(phases) if phase["admitted"] == batch]
     window = phases[full[0] + one.ramp : full[-1]]
     assert len(window) > 5 + one.ramp, f"only {len(window)} of {len(phases)} phases are full"
@@ -325,7 +325,7 @@ async def _through_gateway(
     config = GatewayConfig(
         engines=(Engine(url, in_flight=SETTING.seqs, generation_defaults="none"),),
         order=Order("rra", max_wait_s=math.inf),
-        dispatch=Dispatch(phases=Phases(one.controls.encode_batch, one.controls.decode_steps)),
+        dispatch=Dispatch(phases=Phases(one.controls.prefill_batch, one.controls.decode_steps)),
         prediction=Forecasting(predictor="none"),
         listen=Listen(port=0, admin_port=None),
     )
@@ -335,14 +335,14 @@ async def _through_gateway(
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
-    names = {"admitted": "encode_batch"} | {name: name for name in ("started_s", "decode_steps", "decode_batch")}
+    names = {"admitted": "prefill_batch"} | {name: name for name in ("started_s", "decode_steps", "decode_batch")}
     phases = [{name: getattr(phase, of) for name, of in names.items()} for phase in monitor.phases]
     return phases, one, [(from_s, to_s) for from_s, to_s, tokens in monitor.at_engine if tokens == LONGEST]
 
 
 def _simulated(d: Deployment, tables: CostTables, one: Expected, n: int) -> dict[str, float]:
     """Simulate the schedule with the event engine and the same requests."""
-    batching = f"rra(encode_batch={one.controls.encode_batch}, decode_steps={one.controls.decode_steps})"
+    batching = f"rra(prefill_batch={one.controls.prefill_batch}, decode_steps={one.controls.decode_steps})"
     made = workload(n, 100)
     r = simulate(made, replace(d, cost=tables, scheduler=Scheduler(batching=batching))).requests
     window = np.unique(r.scheduled_s)[one.ramp : -1]

@@ -124,7 +124,7 @@ def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
     strategy = Strategy(row.strategy)
     steps = min(row.decode_steps, of.setting.task.max_output_tokens)
     parts = None if strategy is Strategy.RRA else row.micro_batches
-    controls = schedule.Controls(strategy, row.encode_batch, steps, parts, row.tp, row.tp_groups)
+    controls = schedule.Controls(strategy, row.prefill_batch, steps, parts, row.tp, row.tp_groups)
     return of.estimate([controls], np.array([row.encode_gpus]))
 
 

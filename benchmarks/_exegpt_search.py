@@ -234,7 +234,7 @@ def _box(of, space):
     rra = space.strategy is Strategy.RRA
     largest = [one.values[-1] for one in space.variables[:-1]]
     ends = space.columns(np.array([(*largest, other) for other in space.variables[-1].values]))
-    max_batch = space.variables[0].values[-1] if rra else int(ends.encode_batch.max())
+    max_batch = space.variables[0].values[-1] if rra else int(ends.prefill_batch.max())
     second = space.variables[1].values if rra else tuple(np.unique(ends.micro_batches).tolist())
     variables = (
         Variable("B_E", _thinned(tuple(range(1, max_batch + 1)))),

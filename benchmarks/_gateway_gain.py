@@ -56,7 +56,7 @@ _ISRTF_ORDER = Order("isrtf", window_tokens=WINDOW, max_wait_s=math.inf)
 POLICIES = {
     FCFS: Order("fcfs", max_wait_s=math.inf),
     ISRTF: _ISRTF_ORDER,
-    "isrtf, eager": replace(_ISRTF_ORDER, takeover="worth(factor=1)"),
+    "isrtf, eager": replace(_ISRTF_ORDER, preemption="worth(factor=1)"),
     "windowed": replace(_ISRTF_ORDER, mode="windowed"),
     "tail-friendly": replace(_ISRTF_ORDER, rank="hrrn"),
     ORACLE: Order("srtf", max_wait_s=math.inf),
@@ -343,7 +343,7 @@ def _simulate(made: Workload, service: Service, name: str) -> Floats:
     mode = order.mode if order.mode in (FCFS, ISRTF) else replay.ORACLE
     scheduler = replay.scheduler(mode, order)
     if order.mode == "windowed":
-        scheduler = replace(scheduler, batching="windowed", memory="paged", takeover="by_rank")
+        scheduler = replace(scheduler, batching="windowed", memory="paged", preemption="by_rank")
     elif order.rank:
         scheduler = replace(scheduler, rank=order.rank)
     # With windows, a preempted request is sent again, prompt and half of its output on average. The gateway preempts at

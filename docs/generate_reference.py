@@ -223,14 +223,14 @@ def policy_arguments() -> str:
         "batching": policy.batching,
         "memory": policy.memory,
         "router": policy.router,
-        "takeover": policy.takeover,
+        "preemption": policy.preemption,
         "binning": policy.binning,
     }
     out = []
     for axis, maker in makers.items():
         takes = ", ".join(f"`{name}`" for name in contracts.ARGUMENTS[axis])
         text = " ".join((inspect.getdoc(maker) or "").removeprefix("Decorator: ").split())
-        out.append(f"**{axis}** ({'also takeover; ' if axis == 'rank' else ''}takes {takes}): {text}\n")
+        out.append(f"**{axis}** ({'also preemption; ' if axis == 'rank' else ''}takes {takes}): {text}\n")
     return "\n".join(out).replace("``", "`")
 
 

@@ -673,7 +673,7 @@ def exegpt_live() -> None:
     lines = []
     for name, of in details("exegpt", "exegpt.live.schedules")["by_name"].items():
         controls = of["expected"]["controls"]
-        title = f"{name}: B_E = {controls['encode_batch']}, N_D = {controls['decode_steps']}"
+        title = f"{name}: B_E = {controls['prefill_batch']}, N_D = {controls['decode_steps']}"
         lines.append((title, "estimate", *(number(of["expected"][key]) for key in names)))
         lines.append(("", "event engine", *(number(of["simulated"].get(key)) for key in names)))
         lines.append(("", "vLLM with our scheduler class", *(seen(of["measured"], key) for key in names)))

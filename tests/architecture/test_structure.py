@@ -102,7 +102,7 @@ def test_the_truth_would_be_recognised():
         assert TRUTH.search(name), name
 
 
-@pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router", "takeover", "binning"])
+@pytest.mark.parametrize("axis", ["rank", "batching", "memory", "router", "preemption", "binning"])
 def test_policies_take_what_their_axis_offers(axis):
     for policy in known(axis).values():
         assert set(policy.arguments) <= set(ARGUMENTS[axis]), policy.name

@@ -62,7 +62,7 @@ def deployments():
         yield deploy("llama-3.1-8b", "H100", limits=given)
     for name in named():
         yield deploy("llama-3.1-8b", "H100", scheduler=name, limits=limits)
-    for axis in ("rank", "leave", "batching", "memory"):
+    for axis in ("rank", "victim", "batching", "memory"):
         for name in known(axis):
             yield deploy("llama-3.1-8b", "H100", scheduler=Scheduler(**{axis: name}), limits=limits)
     odd = EngineLimits(max_num_seqs=512, max_num_batched_tokens=100, block_size=8, max_model_len=3000, watermark=0.0)

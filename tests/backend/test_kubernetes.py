@@ -56,8 +56,8 @@ def test_a_pod_drains_before_it_is_killed():
     pod = by_kind(manifest()[1])["StatefulSet"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     drain = int(container["args"][container["args"].index("--shutdown-timeout") + 1])
-    leave = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert leave + drain < pod["terminationGracePeriodSeconds"]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pause + drain < pod["terminationGracePeriodSeconds"]
 
 
 def test_services_and_budget_find_the_pods():

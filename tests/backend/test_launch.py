@@ -209,11 +209,11 @@ def test_no_rank_is_dropped_in_silence(name):
     assert value(launch, "--scheduling-policy") == ("priority" if told else "fcfs")
 
 
-@pytest.mark.parametrize("axis", ["leave", "batching", "memory"])
+@pytest.mark.parametrize("axis", ["victim", "batching", "memory"])
 def test_what_is_not_stock_is_named_or_bounded(axis):
     """Two points of an axis never give the same launch, but for those that mean the same to an engine."""
     stock = {
-        "leave": {"latest_admitted"},
+        "victim": {"latest_admitted"},
         "batching": {"unified", "chunked", "vidur_sarathi"},
         "memory": {"paged", "paged_by_chunk", "paged_strict"},
     }[axis]
@@ -259,7 +259,7 @@ def test_every_named_scheduler_has_a_launch_whose_notes_are_sentences(name, laun
 
 def test_swaps_timeouts_small_steps_and_routers_have_notes():
     limits = EngineLimits(max_model_len=4096, max_step_seqs=16, timeout_s=30.0)
-    scheduler = Scheduler(preempt="swap", router="central")
+    scheduler = Scheduler(preemption_mode="swap", router="central")
     launch = vllm_launch(deployment(replicas=2, limits=limits, scheduler=scheduler))
     assert said(launch, "swapped")
     assert said(launch, "30 s")
@@ -286,7 +286,7 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     [
         ({"rank": "srtf"}, ("predicted lengths, which no engine knows", "cannot reach")),
         ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) goes by predicted lengths",)),
-        ({"takeover": "is_improvement"}, ("took a running one's place where takeover is_improvement said so",)),
+        ({"preemption": "is_improvement"}, ("took a running one's place where preemption is_improvement said so",)),
         ({"binning": "bins(boundaries=[100])"}, ("gathered by predicted length into batches of",)),
         ({"max_wait_s": 30.0}, ("Who had waited 30 s went before all others",)),
     ],

@@ -14,7 +14,7 @@ from lengthwise.backend import ScheduledEngines, phased_launch, scheduled_script
 
 SERVE = Path(__file__).parent / "engine" / "parse_scheduled.py"
 ENGINE = Path(__file__).parents[2] / ".engines" / "vllm" / "bin" / "python"
-PHASES = {"encode_batch": 8, "decode_steps": 16, "record": "phases.jsonl"}
+PHASES = {"prefill_batch": 8, "decode_steps": 16, "record": "phases.jsonl"}
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=8192, max_model_len=4096)
 
 

@@ -71,7 +71,7 @@ def test_phases_are_told_to_the_gateway_to_vllm_and_to_the_runner(deployed):
     told = config.load_gateway(folder / "gateway.toml").config
     phases = told.dispatch.phases
     assert told.order.mode == "rra"
-    assert (phases.encode_batch, phases.decode_steps) == (plan["encode_batch"], plan["decode_steps"])
+    assert (phases.prefill_batch, phases.decode_steps) == (plan["prefill_batch"], plan["decode_steps"])
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert run.phases.max_in_flight == phases.max_in_flight
     assert int(after(command(folder / "vllm.sh"), "--max-num-seqs")) == phases.max_in_flight
@@ -85,7 +85,7 @@ def test_one_stage_keeps_phases_inside_vllm(deployed):
     assert after(words, "--scheduler-cls") == "lengthwise.gateway.plugin.RraScheduler"
     inside = json.loads(after(words, "--additional-config"))["lengthwise"]
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
-    assert (inside["encode_batch"], inside["decode_steps"]) == (plan["encode_batch"], plan["decode_steps"])
+    assert (inside["prefill_batch"], inside["decode_steps"]) == (plan["prefill_batch"], plan["decode_steps"])
 
 
 def test_the_readme_says_where_vllm_keeps_phases_itself_and_what_it_falls_back_to(deployed):
@@ -146,7 +146,7 @@ def test_a_threshold_is_planned_with_and_told_to_all_that_run_it(deployed):
     told = json.loads(after(command(folder / "vllm-phases.sh"), "--additional-config"))
     inside = RraSettings(**told["lengthwise"])
     assert inside.threshold == 0.05
-    assert inside.prompt_tokens == pytest.approx(550 * phases.encode_batch, abs=1)
+    assert inside.prompt_tokens == pytest.approx(550 * phases.prefill_batch, abs=1)
     assert inside.decode_batch == pytest.approx(phases.decode_batch, abs=0.5)
     run = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     for name, value in asdict(phases).items():
@@ -176,7 +176,7 @@ def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
     assert "--decode http://127.0.0.1:8200" in router
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
     held = config.load_gateway(folder / "gateway.toml").config.engines[0].in_flight
-    assert held >= plan["decode_batch"] + plan["encode_batch"]
+    assert held >= plan["decode_batch"] + plan["prefill_batch"]
     planned = schedule_plan.planned_run(config.load(folder / "scenario.toml"), folder / "PLAN.json")
     assert planned.phases is None
     assert held == split_in_flight(planned.row)

@@ -14,10 +14,10 @@ from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, L
 from lengthwise.usecases import schedule, schedule_plan, schedule_run
 
 
-def row_of(strategy="rra", encode_batch=3, decode_steps=5, decode_batch=9.0, **more):
+def row_of(strategy="rra", prefill_batch=3, decode_steps=5, decode_batch=9.0, **more):
     numbers = {"throughput_rps": 12.0, "latency_s": 0.8, "latency_high_s": 0.9, "cycle_s": 0.2, "encode_s": 0.05}
     return ScheduleRow(
-        strategy, encode_batch, decode_steps, 1, 1, 0, 1, decode_s=0.03, decode_batch=decode_batch,
+        strategy, prefill_batch, decode_steps, 1, 1, 0, 1, decode_s=0.03, decode_batch=decode_batch,
         memory_share=0.5, **(numbers | more),
     )  # fmt: skip
 
@@ -126,9 +126,9 @@ def test_the_command_beside_it_goes_on_working(cli, requested):
     [
         ({"strategy": "static"}, "a schedule of phases (rra), or a split one (waa) can be run"),
         ({"decode_steps": 17}, "the longest output (16 tokens)"),
-        ({"encode_batch": "x"}, "must hold a whole schedule"),
-        ({"encode_batch": 40, "decode_batch": 60.0}, "with B_E = 40 requests at once; the engine"),
-        ({"encode_batch": 20, "decode_steps": 2, "decode_batch": 75.0}, "with B_D = 75 requests at once"),
+        ({"prefill_batch": "x"}, "must hold a whole schedule"),
+        ({"prefill_batch": 40, "decode_batch": 60.0}, "with B_E = 40 requests at once; the engine"),
+        ({"prefill_batch": 20, "decode_steps": 2, "decode_batch": 75.0}, "with B_D = 75 requests at once"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_message(cli, requested, plan, url, changes, message):
@@ -166,7 +166,7 @@ def test_a_lack_of_requests_is_told_as_a_doubt(cli, requested, plan, url):
     """One at a time: every phase goes on until the next request has come."""
     ended = cli(
         "schedule", "run", requested, "--engine", url, "--requests", 30, "--request-rate", 3,
-        "--schedule", plan(encode_batch=1, decode_batch=2.0, decode_steps=2),
+        "--schedule", plan(prefill_batch=1, decode_batch=2.0, decode_steps=2),
     )  # fmt: skip
     assert ended.code == 0, ended.err
     assert "too few requests arrived" in ended.out.replace("\n", " ")
@@ -192,6 +192,6 @@ def test_the_file_that_schedule_writes_is_read(cli, requested, tmp_path):
     assert cli("schedule", requested, "--strategy", "rra", "--json", path, "-q").code == 0
     chosen = json.loads(path.read_text())["chosen"]
     made = schedule_plan.planned_run(config.load(requested), path)
-    assert (made.phases.encode_batch, made.phases.decode_steps) == (chosen["encode_batch"], chosen["decode_steps"])
+    assert (made.phases.prefill_batch, made.phases.decode_steps) == (chosen["prefill_batch"], chosen["decode_steps"])
     assert made.phases.decode_batch == pytest.approx(max(1.0, chosen["decode_batch"]), rel=1e-6)
     assert made.row.throughput_rps == chosen["throughput_rps"]

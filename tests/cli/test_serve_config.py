@@ -52,7 +52,7 @@ concurrency = 3
 [limits]
 values = 50_000
 [dispatch.phases]
-encode_batch = 4
+prefill_batch = 4
 decode_steps = 3
 """
 
@@ -99,7 +99,7 @@ def test_choices_are_those_of_the_gateway(name):
     words = {"kind": told.KINDS, "mode": told.MODES, "fairness": told.FAIRNESS, "statistic": told.STATISTICS}
     section = {"kind": '[discovery.engine]\nkind="{}"', "statistic": '[prediction]\nstatistic="{}"'}
     text = section.get(name, f'[order]\n{name}="{{}}"')
-    phases = "\n[dispatch.phases]\nencode_batch = 1\ndecode_steps = 1"
+    phases = "\n[dispatch.phases]\nprefill_batch = 1\ndecode_steps = 1"
     for word in words[name]:
         loads_gateway(ENGINE + text.format(word) + phases)
     said = wrong(ENGINE + text.format("xyzzy"))
@@ -110,7 +110,7 @@ def test_choices_are_those_of_the_gateway(name):
 def test_phases_are_those_of_the_gateway():
     parts = {field.name for field in dataclasses.fields(told.Phases)}
     assert set(PhasesSection.model_fields) == parts
-    text = "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\ndecode_batch = 9.5\n"
+    text = "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\ndecode_batch = 9.5\n"
     text += "mean_prompt_tokens = 12\nthreshold = 0.25\n"
     phases = loads_gateway(ENGINE + text, overrides=["order.mode=rra"]).config.dispatch.phases
     assert phases == told.Phases(4, 3, 9.5, 12.0, 0.25)
@@ -155,18 +155,21 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[order]\nmax_wait_s = -1\n", "order.max_wait_s: must be at least 0"),
         ("[order]\nmax_wait_s = nan\n", "order.max_wait_s: must be a number"),
         ('[order]\nrank = "srf"\n', "Did you mean: srtf"),
-        ('[order]\ntakeover = "always"\n', "order.takeover: there is no takeover policy"),
+        ('[order]\npreemption = "always"\n', "order.preemption: there is no preemption policy"),
         ("[dispatch]\nstart = 600\n", "least <= start <= most"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
-        ("[dispatch.phases]\nencode_batch = 0\ndecode_steps = 3\n", "dispatch.phases.encode_batch: must be at least 1"),
-        ("[dispatch.phases]\nencode_batch = 4\n", "dispatch.phases.decode_steps"),
         (
-            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nthreshold = 0.1\n",
+            "[dispatch.phases]\nprefill_batch = 0\ndecode_steps = 3\n",
+            "dispatch.phases.prefill_batch: must be at least 1",
+        ),
+        ("[dispatch.phases]\nprefill_batch = 4\n", "dispatch.phases.decode_steps"),
+        (
+            "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\nthreshold = 0.1\n",
             "threshold must have decode_batch and mean_prompt_tokens",
         ),
         (
-            "[dispatch.phases]\nencode_batch = 4\ndecode_steps = 3\nmax_in_flight = 3\n",
+            "[dispatch.phases]\nprefill_batch = 4\ndecode_steps = 3\nmax_in_flight = 3\n",
             "max_in_flight must be a whole number of at least 4",
         ),
         ('[discovery]\nendpoint_slices = "engines:8000"\n', "must be namespace/service:port"),

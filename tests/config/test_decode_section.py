@@ -40,7 +40,7 @@ def test_a_file_says_both_sides():
     assert whole.decode.router == "least_outstanding"
 
 
-def test_links_and_seconds_of_a_handover():
+def test_links_and_seconds_of_a_kv_transfer():
     node = build(told())[0].deployment
     host = build(told('link = "host", kv_transfer = "2ms", one_at_a_time = false'))[0].deployment
     kv_bytes = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, dimensions, bytes

@@ -163,7 +163,7 @@ def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
     assert scheduler("") == policy.scheduler("vllm_v1")
     assert scheduler('policy = "sarathi"') == policy.scheduler("sarathi")
     assert scheduler('rank = "sjf"\nrouter = "random"\npreempt = "swap"') == Scheduler(
-        rank="sjf", batching="unified", memory="paged_by_chunk", preempt="swap", router="random"
+        rank="sjf", batching="unified", memory="paged_by_chunk", preemption_mode="swap", router="random"
     )
     mine = scheduler('rank = "mine.py:longest_prompt"').rank
     assert mine is scheduler('policy = "mine.py:longest_prompt"').rank

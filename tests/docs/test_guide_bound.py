@@ -95,7 +95,7 @@ def test_what_other_bounds_cost_is_as_in_the_table(requested):
         row = requested.planner.best(seconds_of(bound)).row
         assert_quoted(rps, row.throughput_rps)
         assert row.strategy.upper().startswith(words[:3])
-        controls = f"B_E = {row.encode_batch}, N_D = {row.decode_steps}"
+        controls = f"B_E = {row.prefill_batch}, N_D = {row.decode_steps}"
         assert ("B_E" in words) == (row.strategy == "rra")
         assert "B_E" not in words or controls in words
         assert "TP" not in words or f"TP {row.tp}" in words

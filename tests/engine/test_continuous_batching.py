@@ -94,7 +94,7 @@ def test_without_shortage_as_the_reference_engine():
 
 
 def test_by_priority_as_the_reference_engine():
-    scheduler = Scheduler(rank="priority", leave=worst_class_latest, batching="unified", memory="paged_by_chunk")
+    scheduler = Scheduler(rank="priority", victim=worst_class_latest, batching="unified", memory="paged_by_chunk")
     assert agree(workload(3), deployment(40, scheduler=scheduler)).preemptions > 0
 
 

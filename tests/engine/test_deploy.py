@@ -46,8 +46,11 @@ def test_specs_and_tables_are_taken_as_they_are():
         ({"node": "dgx-h10"}, "no node named 'dgx-h10'"),
         ({"scheduler": "vllm_v2"}, "no scheduler named 'vllm_v2'. Did you mean: .*vllm_v1"),
         ({"scheduler": Scheduler(rank="sfj")}, "no rank policy named 'sfj'. Did you mean: .*sjf"),
-        ({"scheduler": Scheduler(leave="latest")}, "no leave policy named 'latest'"),
-        ({"scheduler": Scheduler(preempt="drop")}, "no preemption named 'drop'. Known are: recompute, swap"),
+        ({"scheduler": Scheduler(victim="latest")}, "no victim policy named 'latest'"),
+        (
+            {"scheduler": Scheduler(preemption_mode="drop")},
+            "no preemption mode named 'drop'. Known are: recompute, swap",
+        ),
         ({"cost": "rofline"}, "no cost source named 'rofline'. Did you mean: roofline"),
         ({"cost": "tables:"}, "no cost source named 'tables:'"),
         ({"cost": "vidur"}, "no cost source named 'vidur'"),

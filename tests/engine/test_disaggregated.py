@@ -11,7 +11,15 @@ import pytest
 
 from lengthwise.engine import deploy, disaggregate, kv_transfer_over, simulate
 from lengthwise.schema.cost_tables import CostTables, grid_axis
-from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
+from lengthwise.schema.deployment import (
+    DecodeSide,
+    Deployment,
+    EngineLimits,
+    KvPlan,
+    KVTransfer,
+    Parallelism,
+    Scheduler,
+)
 from lengthwise.schema.errors import InputError, PolicyError
 from lengthwise.schema.records import Rejection, Status
 from lengthwise.schema.workload import Workload
@@ -35,7 +43,7 @@ def tables(step_s, token_s, stages=1):
 
 
 def disaggregated(
-    kv_transfer=Handover(), *, free_slots=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode
+    kv_transfer=KVTransfer(), *, free_slots=8, blocks=512, decode_blocks=512, replicas=1, decoders=1, **decode
 ):
     """Prefill of 1/1024 s a token, one prompt at a time; decode steps of 1/8 s."""
     limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=1024, block_size=4, watermark=0.0)
@@ -58,8 +66,8 @@ def requests(arrival_s, prompt, output):
 
 
 @ENGINES
-def test_one_request_takes_prefill_handover_and_decode(engine):
-    kv_transfer = Handover(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
+def test_one_request_takes_prefill_transfer_and_decode(engine):
+    kv_transfer = KVTransfer(fixed_s=0.25, bytes_per_token=2.0, bytes_per_s=1024.0)
     r = simulate(requests([1.0], [256], [9]), disaggregated(kv_transfer), engine=engine).requests
     assert r.first_token_s[0] == 1.0 + 256 * TOKEN_S
     assert r.finished_s[0] == r.first_token_s[0] + (0.25 + 256 * 2 / 1024) + 8 * STEP_S
@@ -87,8 +95,8 @@ def test_who_comes_during_a_step_joins_the_next_one(engine):
 @ENGINES
 def test_a_link_takes_one_request_after_the_other(engine):
     both = requests([0, 0], [256, 256], [2, 2])
-    at_once = Handover(1.0, one_at_a_time=False)
-    serial = simulate(both, disaggregated(Handover(1.0)), engine=engine).requests.finished_s
+    at_once = KVTransfer(1.0, one_at_a_time=False)
+    serial = simulate(both, disaggregated(KVTransfer(1.0)), engine=engine).requests.finished_s
     np.testing.assert_array_equal(serial, [0.25 + 1 + 1 / 8, 0.25 + 2 + 1 / 8])
     parallel = simulate(both, disaggregated(at_once), engine=engine).requests.finished_s
     np.testing.assert_array_equal(parallel, [0.25 + 1 + 1 / 8, 0.5 + 1 + 1 / 8])
@@ -108,16 +116,16 @@ def test_a_full_decode_side_fills_the_prefilling_one_which_then_admits_nobody(en
 
 
 @ENGINES
-@pytest.mark.parametrize("preempt", ["recompute", "swap"])
-def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preempt):
-    short = disaggregated(decode_blocks=128, preempt=preempt)
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
+def test_who_has_to_leave_is_prefilled_again_or_swapped(engine, preemption_mode):
+    short = disaggregated(decode_blocks=128, preemption_mode=preemption_mode)
     short = replace(short, max_model_len=512)
     records = simulate(requests([0, 0], [252, 252], [100, 100]), short, engine=engine)
     r, steps = records.requests, records.steps
     assert (r.status == Status.FINISHED).all()
     assert r.preemptions.sum() >= 1
     again = steps.prefill_tokens.sum() - r.prompt_tokens.sum()
-    assert (again > 0) == (preempt == "recompute")
+    assert (again > 0) == (preemption_mode == "recompute")
     assert (steps.prefill_seqs[steps.replica == 1] == 0).all()
 
 
@@ -133,7 +141,7 @@ def test_routers_of_both_sides_pick_among_their_own(engine):
 def test_littles_law_holds_for_the_decode_side():
     """Sequences in a step are rate x time in steps; who comes waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
-    n, kv_transfer = 3000, Handover(0.125, one_at_a_time=False)
+    n, kv_transfer = 3000, KVTransfer(0.125, one_at_a_time=False)
     workload = requests(np.cumsum(rng.exponential(0.4, n)), rng.integers(1, 300, n), rng.integers(2, 60, n))
     records = simulate(workload, disaggregated(kv_transfer, free_slots=64, decode_blocks=8192))
     r, steps = records.requests, records.steps
@@ -175,9 +183,9 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(InputError, match="block_size"):
         simulate(one, apart_blocks_of_8())
     with pytest.raises(InputError, match="fixed_s"):
-        Handover(-1.0)
+        KVTransfer(-1.0)
     with pytest.raises(InputError, match="bytes_per_s"):
-        Handover(bytes_per_s=0.0)
+        KVTransfer(bytes_per_s=0.0)
     with pytest.raises(InputError, match="max_in_flight"):
         EngineLimits(max_in_flight=0)
 

@@ -139,7 +139,7 @@ def test_the_kernel_is_ready_after_a_run():
 @pytest.mark.parametrize("router", ["round_robin", "central"])
 def test_the_last_block_of_all_is_used(router, engine):
     """A swapped request that fits, but not with a spare block on top, must not go in and out for ever."""
-    scheduler = dataclasses.replace(policy.scheduler("vllm_v0"), preempt="swap", router=router)
+    scheduler = dataclasses.replace(policy.scheduler("vllm_v0"), preemption_mode="swap", router=router)
     full = dataclasses.replace(
         DEPLOYMENT, parallel=Parallelism(), scheduler=scheduler, max_model_len=64,
         kv=dataclasses.replace(DEPLOYMENT.kv, num_blocks=4),

@@ -95,12 +95,12 @@ def steps_of(server):
 
 
 def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
-    encode_batch, decode_steps = 3, 4
+    prefill_batch, decode_steps = 3, 4
     heard = Heard()
 
     async def work() -> None:
         async with engine() as server:
-            config = config_of(server.url, phases=Phases(encode_batch, decode_steps))
+            config = config_of(server.url, phases=Phases(prefill_batch, decode_steps))
             async with Gateway(config, listeners=(heard,)) as gateway:
                 await settled(gateway)
                 ran = steps_of(server)
@@ -108,14 +108,14 @@ def test_phases_are_those_of_the_schedule_as_counted_and_at_the_engine():
                 await loop_of(gateway.port, 20, lengths)
                 metrics = await text_of(gateway.admin_port)
         full = [one for one in heard.phases if one.cause == "steps"][:6]
-        assert {one.encode_batch for one in full} == {encode_batch}
+        assert {one.prefill_batch for one in full} == {prefill_batch}
         assert statistics.median_low(one.decode_steps for one in full) == decode_steps
         assert all(one.decode_steps >= decode_steps for one in full)
         at = [n for n, (_, prompts) in enumerate(ran) if prompts]
         cycles = [(ran[a][1], b - a) for a, b in itertools.pairwise(at)][2:7]  # the first may come in two steps
-        assert cycles.count((encode_batch, decode_steps)) >= 4, cycles
+        assert cycles.count((prefill_batch, decode_steps)) >= 4, cycles
         assert 'lengthwise_phase_plan{of="decode_steps"} 4.0' in metrics
-        assert f'lengthwise_phase_encode_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
+        assert f'lengthwise_phase_prefill_batch_requests_count{{worker="e0"}} {len(heard.phases)}.0' in metrics
         assert 'lengthwise_phases_total{ended="steps",worker="e0"}' in metrics
 
     run(work)
@@ -180,7 +180,7 @@ def test_a_schedule_changes_while_it_is_kept_and_is_told_as_planned():
                 await settled(gateway)
                 await gateway.configure(replace(config, dispatch=Dispatch(phases=Phases(3, 7))))
                 await loop_of(gateway.port, 6, [4] * 6)
-                assert 'lengthwise_phase_plan{of="encode_batch"} 3.0' in await text_of(gateway.admin_port)
+                assert 'lengthwise_phase_plan{of="prefill_batch"} 3.0' in await text_of(gateway.admin_port)
                 with pytest.raises(InputError, match=r"order\.mode cannot change"):
                     await gateway.configure(replace(config, order=Order("fcfs")))
 
@@ -202,7 +202,7 @@ def test_a_gateway_beside_tells_of_its_requests_and_ends():
             asyncio.run(loop_of(running.gateway.port, 3, [6] * 6))
             assert running.call(running.gateway.drain())
         assert sorted(row.output_tokens for row in running.rows) == [6] * 6
-        assert sum(one.encode_batch for one in heard.phases) == 6
+        assert sum(one.prefill_batch for one in heard.phases) == 6
 
 
 def test_an_engine_that_is_not_there_is_said_so():

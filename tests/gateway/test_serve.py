@@ -256,7 +256,7 @@ def test_who_goes_first_and_what_may_wait_change_while_it_runs_and_the_mode_does
             await g.configure(other)
             status, _, body = await ask(g.port, BODY)
             assert status == 429, body
-            for name, wrong in (("mode", "fcfs"), ("takeover", "nonsense")):
+            for name, wrong in (("mode", "fcfs"), ("preemption", "nonsense")):
                 with pytest.raises(InputError, match=name):
                     await g.configure(replace(before, order=replace(other.order, **{name: wrong})))
             assert g.config is other

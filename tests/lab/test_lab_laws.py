@@ -105,7 +105,7 @@ def test_a_single_seed_knows_no_interval(small) -> None:
 
 def test_waiting_counts_every_stay_in_the_queue(small) -> None:
     """Who is let in at once and made to leave again has waited, too."""
-    moving = Scheduler(rank="mlfq(quantum=2)", memory="paged_by_chunk", takeover="by_rank", window_tokens=1)
+    moving = Scheduler(rank="mlfq(quantum=2)", memory="paged_by_chunk", preemption="by_rank", window_tokens=1)
     bench = small.Bench()
     workload = at_rate(bench.requests(0, ""), 400.0)
     records = engine.simulate(workload, bench.deployment(moving, 2), engine="reference")

@@ -161,6 +161,6 @@ def covered(intervals: list[tuple[float, float]], from_s: float, to_s: float) ->
 def uses(deployment: Deployment, argument: str) -> bool:
     """Whether any policy of the deployment looks at this argument."""
     s = deployment.scheduler
-    axes = ("rank", "leave", "batching", "memory", "router", "takeover")
+    axes = ("rank", "victim", "batching", "memory", "router", "preemption")
     binning = resolve("binning", s.binning or "one")
     return any(resolve(axis, getattr(s, axis)).uses(argument) for axis in axes) or binning.uses(argument)

@@ -9,18 +9,18 @@ from worlds import PHASES, STEADY_PHASES, cost_tables, deployments, of_two_degre
 
 from lengthwise.policy import known
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
-from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, KvPlan, Parallelism
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism
 
 ENCODINGS = (
-    "encode(encode_batch=1)", "encode(encode_batch=4)",
-    "encode(encode_batch=3, threshold=0.1, prompt_tokens=90)",
+    "encode(prefill_batch=1)", "encode(prefill_batch=4)",
+    "encode(prefill_batch=3, threshold=0.1, prompt_tokens=90)",
 )  # fmt: skip
 HANDOVERS = (
-    Handover(),
-    Handover(0.01),
-    Handover(0.0, 100.0, 1e5),
-    Handover(0.003, 1.0, 300.0, one_at_a_time=False),
-    Handover(1.0, 1.0, 1e3),
+    KVTransfer(),
+    KVTransfer(0.01),
+    KVTransfer(0.0, 100.0, 1e5),
+    KVTransfer(0.003, 1.0, 300.0, one_at_a_time=False),
+    KVTransfer(1.0, 1.0, 1e3),
 )
 
 
@@ -64,6 +64,6 @@ def decode_sides(draw: st.DrawFn, current: Deployment, routers: list[str]) -> De
         kv_transfer=draw(st.sampled_from(HANDOVERS)),
         batching=draw(st.sampled_from(["unified", "unified", *sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
-        preempt=draw(st.sampled_from(["recompute", "swap"])),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
         router=draw(st.sampled_from(routers)),
     )

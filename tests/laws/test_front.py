@@ -27,10 +27,10 @@ def behind(deployment, front):
 def blind_to_waiting(deployment):
     """Nothing there tells a delay from a wait in the queue: no bound on waiting, no rank by it."""
     s, endless = deployment.scheduler, float("inf")
-    by_wait = "hrrn" in (s.rank, s.leave)
-    chosen = {"rank": "srtf", "leave": "latest_admitted"} if by_wait else {}
-    if s.takeover != "never":
-        chosen["takeover"] = "by_rank"
+    by_wait = "hrrn" in (s.rank, s.victim)
+    chosen = {"rank": "srtf", "victim": "latest_admitted"} if by_wait else {}
+    if s.preemption != "never":
+        chosen["preemption"] = "by_rank"
     return dataclasses.replace(
         deployment,
         scheduler=dataclasses.replace(s, max_wait_s=endless, batch_wait_s=endless, **chosen),
@@ -59,7 +59,7 @@ def test_a_serial_front_is_lindleys_recursion(workload, deployment, front):
     """An open loop behind a front is one whose requests come when they have passed it."""
     assume(workload.concurrency is None)
     workload = dataclasses.replace(workload, after=None)
-    assume("aged" not in str((deployment.scheduler.rank, deployment.scheduler.leave)))  # by the time it was sent
+    assume("aged" not in str((deployment.scheduler.rank, deployment.scheduler.victim)))  # by the time it was sent
     deployment = blind_to_waiting(deployment)
     late = run(workload, behind(deployment, front)).requests
     entered = dataclasses.replace(workload, arrival_s=front.entries_s(workload.arrival_s))

@@ -67,7 +67,7 @@ def one_at_a_time(deployment: Deployment, replicas: int) -> Deployment:
 @given(workloads(), deployments(), POWERS)
 def test_time_has_no_scale(workload, deployment, factor):
     s = deployment.scheduler
-    assume(not {s.rank, s.leave} & ADDS_SECONDS)
+    assume(not {s.rank, s.victim} & ADDS_SECONDS)
     scheduler = dataclasses.replace(s, max_wait_s=s.max_wait_s * factor, batch_wait_s=s.batch_wait_s * factor)
     limits = dataclasses.replace(deployment.limits, timeout_s=deployment.limits.timeout_s * factor)
     stretched = dataclasses.replace(slower(deployment, factor), limits=limits, scheduler=scheduler)

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from admissions import RANKS, TAKEOVERS, Doorkeeper, misled, observe, served
+from admissions import PREEMPTIONS, RANKS, Doorkeeper, misled, observe, served
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, entries, run
@@ -17,8 +17,8 @@ from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
 BATCHINGS = [name for name in known("batching") if not name.startswith("vidur")]
-BOUNDED = {"rank": RANKS, "takeover": TAKEOVERS, "batching": BATCHINGS, "max_wait_s": [0.0, 0.01, 0.05, 0.3]}
-UNBOUNDED = {"max_wait_s": INFINITY, "takeover": TAKEOVERS}
+BOUNDED = {"rank": RANKS, "preemption": PREEMPTIONS, "batching": BATCHINGS, "max_wait_s": [0.0, 0.01, 0.05, 0.3]}
+UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTIONS}
 
 
 class Bounded(Doorkeeper):
@@ -291,7 +291,7 @@ def test_a_window_ends_after_fifty_steps(workload, deployment):
 
 
 class Seats(Doorkeeper):
-    """By rank: nobody who has had a token keeps a seat from who ranks better, once takeovers were looked for."""
+    """By rank: nobody who has had a token keeps a seat from who ranks better, once preemptions were looked for."""
 
     def _preempt(self, rep, step):
         super()._preempt(rep, step)
@@ -308,7 +308,7 @@ class Seats(Doorkeeper):
 
 
 @HALF
-@given(misled(), served(rank=RANKS, takeover="by_rank", max_wait_s=[INFINITY, 0.05]))
+@given(misled(), served(rank=RANKS, preemption="by_rank", max_wait_s=[INFINITY, 0.05]))
 def test_by_rank_leaves_no_seat_to_who_ranks_worse(workload, deployment):
     observe(Seats, workload, deployment)
 

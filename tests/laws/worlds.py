@@ -17,12 +17,12 @@ MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 40
 INFINITY = float("inf")
 FAMILIES = ("aged(weight=30)", "aged_gittins(weight=5)", "mlfq(quantum=4, levels=3)")
 PHASES = (
-    "rra(encode_batch=1, decode_steps=1)", "rra(encode_batch=3, decode_steps=2)",
-    "rra(encode_batch=5, decode_steps=7, micro_batches=2)", "rra(encode_batch=40, decode_steps=30, micro_batches=1)",
+    "rra(prefill_batch=1, decode_steps=1)", "rra(prefill_batch=3, decode_steps=2)",
+    "rra(prefill_batch=5, decode_steps=7, micro_batches=2)", "rra(prefill_batch=40, decode_steps=30, micro_batches=1)",
 )  # fmt: skip
 STEADY_PHASES = (
-    "rra(encode_batch=4, decode_steps=3, threshold=0.1, prompt_tokens=160, decode_batch=9)",
-    "rra(encode_batch=7, decode_steps=1, micro_batches=2, threshold=0, prompt_tokens=30, decode_batch=3)",
+    "rra(prefill_batch=4, decode_steps=3, threshold=0.1, prompt_tokens=160, decode_batch=9)",
+    "rra(prefill_batch=7, decode_steps=1, micro_batches=2, threshold=0, prompt_tokens=30, decode_batch=3)",
 )  # fmt: skip
 MASKED_S = (0.0, 0.0, 3e-9, 2e-7)
 FRONTS = (Front(), Front(), Front(0.01), Front(0.0, 0.003), Front(0.02, 0.01), Front(1e-3, 0.2))
@@ -123,7 +123,9 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
     """Any point on the axes."""
     ranks = [*sorted(known("rank")), *FAMILIES]
     beyond = {
-        "takeover": draw(st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])),
+        "preemption": draw(
+            st.sampled_from(["never", "never", "by_rank", "is_improvement", "worth(factor=0.1, most=2)"])
+        ),
         "binning": draw(st.sampled_from([None, None, None, "one", "bins(boundaries=[5.0, 50.0])"])),
         "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
         "batch_wait_s": draw(st.sampled_from([INFINITY, 0.0, 0.1])),
@@ -134,19 +136,19 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         chosen = scheduler(name)
         return Scheduler(
             chosen.rank,
-            chosen.leave,
+            chosen.victim,
             chosen.batching,
             chosen.memory,
             draw(st.sampled_from(["recompute", "swap"])),
             draw(st.sampled_from(sorted(known("router")))),
-            **(beyond if chosen.takeover == "never" else beyond | {"takeover": chosen.takeover}),
+            **(beyond if chosen.preemption == "never" else beyond | {"preemption": chosen.preemption}),
         )
     return Scheduler(
         rank=draw(st.sampled_from(ranks)),
-        leave=draw(st.sampled_from(ranks)),
+        victim=draw(st.sampled_from(ranks)),
         batching=draw(st.sampled_from([*sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
-        preempt=draw(st.sampled_from(["recompute", "swap"])),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
         router=draw(st.sampled_from(sorted(known("router")))),
         **beyond,
     )

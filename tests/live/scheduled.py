@@ -134,11 +134,11 @@ def main(model):
     init_none_hash(sha256)
     found = {}
     for asynchronous in (False, True):
-        for takeover in ("never", "worth(factor=0)"):
+        for preemption in ("never", "worth(factor=0)"):
             for seed in range(2):
-                name = f"{'async' if asynchronous else 'plain'} {takeover} {seed}"
+                name = f"{'async' if asynchronous else 'plain'} {preemption} {seed}"
                 found[name] = world(
-                    model, asynchronous, seed, takeover=takeover, window_tokens=4, cuts_per_s=1e9, max_wait_s=1e9
+                    model, asynchronous, seed, preemption=preemption, window_tokens=4, cuts_per_s=1e9, max_wait_s=1e9
                 )
     print(json.dumps(found))
 

@@ -23,7 +23,7 @@ BATCH, STEPS = 2, 5
 def world(model, asynchronous, policy, seed, *, tight, **settings):
     """Requests, all at once where there is room; what each got, and the phases."""
     random_, worker = random.Random(seed), Worker()
-    made = scheduler(model, asynchronous, RraScheduler, policy, encode_batch=BATCH, decode_steps=STEPS, **settings)
+    made = scheduler(model, asynchronous, RraScheduler, policy, prefill_batch=BATCH, decode_steps=STEPS, **settings)
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
     longest = [3, 8, 40, 120] if tight else [3, 8, 12]
     coming = deque(

@@ -84,7 +84,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
     assert len(got) == 90
     assert all(wanted == came for wanted, came in got)
     kept = [one for one in heard.phases if one.cause == "steps"][2:20]
-    assert {one.encode_batch for one in kept} == {ENCODE_BATCH}
+    assert {one.prefill_batch for one in kept} == {ENCODE_BATCH}
     assert statistics.median(one.decode_steps for one in kept) in (DECODE_STEPS, DECODE_STEPS + 0.5)
     assert all(one.decode_steps >= DECODE_STEPS for one in kept)
     assert max(one.decode_batch for one in kept) <= SEATS
@@ -112,7 +112,7 @@ node = "pcie4-4"
     )
     numbers = dict.fromkeys(("throughput_rps", "latency_s", "latency_high_s", "cycle_s", "encode_s", "decode_s"), 1.0)
     chosen = {
-        "strategy": "rra", "encode_batch": 4, "decode_steps": 10, "micro_batches": 1, "tp": 1, "tp_groups": 0,
+        "strategy": "rra", "prefill_batch": 4, "decode_steps": 10, "micro_batches": 1, "tp": 1, "tp_groups": 0,
         "encode_gpus": 1, "decode_batch": 8.0, "memory_share": 0.5, **numbers,
     }  # fmt: skip
     plan = tmp_path / "plan.json"

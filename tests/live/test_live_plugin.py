@@ -62,7 +62,7 @@ def stock(model, engine_python):
 
 @pytest.fixture(scope="module")
 def engine(model, engine_python, stock):
-    settings = additional(takeover="worth(factor=1)", window_tokens=10, max_wait_s=20.0)
+    settings = additional(preemption="worth(factor=1)", window_tokens=10, max_wait_s=20.0)
     with vllm(engine_python, model, model.parent / "plugin.log", *SHAPE, *PLUGIN, *settings) as engine:
         burst(engine.url, mixed(8, seed=9))
         yield engine

@@ -59,7 +59,7 @@ class Client:
             async def __aexit__(self, *_):
                 return None
 
-        order = Order(window_tokens=10, cuts_per_s=1000.0, max_preemptions=50, takeover="worth(factor=1)")
+        order = Order(window_tokens=10, cuts_per_s=1000.0, max_preemptions=50, preemption="worth(factor=1)")
         config = GatewayConfig(
             engines=(Engine(url, in_flight=1, generation_defaults="none"),),
             listen=Listen(port=0, admin_port=None),

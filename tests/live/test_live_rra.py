@@ -62,7 +62,7 @@ def offline(python, model, work, **more):
 
 
 def rra(engine=None, **settings):
-    schedule = {"encode_batch": BATCH, "decode_steps": STEPS} | settings
+    schedule = {"prefill_batch": BATCH, "decode_steps": STEPS} | settings
     return {"scheduler_cls": RRA, "additional_config": {"lengthwise": schedule}} | (engine or {})
 
 
@@ -123,8 +123,8 @@ def test_where_it_cannot_be_kept_the_engine_keeps_its_own(engine_python, model, 
         found = offline(engine_python, model, work, engine=rra(), version="0.99.1")
         assert "this is vLLM 0.99.1" in found["message"]
     else:
-        found = offline(engine_python, model, work, engine=rra(encode_batch=0))
-        assert "encode_batch must be a whole number" in found["message"]
+        found = offline(engine_python, model, work, engine=rra(prefill_batch=0))
+        assert "prefill_batch must be a whole number" in found["message"]
     assert found["phases"] is None
     assert found["outputs"] == stock["outputs"]
     assert found["steps"] == stock["steps"]
@@ -161,7 +161,7 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
     import aiohttp
 
     record = tmp_path / "phases.jsonl"
-    schedule = json.dumps({"lengthwise": {"encode_batch": 3, "decode_steps": 5, "record": str(record)}})
+    schedule = json.dumps({"lengthwise": {"prefill_batch": 3, "decode_steps": 5, "record": str(record)}})
     words = ("--max-num-seqs", str(SEATS), "--scheduler-cls", RRA, "--additional-config", schedule)
 
     async def gone(url: str) -> None:
@@ -176,7 +176,7 @@ def test_a_served_engine_keeps_the_schedule_whoever_comes_and_goes(engine_python
             await asyncio.gather(*asking, return_exceptions=True)
 
     with vllm(engine_python, model, tmp_path / "rra.log", *words) as engine:
-        assert "lengthwise restricts this engine to rra(encode_batch=3" in (tmp_path / "rra.log").read_text()
+        assert "lengthwise restricts this engine to rra(prefill_batch=3" in (tmp_path / "rra.log").read_text()
         asyncio.run(gone(engine.url))
         end_s = time.monotonic() + 20
         states = ("vllm:num_requests_running", "vllm:num_requests_waiting")

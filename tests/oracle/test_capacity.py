@@ -138,7 +138,7 @@ def test_replicas_add_up(replicas):
 def test_swapping_costs_its_blocks_both_ways():
     """Two sequences of up to 5 blocks outgrow 6; the later one goes out with its 3 and comes in again."""
     server = deployment(
-        step_costs(0.01, 0.0), Scheduler(preempt="swap", memory="paged"),
+        step_costs(0.01, 0.0), Scheduler(preemption_mode="swap", memory="paged"),
         max_num_seqs=2, block_size=4, num_blocks=6, max_model_len=24,
     )  # fmt: skip
     server = dataclasses.replace(server, kv=dataclasses.replace(server.kv, swap_s_per_block=0.5))

@@ -119,10 +119,10 @@ def a_bin_below(predicted_tokens):
 
 BAD = [
     ("rank", divides, "raised (ZeroDivisionError|RuntimeWarning)"),
-    ("leave", divides, "raised (ZeroDivisionError|RuntimeWarning)"),
+    ("victim", divides, "raised (ZeroDivisionError|RuntimeWarning)"),
     ("rank", raises, "raised ValueError: I do not like late requests"),
     ("rank", not_a_number, "rank policy 'not_a_number'.*returned NaN for request 3; a key must be a number"),
-    ("leave", not_a_number, "leave policy 'not_a_number' returned NaN for request"),
+    ("victim", not_a_number, "victim policy 'not_a_number' returned NaN for request"),
     ("rank", nothing, "rank policy 'nothing' must return a number|raised TypeError"),
     ("batching", two_numbers, "'two_numbers' (cannot be compiled|must return three whole numbers)"),
     ("batching", four_numbers, "'four_numbers' (cannot be compiled|must return three whole numbers)"),
@@ -135,9 +135,9 @@ BAD = [
     ("memory", more_than_free, "'more_than_free' admitted a request that needs 99 blocks"),
     ("router", one_too_far, "'one_too_far' chose replica 2; there are 2, from 0"),
     ("router", nowhere, "'nowhere' chose replica -1; there are 2, from 0"),
-    ("takeover", no_gain, "'no_gain' returned NaN for waiting request [0-9]+; it must return a number"),
-    ("takeover", no_comparison, "raised (ZeroDivisionError|RuntimeWarning)"),
-    ("takeover", nothing_gained, "'nothing_gained' must return a number|raised TypeError"),
+    ("preemption", no_gain, "'no_gain' returned NaN for waiting request [0-9]+; it must return a number"),
+    ("preemption", no_comparison, "raised (ZeroDivisionError|RuntimeWarning)"),
+    ("preemption", nothing_gained, "'nothing_gained' must return a number|raised TypeError"),
     ("binning", a_bin_too_far, "'a_bin_too_far' chose bin 2; there are 2, from 0"),
     ("binning", a_bin_below, "'a_bin_below' chose bin -1; there are 2, from 0"),
 ]
@@ -147,15 +147,15 @@ def last_come(arrival_s):
     return -arrival_s
 
 
-DECORATORS = {"leave": policy.rank, "binning": policy.binning(bins=2)}
+DECORATORS = {"victim": policy.rank, "binning": policy.binning(bins=2)}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("axis", "function", "report"), BAD, ids=lambda x: getattr(x, "__name__", None))
 def test_one_clear_error(axis, function, report, engine):
     decorate = DECORATORS.get(axis) or getattr(policy, axis)
-    short = {"num_blocks": 20, "replicas": 1, "workload": LONG} if axis == "leave" else {}
-    if axis == "takeover":
+    short = {"num_blocks": 20, "replicas": 1, "workload": LONG} if axis == "victim" else {}
+    if axis == "preemption":
         short = {"replicas": 1, "workload": LONG, "rank": policy.rank(last_come)}
     with pytest.raises(PolicyError, match=report) as caught:
         run(engine, **short, **{axis: decorate(function)})
@@ -172,7 +172,7 @@ def test_a_request_that_waits_for_ever(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "axes", [{"rank": "sjf"}, {"leave": "longest_remaining"}, {"memory": "predicted_peak"}], ids=str
+    "axes", [{"rank": "sjf"}, {"victim": "longest_remaining"}, {"memory": "predicted_peak"}], ids=str
 )
 def test_predictions_that_are_not_there(engine, axes):
     blind = dataclasses.replace(REQUESTS, predicted_tokens=None)
@@ -219,9 +219,9 @@ def test_what_is_no_function(axis, thing):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("axis", ["rank", "leave", "batching", "memory", "router"])
+@pytest.mark.parametrize("axis", ["rank", "victim", "batching", "memory", "router"])
 def test_a_bare_function_or_another_axis(axis, engine):
-    wanted = "rank" if axis == "leave" else axis
+    wanted = "rank" if axis == "victim" else axis
     other = policy.known("memory" if axis != "memory" else "rank")
     with pytest.raises(PolicyError, match=f"decorated with lengthwise.policy.{wanted}; got <function"):
         run(engine, **{axis: divides})

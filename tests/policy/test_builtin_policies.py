@@ -28,7 +28,7 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Paral
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
-AXES = ("rank", "batching", "memory", "router", "takeover", "binning")
+AXES = ("rank", "batching", "memory", "router", "preemption", "binning")
 BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
 COUNT = st.integers(0, 10_000)
 ARRAYS = ("waiting", "running", "tokens")
@@ -268,11 +268,11 @@ def test_a_padded_batch_counts_its_longest_prompt():
     ("axis", "wrong", "near"),
     [
         ("rank", "fcsf", "fcfs"),
-        ("leave", "latest_arival", "latest_arrival"),
+        ("victim", "latest_arival", "latest_arrival"),
         ("batching", "unifed", "unified"),
         ("memory", "pagd", "paged"),
         ("router", "roundrobin", "round_robin"),
-        ("takeover", "worth_t", "worth"),
+        ("preemption", "worth_t", "worth"),
         ("binning", "bin", "bins"),
     ],
 )
@@ -287,15 +287,15 @@ def test_unknown_names_list_the_nearest(axis, wrong, near):
 def test_unknown_schedulers_and_preemptions_list_the_known():
     with pytest.raises(UnknownNameError, match=r"no scheduler named 'vllm'.*vllm_v"):
         policy.scheduler("vllm")
-    deployment = second_a_step("unified", preempt="swop")
-    with pytest.raises(UnknownNameError, match=r"no preemption named 'swop'.*swap"):
+    deployment = second_a_step("unified", preemption_mode="swop")
+    with pytest.raises(UnknownNameError, match=r"no preemption mode named 'swop'.*swap"):
         simulate(A_THEN_B, deployment)
 
 
 def test_named_schedulers_are_points_on_the_axes():
     for name, chosen in policy.named().items():
         assert policy.scheduler(name) is chosen
-        for axis in ("rank", "leave", "batching", "memory", "router", "takeover"):
+        for axis in ("rank", "victim", "batching", "memory", "router", "preemption"):
             text = getattr(chosen, axis)
             assert policy.resolve(axis, text).name.partition("(")[0] == text.partition("(")[0]
         assert chosen.binning is None or policy.resolve("binning", chosen.binning).bins >= 1

@@ -46,43 +46,43 @@ def test_by_rank_gives_the_seat_to_who_ranks_better(engine):
     """The long one has 6 tokens at 6 s; the short one takes its place and is done at 8."""
     waits = run(LONG_THEN_SHORT, place(rank="srtf"), engine)
     assert waits.finished_s.tolist() == [20, 22]
-    takes = run(LONG_THEN_SHORT, place(rank="srtf", takeover="by_rank"), engine)
+    takes = run(LONG_THEN_SHORT, place(rank="srtf", preemption="by_rank"), engine)
     assert takes.finished_s.tolist() == [22, 8]
     assert takes.preemptions.tolist() == [1, 0]
 
 
 def test_nobody_gives_way_to_who_ranks_worse(engine):
     nearly_done = requests((0.0, 4, 7), (5.5, 4, 2))
-    assert run(nearly_done, place(rank="srtf", takeover="by_rank"), engine).preemptions.tolist() == [0, 0]
+    assert run(nearly_done, place(rank="srtf", preemption="by_rank"), engine).preemptions.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("output", "moves"), [(20, 1), (9, 0)])
 def test_worth_it_weighs_the_steps_saved(engine, output, moves):
     """Recomputing takes one step from one request: 12 steps saved are worth it, 1 step is not."""
-    r = run(requests((0.0, 4, output), (5.5, 4, 2)), place(rank="srtf", takeover="is_improvement"), engine)
+    r = run(requests((0.0, 4, output), (5.5, 4, 2)), place(rank="srtf", preemption="is_improvement"), engine)
     assert r.preemptions.tolist() == [moves, 0]
 
 
 DEAR = 1.0 + 5.0 * np.arange(-1, 15)  # 10 tokens to compute again: 46 times a step of one
 
 
-@pytest.mark.parametrize(("takeover", "moves"), [("by_rank", 1), ("is_improvement", 0), ("worth(factor=0.1)", 1)])
-def test_worth_it_does_not_pay_more_for_computing_again_than_it_saves(engine, takeover, moves):
+@pytest.mark.parametrize(("preemption", "moves"), [("by_rank", 1), ("is_improvement", 0), ("worth(factor=0.1)", 1)])
+def test_worth_it_does_not_pay_more_for_computing_again_than_it_saves(engine, preemption, moves):
     later = requests((0.0, 4, 20), (21.5, 4, 2))  # 16 s for the prompt, then a token a second
-    r = run(later, place(layer_s=np.maximum(DEAR, 1.0), rank="srtf", takeover=takeover), engine)
+    r = run(later, place(layer_s=np.maximum(DEAR, 1.0), rank="srtf", preemption=preemption), engine)
     assert r.preemptions.tolist() == [moves, 0]
 
 
 def test_worth_moves_nobody_more_often_than_allowed(engine):
     many = requests((0.0, 4, 60), *((5.5 + 6 * i, 4, 2) for i in range(5)))
     for most in (0, 1, 3):
-        r = run(many, place(rank="srtf", takeover=f"worth(factor=0, most={most})"), engine)
+        r = run(many, place(rank="srtf", preemption=f"worth(factor=0, most={most})"), engine)
         assert r.preemptions.tolist() == [most, 0, 0, 0, 0, 0]
 
 
 def test_the_queue_with_levels_takes_a_seat_when_a_level_is_used_up(engine):
     """Level 0 ends after 4 tokens: at 6 s the newcomer goes first; at 3 s it does not."""
-    levels = {"rank": "mlfq(quantum=4, levels=3)", "takeover": "by_rank"}
+    levels = {"rank": "mlfq(quantum=4, levels=3)", "preemption": "by_rank"}
     assert run(LONG_THEN_SHORT, place(**levels), engine).finished_s[1] == 8
     early = requests((0.0, 4, 20), (2.5, 4, 2))
     assert run(early, place(**levels, window_tokens=1), engine).preemptions[0] == 1
@@ -197,9 +197,9 @@ def test_who_has_waited_too_long_goes_first_and_stays(engine):
     """Short requests keep coming; the long one waits 10 s, then holds its seat to its end."""
     short = [(float(i), 4, 3) for i in range(40)]
     rows = requests(*sorted([(0.5, 4, 30), *short]))
-    served = run(rows, place(rank="srtf", takeover="by_rank"), engine)
+    served = run(rows, place(rank="srtf", preemption="by_rank"), engine)
     assert served.scheduled_s[1] > 100
-    bounded = run(rows, place(rank="srtf", takeover="by_rank", max_wait_s=10.0), engine)
+    bounded = run(rows, place(rank="srtf", preemption="by_rank", max_wait_s=10.0), engine)
     assert bounded.scheduled_s[1] == 11
     assert bounded.preemptions[1] == 0
 

@@ -40,13 +40,13 @@ def sequence_of(steps):
 @ENGINES
 def test_an_encoding_phase_and_so_many_iterations_and_again(engine):
     """B_E = 2, N_D = 3; outputs of 5 tokens need 4 iterations: one phase and one iteration of the next."""
-    steps = simulate(at_once([5] * 6), place("rra(encode_batch=2, decode_steps=3)"), engine=engine).steps
+    steps = simulate(at_once([5] * 6), place("rra(prefill_batch=2, decode_steps=3)"), engine=engine).steps
     assert sequence_of(steps) == ["e2", "d2", "d2", "d2", "e2", "d4", "d2", "d2", "e2", "d4", "d2", "d2", "d2"]
 
 
 @ENGINES
 def test_who_has_finished_is_gone_at_once(engine):
-    steps = simulate(at_once([2, 3, 5, 9]), place("rra(encode_batch=4, decode_steps=8)"), engine=engine).steps
+    steps = simulate(at_once([2, 3, 5, 9]), place("rra(prefill_batch=4, decode_steps=8)"), engine=engine).steps
     assert sequence_of(steps) == ["e4", "d4", "d3", "d2", "d2", "d1", "d1", "d1", "d1"]
 
 
@@ -54,7 +54,7 @@ def test_who_has_finished_is_gone_at_once(engine):
 @pytest.mark.parametrize(("stages", "micro_batches", "parts"), [(3, 0, 3), (3, 2, 2), (2, 9, 2), (4, 1, 1)])
 def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
     """Equal requests: every phase is the encoding of all micro-batches, then N_D rounds of them."""
-    text = f"rra(encode_batch={2 * parts}, decode_steps=4, micro_batches={micro_batches})"
+    text = f"rra(prefill_batch={2 * parts}, decode_steps=4, micro_batches={micro_batches})"
     steps = simulate(at_once([5] * 10 * parts), place(text, stages), engine=engine).steps
     phase = ["e2"] * parts + ["d2"] * 4 * parts
     assert sequence_of(steps) == phase * 5
@@ -64,7 +64,7 @@ def test_micro_batches_go_round_together(engine, stages, micro_batches, parts):
 @ENGINES
 def test_decodes_of_a_micro_batch_rest_beside_its_encoding(engine):
     """Two micro-batches of requests that outlast three phases: each gets its part of the new ones, none is mixed."""
-    batching = "rra(encode_batch=4, decode_steps=2)"
+    batching = "rra(prefill_batch=4, decode_steps=2)"
     steps = simulate(at_once([6] * 12), place(batching, stages=2), engine=engine).steps
     decoding = [sequence_of(steps)[i : i + 6] for i in range(0, 18, 6)]
     assert decoding == [
@@ -78,7 +78,7 @@ def test_decodes_of_a_micro_batch_rest_beside_its_encoding(engine):
 @pytest.mark.parametrize("outputs", [[2, 2, 9, 9], [9, 9, 2, 2]], ids=["first", "last"])
 def test_a_micro_batch_that_runs_empty_takes_no_rounds_from_the_others(engine, outputs):
     """Two micro-batches, one of them through after a round: the other has its N_D = 4 all the same."""
-    batching = "rra(encode_batch=4, decode_steps=4)"
+    batching = "rra(prefill_batch=4, decode_steps=4)"
     steps = simulate(at_once([*outputs, 5, 5, 5, 5]), place(batching, stages=2), engine=engine).steps
     assert sequence_of(steps)[:9] == ["e2", "e2", "d2", "d2", "d2", "d2", "d2", "e2", "e2"]
 
@@ -86,7 +86,7 @@ def test_a_micro_batch_that_runs_empty_takes_no_rounds_from_the_others(engine, o
 @ENGINES
 def test_micro_batches_that_nobody_joined_have_as_many_rounds(engine):
     """Three micro-batches, B_E = 2: who decodes beside the encoding of the others has N_D = 3 rounds, too."""
-    batching = "rra(encode_batch=2, decode_steps=3)"
+    batching = "rra(prefill_batch=2, decode_steps=3)"
     steps = simulate(at_once([30] * 12), place(batching, stages=3), engine=engine).steps
     assert sequence_of(steps)[:8] == ["e1", "e1", "d1", "d1", "d1", "d1", "d1", "d1"]
     phases = "".join(one[0] for one in sequence_of(steps)).split("ee")
@@ -95,7 +95,7 @@ def test_micro_batches_that_nobody_joined_have_as_many_rounds(engine):
 
 @ENGINES
 def test_too_few_are_spread_over_the_micro_batches(engine):
-    steps = simulate(at_once([3] * 5), place("rra(encode_batch=30, decode_steps=2)", 3), engine=engine).steps
+    steps = simulate(at_once([3] * 5), place("rra(prefill_batch=30, decode_steps=2)", 3), engine=engine).steps
     assert sequence_of(steps) == ["e2", "e2", "e1", "d2", "d2", "d1", "d2", "d2", "d1"]
 
 
@@ -103,7 +103,7 @@ def test_too_few_are_spread_over_the_micro_batches(engine):
 def test_who_comes_in_the_middle_waits_for_the_next_phase(engine):
     """One runs from 0 s on; a second comes at 2.5 s, after N_D = 6 iterations of the first it is encoded, at 7 s."""
     workload = Workload(np.array([0.0, 2.5]), np.array([10, 10]), np.array([20, 1]))
-    batching = "rra(encode_batch=8, decode_steps=6)"
+    batching = "rra(prefill_batch=8, decode_steps=6)"
     records = simulate(workload, place(batching), engine=engine)
     assert records.requests.scheduled_s.tolist() == [0, 7]
     alone = simulate(workload, place(batching, stages=4), engine=engine)
@@ -114,11 +114,11 @@ def test_who_comes_in_the_middle_waits_for_the_next_phase(engine):
 @ENGINES
 def test_an_empty_place_begins_a_phase_at_once(engine):
     workload = Workload(np.array([0.0, 50.0]), np.array([10, 10]), np.array([2, 2]))
-    r = simulate(workload, place("rra(encode_batch=8, decode_steps=40)"), engine=engine).requests
+    r = simulate(workload, place("rra(prefill_batch=8, decode_steps=40)"), engine=engine).requests
     assert r.scheduled_s.tolist() == [0, 50]
 
 
-STEADY = "rra(encode_batch=4, decode_steps=3, threshold=0.25, prompt_tokens={tokens}, decode_batch={batch})"
+STEADY = "rra(prefill_batch=4, decode_steps=3, threshold=0.25, prompt_tokens={tokens}, decode_batch={batch})"
 
 
 def prompts_of_phases(prompts, outputs, batching, engine, stages=1):
@@ -149,13 +149,13 @@ def test_micro_batches_share_what_a_phase_takes(engine):
     assert got[:4] == [(2, 50), (2, 50), (2, 50), (2, 50)]
 
 
-@pytest.mark.parametrize("text", ["rra(encode_batch=3, decode_steps=2)", STEADY.format(tokens=100, batch=8)])
+@pytest.mark.parametrize("text", ["rra(prefill_batch=3, decode_steps=2)", STEADY.format(tokens=100, batch=8)])
 def test_they_pass_the_kit_for_policies(text):
     assert "kernel_as_reference" in check_policy(policy.resolve("batching", text))
 
 
 def test_parameters_are_data_and_not_code():
-    one, other = (policy.resolve("batching", f"rra(encode_batch={n}, decode_steps={n})") for n in (3, 70))
+    one, other = (policy.resolve("batching", f"rra(prefill_batch={n}, decode_steps={n})") for n in (3, 70))
     assert policy.compiled(one) is policy.compiled(other)
     assert one.parameters == (3, 3, 0)
     assert one == policy.rra(3, 3)
@@ -165,11 +165,11 @@ def test_parameters_are_data_and_not_code():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rra", "encode_batch"),
-        ("rra(encode_batch=0, decode_steps=1)", "encode_batch must be a whole number of at least 1"),
-        ("rra(encode_batch=2, decode_steps=1.5)", "whole number"),
-        ("rra(encode_batch=2, decode_steps=1, micro_batches=-1)", "micro_batches must be"),
-        ("rra(encode_batch=2, decode_steps=1, phases=3)", "it takes encode_batch, decode_steps, micro_batches=0"),
+        ("rra", "prefill_batch"),
+        ("rra(prefill_batch=0, decode_steps=1)", "prefill_batch must be a whole number of at least 1"),
+        ("rra(prefill_batch=2, decode_steps=1.5)", "whole number"),
+        ("rra(prefill_batch=2, decode_steps=1, micro_batches=-1)", "micro_batches must be"),
+        ("rra(prefill_batch=2, decode_steps=1, phases=3)", "it takes prefill_batch, decode_steps, micro_batches=0"),
     ],
 )
 def test_wrong_parameters_say_what_is_right(text, says):

@@ -187,7 +187,7 @@ def test_the_complete_wait_comes_from_the_records(toy) -> None:
     moved = dataclasses.replace(records.requests, queued_for_s=np.full(100, 7.0), preemptions=np.full(100, 3, np.int32))
     made = dataclasses.replace(records, requests=moved)
     stays = toy.deployment()
-    deployment = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, takeover="by_rank"))
+    deployment = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, preemption="by_rank"))
     found = binding_of(Result("one", summarize(made, deployment), made, deployment, "")).description
     assert "wait 7" in found
     assert "after preemptions" in found

@@ -47,16 +47,16 @@ def test_json_holds_every_number_under_stable_keys(results, tmp_path) -> None:
     assert first["binding"]["resource"]
 
 
-def test_json_contains_takeover_bins_and_bounds_on_waiting(results, tmp_path) -> None:
+def test_json_contains_preemption_bins_and_bounds_on_waiting(results, tmp_path) -> None:
     plain = results[0]
     scheduler = dataclasses.replace(
-        plain.deployment.scheduler, takeover="by_rank", binning="bins(boundaries=[9])", max_wait_s=30.0
+        plain.deployment.scheduler, preemption="by_rank", binning="bins(boundaries=[9])", max_wait_s=30.0
     )
     deployment = dataclasses.replace(plain.deployment, scheduler=scheduler)
     other = dataclasses.replace(plain, name="other", deployment=deployment)
     write_json(tmp_path / "a.json", [plain, other])
     one, two = (r["deployment"] for r in json.loads((tmp_path / "a.json").read_text())["results"])
-    keys = ("takeover", "binning", "max_wait_s", "batch_wait_s")
+    keys = ("preemption", "binning", "max_wait_s", "batch_wait_s")
     assert [one[key] for key in keys] == ["never", None, None, None]
     assert [two[key] for key in keys] == ["by_rank", "bins(boundaries=[9])", 30.0, None]
     write_html(tmp_path / "a.html", [plain, other])

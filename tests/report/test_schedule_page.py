@@ -31,7 +31,7 @@ def test_the_answer_names_the_choice(plan):
     answer = " ".join(sentences(plan))
     assert "Within 3 s for outputs of 63 tokens even in the worst case" in answer
     assert plan.chosen.words in answer
-    assert f"Static batching with batches of {plan.static.encode_batch}" in answer
+    assert f"Static batching with batches of {plan.static.prefill_batch}" in answer
     assert f"{plan.evaluated:,} of {plan.points:,} schedules" in answer
     assert "The bound breaks if the output lengths change by: mean +15 %, mean +30 %" in answer
     assert "tighter would have prevented it" in answer

@@ -212,7 +212,7 @@ def test_rows_are_said_in_words(curves, system):
     of = curves[system]
     row = of.best(np.inf)
     assert row.strategy == system
-    assert f"batch {row.encode_batch}" in row.words
+    assert f"batch {row.prefill_batch}" in row.words
     assert ("steps of" in row.words) == (row.chunk_tokens > 0)
     decoding = row.tp * row.stages * row.replicas
     assert (decoding if row.prefill_cut is None else decoding + row.encode_gpus) == 4

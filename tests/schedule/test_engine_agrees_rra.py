@@ -28,7 +28,7 @@ def deployed(controls, model, cluster, tables):
     cost = dataclasses.replace(tables[degree], stage_layers=layers)
     if single.any():
         cost = dataclasses.replace(cost, other=tables[1], stage_other=single)
-    given = {"encode_batch": controls.encode_batch, "decode_steps": controls.decode_steps}
+    given = {"prefill_batch": controls.prefill_batch, "decode_steps": controls.decode_steps}
     given["micro_batches"] = controls.micro_batches or 0
     batching = f"rra({', '.join(f'{name}={value}' for name, value in given.items())})"
     parallel = Parallelism(degree, len(stages), single_stages=int(single.sum()))

@@ -85,12 +85,12 @@ def test_a_row_is_the_same_alone_and_among_others(opt_estimator):
             np.testing.assert_array_equal(getattr(together, field.name)[row], getattr(alone, field.name)[0])
 
 
-@pytest.mark.parametrize(("name", "values"), [("encode_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))])
+@pytest.mark.parametrize(("name", "values"), [("prefill_batch", range(4, 160, 4)), ("decode_steps", range(1, 64))])
 def test_rra_is_monotone_as_the_paper_says(opt_estimator, name, values):
     """More new requests: more throughput, more latency. Fewer decodes between encodings: the same."""
     base = Controls(R, 40, 8, tp=2, tp_groups=1)
     got = opt_estimator.estimate([replace(base, **{name: value}) for value in values])
-    sign = 1 if name == "encode_batch" else -1
+    sign = 1 if name == "prefill_batch" else -1
     assert got.feasible.sum() > 30
     for column in (got.throughput_rps[got.feasible], got.latency_s[got.feasible]):
         rising = sign * np.diff(column) > -0.05 * column[:-1]
@@ -145,9 +145,9 @@ def test_more_stages_than_layers_cannot_be(opt, summaries):
 
 
 def test_controls_out_of_range_are_refused(opt_estimator):
-    for wrong in ({"encode_batch": 0}, {"decode_steps": 0}, {"micro_batches": 0}, {"tp": 0}, {"tp_groups": -1}):
+    for wrong in ({"prefill_batch": 0}, {"decode_steps": 0}, {"micro_batches": 0}, {"tp": 0}, {"tp_groups": -1}):
         with pytest.raises(InputError, match=next(iter(wrong))):
-            Controls(**{"strategy": R, "encode_batch": 4} | wrong)
+            Controls(**{"strategy": R, "prefill_batch": 4} | wrong)
     with pytest.raises(InputError, match="decode_steps of WAA must be 1"):
         Controls(C, 4, 2)
     with pytest.raises(InputError, match="must fit the 4 GPUs"):

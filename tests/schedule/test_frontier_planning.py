@@ -127,10 +127,10 @@ def test_the_best_static_batch_meets_the_bound_and_memory(opt_estimator):
     assert (got.memory_share <= 1).all()
     row = got.best(6.0)
     assert row.latency_s <= 6.0
-    larger = got.latency_s[got.batch > row.encode_batch]
+    larger = got.latency_s[got.batch > row.prefill_batch]
     assert larger[0] > 6.0
     assert got.best(0.1) is None
-    assert got.best(math.inf).encode_batch == got.batch[-1]
+    assert got.best(math.inf).prefill_batch == got.batch[-1]
 
 
 def test_bounds_of_the_paper_are_quantiles_of_static_latencies(opt_estimator):

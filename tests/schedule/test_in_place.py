@@ -49,7 +49,7 @@ def is_the_best(estimator, tp, groups, bound_s=math.inf, max_num_seqs=math.inf):
     good = every.feasible & (every.latency_high_s <= bound_s) & (every.decode_batch <= max_num_seqs)
     assert (found.tp, found.tp_groups) == (tp, groups)
     assert found.latency_high_s <= bound_s
-    assert max(found.encode_batch, found.decode_batch) <= max_num_seqs
+    assert max(found.prefill_batch, found.decode_batch) <= max_num_seqs
     assert found.throughput_rps >= every.throughput_rps[good].max() / WITHIN
     return found
 
@@ -77,7 +77,7 @@ def test_where_nothing_has_seats_or_is_in_time_there_is_none(of_opt):
     phases, ever = (
         InPlace(Planner(code, [4]), deployed(code, 4, 1), max_num_seqs=max_num_seqs) for max_num_seqs in (1, math.inf)
     )
-    assert phases.best().encode_batch == 1
+    assert phases.best().prefill_batch == 1
     assert ever.best(0.01) is None
     handed = Planner(code, [2], [Strategy.WAA_C])
     assert InPlace(handed, handed.best().row, max_num_seqs=100).best() is None

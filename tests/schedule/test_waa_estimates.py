@@ -65,7 +65,7 @@ def test_where_decoding_binds_both_ways_are_one(four_a40, opt, opt_tables):
     assert both[0].latency_s[0] == both[1].latency_s[0]
 
 
-def test_a_handover_binds_when_nothing_else_does(opt, four_a40, opt_tables):
+def test_a_kv_transfer_binds_when_nothing_else_does(opt, four_a40, opt_tables):
     fast = scaled(opt_tables, 1e-6)
     got = estimate([Controls(C, 4, tp=2, tp_groups=2)], FIXED, four_a40, opt, fast)
     one_way_s = 4 * 256 * 40 * 2 * 2 * 20 * 128 / HOST_LINK_BYTES_PER_S

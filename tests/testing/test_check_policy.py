@@ -12,12 +12,12 @@ from lengthwise.engine import simulate
 from lengthwise.testing import POLICY_CHECKS, check_policy, policies
 from lengthwise.testing import policies as _worlds
 
-AXES = ("rank", "batching", "memory", "router", "takeover", "binning")
+AXES = ("rank", "batching", "memory", "router", "preemption", "binning")
 FAMILIES = (
     ("rank", "aged(weight=30)"),
     ("rank", "aged_gittins"),
     ("rank", "mlfq(quantum=8, levels=3)"),
-    ("takeover", "worth(factor=0.5, most=2)"),
+    ("preemption", "worth(factor=0.5, most=2)"),
     ("binning", "bins(boundaries=[8, 24])"),
 )
 BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
@@ -101,7 +101,7 @@ def beyond(waiting):
     return len(waiting)
 
 
-@policy.takeover
+@policy.preemption
 def shrugs(waiting_key):
     return np.nan
 

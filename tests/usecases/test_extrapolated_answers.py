@@ -104,7 +104,7 @@ def test_a_schedule_beyond_what_was_measured_says_so(monkeypatch):
 
 def test_the_largest_step_of_a_schedule_is_what_its_batches_say():
     row = schedules.plan_schedule(config.loads(PLANNED)).chosen
-    row = replace(row, strategy="rra", encode_batch=12, micro_batches=3, decode_batch=60.0)
+    row = replace(row, strategy="rra", prefill_batch=12, micro_batches=3, decode_batch=60.0)
     task = schedule.TaskLengths.fixed(100, 21)
     had = largest_step(row, task, 0.99)
     assert had == {"tokens": 400, "seqs": 20, "chunk": 100, "context": 121, "kv_tokens": 2210}

@@ -24,7 +24,7 @@ engine = { max_num_seqs = 2, max_model_len = 1024 }
 LAB = """
 [lab]
 policies = [
-  "sjf", "aged(weight=20)", { name = "mine", rank = "srtf", takeover = "by_rank", longest_wait = 1.5 }, "mlfq",
+  "sjf", "aged(weight=20)", { name = "mine", rank = "srtf", preemption = "by_rank", longest_wait = 1.5 }, "mlfq",
 ]
 predictors = ["oracle", { kind = "lognormal_error", sigma = 0.5 }, { kind = "reversed", name = "worst" }]
 loads = [0.5, 2.0]
@@ -42,7 +42,7 @@ def test_names_short_forms_and_tables_are_contestants() -> None:
     by_name = {p.name: p for p in question.policies}
     assert list(by_name) == ["sjf", "aged(weight=20)", "mine", "mlfq"]
     assert by_name["aged(weight=20)"].scheduler.rank == "aged(weight=20)"
-    assert by_name["mine"].scheduler.takeover == "by_rank"
+    assert by_name["mine"].scheduler.preemption == "by_rank"
     assert by_name["mine"].longest_wait == 1.5
     assert [p.predicts for p in question.policies] == [True, True, True, False]
     assert question.predictors == ("oracle", "lognormal_error sigma=0.5", "worst")

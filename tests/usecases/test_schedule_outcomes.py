@@ -17,10 +17,10 @@ from lengthwise.usecases.schedule_plan import PlannedRun, phases_of
 from lengthwise.usecases.schedule_run import mean, schedule_outcome
 
 
-def row_of(encode_batch=3, decode_steps=5):
+def row_of(prefill_batch=3, decode_steps=5):
     """12 requests/s within 0.8 s at B_E and N_D."""
     return ScheduleRow(
-        "rra", encode_batch, decode_steps, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9,
+        "rra", prefill_batch, decode_steps, 1, 1, 0, 1, throughput_rps=12.0, latency_s=0.8, latency_high_s=0.9,
         cycle_s=0.2, encode_s=0.05, decode_s=0.03, decode_batch=9.0, memory_share=0.5,
     )  # fmt: skip
 
@@ -28,7 +28,7 @@ def row_of(encode_batch=3, decode_steps=5):
 def test_an_engine_may_have_what_all_but_one_phase_in_a_hundred_hold():
     """Drawn phases against the bound that the gateway is told."""
     task = TaskLengths.from_samples([10], np.arange(2, 41))
-    phases = phases_of(row_of(encode_batch=10, decode_steps=6), task)
+    phases = phases_of(row_of(prefill_batch=10, decode_steps=6), task)
     rng = np.random.default_rng(0)
     there, batches = np.zeros(0, int), []
     for _ in range(4000):

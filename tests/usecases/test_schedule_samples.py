@@ -141,7 +141,7 @@ def test_as_many_requests_are_played_as_fill_phases_to_count():
     text = LISTED.format(draws=0)
     here = config.loads(text)
     planned = schedule_plan.planned_run(here)
-    large = replace(planned, row=replace(planned.row, encode_batch=400, decode_batch=900.0))
+    large = replace(planned, row=replace(planned.row, prefill_batch=400, decode_batch=900.0))
     number = schedule_run.requests_to_count(large.row, 2)
     assert 0.75 * number / 2 / 400 >= 30, "phases of an engine that count"
     assert 0.25 * number / 2 >= 900, "those in which batches fill do not"

@@ -35,7 +35,7 @@ def test_a_decode_batch_and_two_encodings_are_under_way():
 
 
 def test_enough_are_played_to_fill_a_large_plan_several_times():
-    large = replace(SPLIT, encode_batch=224, decode_batch=18.7)
+    large = replace(SPLIT, prefill_batch=224, decode_batch=18.7)
     assert split_requests(SPLIT) == 1000
     assert split_requests(large) >= 4 * split_in_flight(large)
     assert split_requests(large, 2) == 2 * split_requests(large)

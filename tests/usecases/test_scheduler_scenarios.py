@@ -1,4 +1,4 @@
-"""[scheduler] says takeover, bins, bounds on waiting, and parameters of policies."""
+"""[scheduler] says preemption, bins, bounds on waiting, and parameters of policies."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_every_key_reaches_the_engine():
         {
             "policy": '"isrtf"',
             "rank": '"aged(weight=20)"',
-            "takeover": '"worth(factor=2, most=3)"',
+            "preemption": '"worth(factor=2, most=3)"',
             "binning": '"bins(boundaries=[100, 300])"',
             "max_wait": '"2min"',
             "batch_wait_s": 1.5,
             "window": 20,
         }
     )
-    assert (made.rank, made.takeover) == ("aged(weight=20)", "worth(factor=2, most=3)")
+    assert (made.rank, made.preemption) == ("aged(weight=20)", "worth(factor=2, most=3)")
     assert policy.resolve("binning", made.binning).bins == 3
     assert (made.max_wait_s, made.batch_wait_s, made.window_tokens) == (120, 1.5, 20)
     assert made.batching == "unified"
@@ -102,7 +102,7 @@ WRONG = [
     ("rank", "aged(weight=-2)", PolicyError, "weight must be above 0"),
     ("rank", "aged(20)", PolicyError, r"written like name\(key=1, other=2\)"),
     ("rank", "mlfq(quantum=2.5)", PolicyError, "a whole number must stand where 2.5 does"),
-    ("takeover", "by_rnk", UnknownNameError, "Did you mean: by_rank"),
+    ("preemption", "by_rnk", UnknownNameError, "Did you mean: by_rank"),
     ("binning", "equalmass(k=3)", UnknownNameError, "no binning policy named 'equalmass'"),
     ("binning", "equal_mas(k=3)", UnknownNameError, r"Did you mean: equal_mass\(k=8\)"),
     ("policy", "aged(weight=20)", PolicyError, r'it is a rank: give scheduler.rank = "aged\(weight=20\)"'),
@@ -115,7 +115,7 @@ WRONG = [
     ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
     ("max_wait_s", "soon", ScenarioError, "must be seconds"),
     ("window_tokens", "0", ScenarioError, "at least 1"),
-    ("takover", "never", ScenarioError, "did you mean scheduler.takeover"),
+    ("takover", "never", ScenarioError, "did you mean scheduler.preemption"),
 ]
 
 

@@ -245,7 +245,7 @@ def shared_notes(deployment: Deployment) -> tuple[str, ...]:
         _blocks,
         _memory,
         _by_length,
-        _takeover,
+        _preemption,
         _binning,
         _max_wait,
         _preempt,
@@ -292,12 +292,12 @@ def _by_length(d: Deployment) -> str | None:
     )
 
 
-def _takeover(d: Deployment) -> str | None:
-    name = policy_name(d.scheduler.takeover)
+def _preemption(d: Deployment) -> str | None:
+    name = policy_name(d.scheduler.preemption)
     if name == "never":
         return None
     return (
-        f"A waiting request took a running one's place where takeover {name} said so. vLLM evicts only when a running "
+        f"By the preemption policy {name}, waiting requests preempted running ones. vLLM evicts only when a running "
         "request finds no memory; a gateway can cut a stream after some tokens and ask for the rest later, with what "
         "the request has produced as its prompt."
     )
@@ -322,7 +322,7 @@ def _max_wait(d: Deployment) -> str | None:
 
 
 def _preempt(d: Deployment) -> str | None:
-    if d.scheduler.preempt != "swap":
+    if d.scheduler.preemption_mode != "swap":
         return None
     return "An evicted request's KV cache was swapped to the host; the engine computes it again."
 

@@ -137,7 +137,7 @@ def _notes(d: Deployment) -> tuple[str, ...]:
             "(--schedule-conservativeness)."
         ),
         (
-            f"When memory ran out, {policy_name(d.scheduler.leave)} said who leaves; SGLang retracts by priority, if "
+            f"When memory ran out, {policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
             "requests have one, else those with the shortest output so far."
         ),
         (

@@ -164,7 +164,7 @@ def _rank(d: Deployment) -> str | None:
 
 
 def _leave(d: Deployment) -> str | None:
-    name, by_priority = policy_name(d.scheduler.leave), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
+    name, by_priority = policy_name(d.scheduler.victim), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
     if name == ("lowest_priority" if by_priority else "latest_admitted"):
         return None
     does = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
@@ -236,7 +236,7 @@ def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device
 
     Args:
         deployment: One stage: with several, vLLM has several batches under way and keeps its own order.
-        settings: The table of ``--additional-config``: encode_batch, decode_steps and the rest.
+        settings: The table of ``--additional-config``: prefill_batch, decode_steps and the rest.
         device: "cuda" or "cpu".
     """
     plain = vllm_launch(deployment, device=device)

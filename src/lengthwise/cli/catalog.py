@@ -213,7 +213,7 @@ def _scheduler_details(name: str) -> list[tuple[str, str]]:
     bounds = {"max_wait_s": scheduler.max_wait_s, "batch_wait_s": scheduler.batch_wait_s}
     return [
         ("in a file", f'[scheduler] policy = "{name}"'),
-        ("preempt", scheduler.preempt),
+        ("preemption_mode", scheduler.preemption_mode),
         ("router", str(scheduler.router)),
         ("starvation", policy.resolve("rank", scheduler.rank).starvation or _DEFAULT_STARVATION),
         *((key, f"{s:g} (inf removes the bound)") for key, s in bounds.items() if math.isfinite(s)),

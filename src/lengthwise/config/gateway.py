@@ -115,7 +115,7 @@ class OrderSection(Section):
 
     mode: Annotated[Mode, BeforeValidator(_not_split)] = "isrtf"
     rank: Text | None = None
-    takeover: Text = _ORDER.takeover
+    preemption: Text = _ORDER.preemption
     window_tokens: PositiveInt = _ORDER.window_tokens
     max_wait_s: Wait = _ORDER.max_wait_s
     max_preemptions: Annotated[int, Field(ge=0)] = _ORDER.max_preemptions
@@ -137,7 +137,7 @@ class AdmissionSection(Section):
 class PhasesSection(Section):
     """The schedule of phases of every engine in mode rra, as `lengthwise schedule` plans it."""
 
-    encode_batch: PositiveInt
+    prefill_batch: PositiveInt
     decode_steps: PositiveInt
     decode_batch: _Mean | None = None
     mean_prompt_tokens: _Mean | None = None
@@ -476,7 +476,7 @@ class _Builder:
     def _order(self, section: OrderSection) -> gateway_config.Order:
         from lengthwise.policy import resolve
 
-        for axis in ("rank", "takeover"):
+        for axis in ("rank", "preemption"):
             name = getattr(section, axis)
             with self._at("order", axis):
                 if name is not None:

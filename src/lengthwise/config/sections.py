@@ -60,7 +60,7 @@ class DecodeSection(Section):
     one_at_a_time: bool = True
     batching: Text = "unified"
     memory: Text = "paged"
-    preempt: PreemptionMode = "recompute"
+    preemption_mode: PreemptionMode = "recompute"
     router: Text = "round_robin"
 
     @property
@@ -236,7 +236,7 @@ class SchedulerSection(Section):
     """A named scheduler, single axes that differ from it, or a user's own policies.
 
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with
-    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``takeover`` decides
+    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``preemption`` decides
     whether a waiting request may preempt a running one. ``binning`` gathers arrivals of similar predicted length into
     batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)", "exponential(k=8)" and "learned(k=8)"
     take their boundaries from other requests of the same workload. ``max_wait_s`` bounds starvation: requests that
@@ -247,12 +247,12 @@ class SchedulerSection(Section):
 
     policy: Text = "vllm_v1"
     rank: Text | None = None
-    leave: Text | None = None
+    victim: Text | None = None
     batching: Text | None = None
     memory: Text | None = None
-    preempt: PreemptionMode | None = None
+    preemption_mode: PreemptionMode | None = None
     router: Text | None = None
-    takeover: Text | None = None
+    preemption: Text | None = None
     binning: Text | None = None
     max_wait_s: Wait | None = None
     batch_wait_s: Wait | None = None

@@ -20,7 +20,7 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.policy import contracts
 
-BAD_TAKEOVER = kernel_layout.BAD_TAKEOVER
+BAD_PREEMPTION = kernel_layout.BAD_PREEMPTION
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
 DECODES_REST, NEW_PHASE = contracts.DECODES_REST, contracts.NEW_PHASE
@@ -29,7 +29,7 @@ RESERVE_BLOCK, ADMIT_AFTER_EVICTION = contracts.RESERVE_BLOCK, contracts.ADMIT_A
 
 
 @jit
-def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
+def form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
     """Fill ``work`` with the next step of a replica; return False if there is nothing to run."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
@@ -55,7 +55,7 @@ def form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
     if admit > 0:
         rep.steps_since = 0
         rep.finished_since = 0
-        _update_order(S, r, now_s, rank, memory, takeover)
+        _update_order(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, leave_rank)
     prompt_tokens = max(0, tokens - w.decodes)
@@ -86,7 +86,7 @@ def _plan(S, r, decodes, next_tokens, batching):
 
 
 @jit
-def _update_order(S, r, now_s, rank, memory, takeover):
+def _update_order(S, r, now_s, rank, memory, preemption):
     """Update the order of the queue, and preempt running requests for waiting ones of a better rank."""
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
@@ -97,12 +97,12 @@ def _update_order(S, r, now_s, rank, memory, takeover):
     if not full and (params.rank_every_step == 1 or queue.starvation_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
     if params.preempts == 1 and (rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_window):
-        _preempt(S, r, now_s, rank, memory, takeover)
+        _preempt(S, r, now_s, rank, memory, preemption)
 
 
 @jit_cold
-def _preempt(S, r, now_s, rank, memory, takeover):
-    """Evict running requests for waiting ones that lack a slot or memory, where the takeover policy permits it."""
+def _preempt(S, r, now_s, rank, memory, preemption):
+    """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
     rep, params = S.replicas[r], S.params[0]
     ranked, running, worst_from, left = False, 0, 0, 0
     free_slots, free = params.max_num_seqs - S.running[r], rep.free_blocks
@@ -124,7 +124,7 @@ def _preempt(S, r, now_s, rank, memory, takeover):
             if k == worst_from:
                 worst_from -= 1
                 _worst_to_end(S, k)
-            if not _may_preempt(S, r, slot, key, k - 1, tried, now_s, takeover):
+            if not _may_preempt(S, r, slot, key, k - 1, tried, now_s, preemption):
                 break
             k -= 1
             room += S.slots[S.tmp_slot[k]].blocks
@@ -171,18 +171,18 @@ def _blocks_to_enter(S, slot, free, free_slots, memory):
 
 
 @jit_cold
-def _may_preempt(S, r, waiting, key, k, attempts, now_s, takeover):
+def _may_preempt(S, r, waiting, key, k, attempts, now_s, preemption):
     """Return whether a waiting request may preempt the running one at ``k`` in ``tmp_slot``."""
     if not key < S.tmp_key[k]:
         return False
     w, q = S.slots[waiting], S.slots[S.tmp_slot[k]]
-    gain = takeover(
+    gain = preemption(
         key, S.tmp_key[k], remaining_of(S, w), remaining_of(S, q), q.generated, _recompute_steps(S, r, q),
         S.running[r], S.queues[S.replicas[r].queue].length + attempts, w.queued_for_s + (now_s - w.queued_s),
         S.results[q.index].preemptions,
     )  # fmt: skip
     if gain != gain:  # noqa: PLR0124  NaN
-        S.counters[0].problem = BAD_TAKEOVER
+        S.counters[0].problem = BAD_PREEMPTION
         S.counters[0].problem_request = w.index
         return False
     return gain > 0

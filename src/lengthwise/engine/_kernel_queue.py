@@ -140,7 +140,7 @@ def remaining_of(S, q):
 
 @jit_cold
 def key_of(S, function, now_s, q):
-    """Return the rank or leave key of an updated request; NaN is noted as a problem."""
+    """Return the rank or victim key of an updated request; NaN is noted as a problem."""
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
     queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)

@@ -8,7 +8,7 @@ from lengthwise import catalog, policy
 from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
-from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, Handover, Parallelism, Scheduler
+from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, LinkSpec, ModelSpec, NodeSpec
 
@@ -98,12 +98,12 @@ def deploy(
 def _scheduler(scheduler: str | Scheduler) -> Scheduler:
     """Return a scheduler whose names and objects are checked."""
     scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
-    for axis in ("rank", "leave", "batching", "memory", "router", "takeover"):
+    for axis in ("rank", "victim", "batching", "memory", "router", "preemption"):
         policy.resolve(axis, getattr(scheduler, axis))
     if scheduler.binning is not None:
         policy.resolve("binning", scheduler.binning)
-    if scheduler.preempt not in policy.PREEMPTIONS:
-        raise UnknownNameError("preemption", scheduler.preempt, policy.PREEMPTIONS)
+    if scheduler.preemption_mode not in policy.PREEMPTION_MODES:
+        raise UnknownNameError("preemption mode", scheduler.preemption_mode, policy.PREEMPTION_MODES)
     return scheduler
 
 
@@ -136,7 +136,7 @@ def _tables(
     raise UnknownNameError("cost source", source, COST_SOURCES)
 
 
-def disaggregate(local: Deployment, remote: Deployment, kv_transfer: Handover | None = None) -> Deployment:
+def disaggregate(local: Deployment, remote: Deployment, kv_transfer: KVTransfer | None = None) -> Deployment:
     """Return a deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
 
     Requests are limited by the shorter ``max_model_len``. Of the scheduler of ``remote`` only batching, memory,
@@ -169,18 +169,18 @@ def disaggregate(local: Deployment, remote: Deployment, kv_transfer: Handover | 
         kv_transfer=kv_transfer or kv_transfer_over(local.node.link_for(gpus), local, remote),
         batching=remote.scheduler.batching,
         memory=remote.scheduler.memory,
-        preempt=remote.scheduler.preempt,
+        preemption_mode=remote.scheduler.preemption_mode,
         router=remote.scheduler.router,
     )
     return replace(local, max_model_len=min(local.max_model_len, remote.max_model_len), decode=side)
 
 
-def kv_transfer_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> Handover:
+def kv_transfer_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> KVTransfer:
     """Return the cost of a KV transfer in which every GPU sends its share of the cache over a link of its own.
 
     ``link`` connects the GPUs of both sides; None: each GPU writes to host memory, from which the receiver reads.
     """
     sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (local, remote))
     if link is None:
-        return Handover(0.0, sent + received, HOST_LINK_BYTES_PER_S)
-    return Handover(link.latency_s, max(sent, received), link.bandwidth_bytes_per_s)
+        return KVTransfer(0.0, sent + received, HOST_LINK_BYTES_PER_S)
+    return KVTransfer(link.latency_s, max(sent, received), link.bandwidth_bytes_per_s)

@@ -36,7 +36,7 @@ INFINITY = float("inf")
 
 
 def run(
-    S, D, rank, leave_rank, batching, memory, router, takeover, binning,
+    S, D, rank, leave_rank, batching, memory, router, preemption, binning,
     decode_batching, decode_memory, decode_router,
 ):  # fmt: skip
     """Run until nothing is left or the time limit is reached; return a status code.
@@ -66,7 +66,7 @@ def run(
             for k in range(count):
                 _schedule(
                     S, D, S.tmp_order[k], now_s, count - 1 - k, evictions, rank, leave_rank,
-                    decode_batching if decoding else batching, decode_memory if decoding else memory, takeover,
+                    decode_batching if decoding else batching, decode_memory if decoding else memory, preemption,
                 )  # fmt: skip
             if counters.problem != OK or (counters.evictions == evictions and not decoding):
                 break
@@ -294,7 +294,7 @@ def _first_blocked(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memory, takeover):
+def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memory, preemption):
     """Fill a replica's pipeline with steps; decode-only steps repeat in place.
 
     ``left`` replicas are still to be scheduled at this instant, which started with a count of ``evictions``.
@@ -305,7 +305,7 @@ def _schedule(S, D, r, now_s, left, evictions, rank, leave_rank, batching, memor
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if not repeating and not form(S, r, now_s, rank, leave_rank, batching, memory, takeover):
+        if not repeating and not form(S, r, now_s, rank, leave_rank, batching, memory, preemption):
             if w.evicted == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, BLOCKED, BAD_BIN, BAD_TAKEOVER, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
+OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, BLOCKED, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
 """Status codes of a run of the kernel."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")

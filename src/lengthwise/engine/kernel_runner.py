@@ -270,7 +270,7 @@ def ready() -> bool:
 @lru_cache(maxsize=1)
 def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
-    axes = ("rank", "rank", "batching", "memory", "router", "takeover", "binning", "batching", "memory", "router")
+    axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
     signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes))
     return _jit.compile_now(kernel.run, signature, cached=True)
 

@@ -441,7 +441,7 @@ class Reference:
         return int(admit), int(tokens), int(flags)
 
     def _preempt(self, rep: Replica, step: Step) -> None:
-        """Evict running requests for waiting ones that lack a slot or memory, where the takeover policy permits it.
+        """Evict running requests for waiting ones that lack a slot or memory, where the preemption policy permits it.
 
         Residents without a token since their admission are exempt: every admission yields at least one token, or two
         requests could preempt each other forever.
@@ -487,14 +487,14 @@ class Reference:
         tokens = q.context if q.decoding else q.prefilled
         swaps = rep.s.params.swap and q.decoding
         swap_s = 2 * q.blocks * rep.s.params.swap_s_per_block if swaps else None
-        gain: float = self.s.functions.takeover(
+        gain: float = self.s.functions.preemption(
             w.key, key, self.s.remaining(w), self.s.remaining(q), q.generated,
             rep.cost.recompute_steps(tokens, swap_s, len(decodes), kv_tokens), len(rep.running),
             len(rep.queue.waiting), w.queued_for_s + (self.now_s - w.queued_s),
             int(self.results[q.index]["preemptions"]),
         )  # fmt: skip
         if math.isnan(gain):
-            raise error_of(kernel_layout.BAD_TAKEOVER, self.s, w.index)
+            raise error_of(kernel_layout.BAD_PREEMPTION, self.s, w.index)
         return gain > 0
 
     def _rank_key(self, q: Request) -> float:
@@ -578,7 +578,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self.s.key(self.s.functions.leave, self.now_s, q, self.service[q.tenant]), q.slot_index
+        return self.s.key(self.s.functions.victim, self.now_s, q, self.service[q.tenant]), q.slot_index
 
     def _evict(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
-from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTIONS, Policy, interpreted, known, resolve
+from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.schema.deployment import Deployment, Handover
+from lengthwise.schema.deployment import Deployment, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import After, Workload
@@ -29,11 +29,11 @@ class Policies(NamedTuple):
     """Policies of a run, in the order in which the kernel takes their functions."""
 
     rank: Policy
-    leave: Policy
+    victim: Policy
     batching: Policy
     memory: Policy
     router: Policy
-    takeover: Policy
+    preemption: Policy
     binning: Policy
 
 
@@ -41,11 +41,11 @@ class Functions(NamedTuple):
     """Functions of the policies, each with its axis' full argument list."""
 
     rank: Function
-    leave: Function
+    victim: Function
     batching: Function
     memory: Function
     router: Function
-    takeover: Function
+    preemption: Function
     binning: Function
 
 
@@ -109,14 +109,14 @@ class Params:
         self.closed_loop = bool(workload.concurrency)
         self.has_dependents = workload.after is not None and len(workload.after.parent) > 0
         self.central_queue = policies.router == known("router")["central"]
-        self.swap = scheduler.preempt == "swap"
+        self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
         self.prefix_caching = limits.enable_prefix_caching
         self.rank_every_step = policies.rank.every_step
         self.needs_peak = policies.memory.uses("peak_tokens")
-        self.preempts = policies.takeover != known("takeover")["never"]
+        self.preempts = policies.preemption != known("preemption")["never"]
         self.preemption_window = scheduler.window_tokens
-        self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.leave))
+        self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
@@ -156,7 +156,7 @@ class Setup:
     dependents: Dependents | None
     first: int = 0
     remote: Setup | None = None
-    kv_transfer: Handover = Handover()
+    kv_transfer: KVTransfer = KVTransfer()
 
     @property
     def sides(self) -> list[Setup]:
@@ -202,7 +202,7 @@ class Setup:
         return max(1, math.ceil(self.predicted_at(q.index, generated)[0]) - generated)
 
     def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
-        """Return a rank or leave key.
+        """Return a rank or victim key.
 
         Raises:
             PolicyError: It is NaN.
@@ -311,10 +311,10 @@ def _side(
 
 def _policies(deployment: Deployment) -> Policies:
     scheduler = deployment.scheduler
-    if scheduler.preempt not in PREEMPTIONS:
-        raise UnknownNameError("preemption", scheduler.preempt, PREEMPTIONS)
+    if scheduler.preemption_mode not in PREEMPTION_MODES:
+        raise UnknownNameError("preemption mode", scheduler.preemption_mode, PREEMPTION_MODES)
     binning = "one" if scheduler.binning is None else scheduler.binning
-    axes = ("rank", "leave", "batching", "memory", "router", "takeover")
+    axes = ("rank", "victim", "batching", "memory", "router", "preemption")
     found = {axis: resolve(axis, getattr(scheduler, axis)) for axis in axes}
     return Policies(**found, binning=resolve("binning", binning))
 
@@ -405,8 +405,8 @@ def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
     match code:
         case kernel_layout.BAD_RANK:
             message = (
-                f"rank policy {policies.rank.name!r} or leave policy {policies.leave.name!r} returned NaN for request "
-                f"{number}; a key must be a number"
+                f"rank policy {policies.rank.name!r} or victim policy {policies.victim.name!r} returned NaN for "
+                f"request {number}; a key must be a number"
             )
         case kernel_layout.BAD_MEMORY:
             message = (
@@ -417,9 +417,9 @@ def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
             message = f"router {policies.router.name!r} chose replica {number}; there are {params.replicas}, from 0"
         case kernel_layout.BAD_BIN:
             message = f"binning {policies.binning.name!r} chose bin {number}; there are {params.bins}, from 0"
-        case kernel_layout.BAD_TAKEOVER:
+        case kernel_layout.BAD_PREEMPTION:
             message = (
-                f"takeover policy {policies.takeover.name!r} returned NaN for waiting request {number}; "
+                f"preemption policy {policies.preemption.name!r} returned NaN for waiting request {number}; "
                 "it must return a number"
             )
         case kernel_layout.BLOCKED:

@@ -103,7 +103,7 @@ class Phases:
     """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine follows its own.
 
     Attributes:
-        encode_batch: New requests of one prefill, B_E.
+        prefill_batch: New requests of one prefill, B_E.
         decode_steps: Decode iterations from one prefill to the next, N_D.
         decode_batch: Mean number of requests at an engine after a prefill, B_D; None: unknown.
         mean_prompt_tokens: Mean prompt length; None: unknown.
@@ -113,7 +113,7 @@ class Phases:
             prefill (whose slots are about to become free), else the engine's own limit.
     """
 
-    encode_batch: int
+    prefill_batch: int
     decode_steps: int
     decode_batch: float | None = None
     mean_prompt_tokens: float | None = None
@@ -121,7 +121,7 @@ class Phases:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        require_integer("encode_batch", self.encode_batch, 1)
+        require_integer("prefill_batch", self.prefill_batch, 1)
         require_integer("decode_steps", self.decode_steps, 1)
         for name in ("decode_batch", "mean_prompt_tokens"):
             value = getattr(self, name)
@@ -135,14 +135,14 @@ class Phases:
                     "threshold must have decode_batch and mean_prompt_tokens: batches are kept near these means"
                 )
         if self.max_in_flight is not None:
-            require_integer("max_in_flight", self.max_in_flight, self.encode_batch)
+            require_integer("max_in_flight", self.max_in_flight, self.prefill_batch)
 
     @property
     def high(self) -> int | None:
         """Return the most requests at an engine by the schedule; None: no bound."""
         if self.max_in_flight is not None or self.threshold is None or self.decode_batch is None:
             return self.max_in_flight
-        return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.encode_batch
+        return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.prefill_batch
 
 
 def refuse_split(mode: str) -> None:
@@ -169,7 +169,7 @@ class Order:
     Attributes:
         mode: One of MODES.
         rank: Name of a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs").
-        takeover: Name of a victim policy: when a waiting request preempts a running one (isrtf).
+        preemption: Name of a victim policy: when a waiting request preempts a running one (isrtf).
         window_tokens: Generated tokens between two predictions and comparisons (ELIS: 50).
         max_wait_s: A request that has waited so long in total precedes all that have not, in order of arrival.
         max_preemptions: Most preemptions of a request.
@@ -181,7 +181,7 @@ class Order:
 
     mode: str = "isrtf"
     rank: str | None = None
-    takeover: str = "worth(factor=100)"
+    preemption: str = "worth(factor=100)"
     window_tokens: int = 50
     max_wait_s: float = 60.0
     max_preemptions: int = 3
@@ -422,7 +422,7 @@ class GatewayConfig:
             raise InputError("a gateway needs an engine: give --engine URL, [[engines]] or [discovery]")
         if self.order.mode == "rra" and self.dispatch.phases is None:
             raise InputError(
-                "mode rra must have [dispatch.phases] with encode_batch and decode_steps: `lengthwise schedule` "
+                "mode rra must have [dispatch.phases] with prefill_batch and decode_steps: `lengthwise schedule` "
                 "chooses them"
             )
 

@@ -326,7 +326,7 @@ class PlanTracker(Listener):
             await self._apply(phases)
             self._phases = phases
         now = self._phases
-        changed = (before.encode_batch, before.decode_steps) != (now.encode_batch, now.decode_steps)
+        changed = (before.prefill_batch, before.decode_steps) != (now.prefill_batch, now.decode_steps)
         self._failed += event.failed
         self._changed += changed
         self._left += not (changed or event.failed)

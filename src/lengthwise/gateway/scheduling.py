@@ -65,7 +65,7 @@ class Phase:
         cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (the slowest streams were not
             waited for any longer).
         finished_s: When the next phase could begin, or no request was left.
-        encode_batch: Requests of its prefill.
+        prefill_batch: Requests of its prefill.
         decode_batch: Requests at the worker after its prefill.
         decode_steps: Iterations until its end.
         left_batch: Requests at the worker at its end.
@@ -76,7 +76,7 @@ class Phase:
     cause: str
     started_s: float
     finished_s: float
-    encode_batch: int
+    prefill_batch: int
     prompt_tokens: int
     decode_batch: int
     decode_steps: int

@@ -93,7 +93,7 @@ class Question:
 def ends(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
     """Return FCFS and the oracle with their predictors: nonpreemptive shortest job first with known lengths (ELIS)."""
     fcfs = question.base
-    oracle = replace(fcfs, rank="sjf", takeover="never")
+    oracle = replace(fcfs, rank="sjf", preemption="never")
     return (Contestant(FCFS, fcfs, predicts=False), ""), (Contestant(ORACLE, oracle), ORACLE)
 
 

@@ -18,12 +18,12 @@ from .contracts import (
     batching,
     binning,
     memory,
+    preemption,
     rank,
     router,
-    takeover,
 )
 from .families import aged, aged_gittins, bins, call_of, encode, mlfq, rra, worth
-from .named_schedulers import PREEMPTIONS, catalog, known, named, resolve, scheduler
+from .named_schedulers import PREEMPTION_MODES, catalog, known, named, resolve, scheduler
 
 __all__ = [
     "ADMIT_AFTER_EVICTION",
@@ -37,7 +37,7 @@ __all__ = [
     "ONE_BY_ONE",
     "PADDED",
     "PREDICTED",
-    "PREEMPTIONS",
+    "PREEMPTION_MODES",
     "RESERVE_BLOCK",
     "RESTART_AS_DECODE",
     "SERVICE_OUTPUT_WEIGHT",
@@ -59,11 +59,11 @@ __all__ = [
     "memory",
     "mlfq",
     "named",
+    "preemption",
     "rank",
     "resolve",
     "router",
     "rra",
     "scheduler",
-    "takeover",
     "worth",
 ]

@@ -21,8 +21,8 @@ INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission",
 COLUMNS = RANK_ARGUMENTS[1:]
 """Columns of ``keys``: all arguments of a rank except the time."""
 
-_CONVERSIONS = {"rank": "float", "batching": "integers", "memory": "integer", "router": "integer", "takeover": "float",
-                "binning": "integer"}  # fmt: skip
+_CONVERSIONS = {"rank": "float", "batching": "integers", "memory": "integer", "router": "integer",
+                "preemption": "float", "binning": "integer"}  # fmt: skip
 
 
 def _integer(value: Any) -> int:
@@ -60,7 +60,7 @@ def signatures() -> dict[str, Any]:
         "batching": j.triple_of_ints(*[j.i8] * len(ARGUMENTS["batching"])),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
         "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
-        "takeover": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
+        "preemption": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
         "binning": j.i8(j.f8, j.i8),
     }
 
@@ -107,7 +107,7 @@ def _require_number(policy: Policy) -> None:
         "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0, 0, 0, 0, 0, 0, 1, *policy.all_parameters),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
         "router": (0, 0.5, 0.5, none, none, none),
-        "takeover": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),
+        "preemption": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),
         "binning": (1.0, 1),
     }
     sample = dict(zip(ARGUMENTS[policy.axis], samples[policy.axis], strict=True))

@@ -33,7 +33,7 @@ MEMORY_ARGUMENTS = (
     "watermark_blocks", "num_running", "peak_tokens",
 )  # fmt: skip
 ROUTER_ARGUMENTS = ("sequence", "draw_a", "draw_b", "waiting", "running", "tokens")
-TAKEOVER_ARGUMENTS = (
+PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
     "recompute_steps", "num_running", "waiting", "queued_for_s", "preemptions",
 )  # fmt: skip
@@ -44,7 +44,7 @@ ARGUMENTS = {
     "batching": BATCHING_ARGUMENTS,
     "memory": MEMORY_ARGUMENTS,
     "router": ROUTER_ARGUMENTS,
-    "takeover": TAKEOVER_ARGUMENTS,
+    "preemption": PREEMPTION_ARGUMENTS,
     "binning": BINNING_ARGUMENTS,
 }
 PREDICTED = (
@@ -87,7 +87,7 @@ class Policy:
     """A policy function with the properties that the engine needs.
 
     Attributes:
-        axis: "rank" (also for victims), "batching", "memory", "router", "takeover" or "binning".
+        axis: "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning".
         name: Name in tables and scenario files.
         function: The plain Python function.
         arguments: Names of its arguments, a subset of its axis'.
@@ -160,7 +160,7 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
     to come (at least 1), ``index_tokens`` the Gittins index of the predicted distribution. ``queued_for_s`` is the
     total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
     ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
-    (-1: never), ``eviction`` that of the last eviction (0: never). As ``leave`` the same function chooses victims: the
+    (-1: never), ``eviction`` that of the last eviction (0: never). As ``victim`` the same function chooses victims: the
     largest key is evicted first, and among equals the request that returned from a step last.
     """
     if function is None:
@@ -168,15 +168,15 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
     return make("rank", function, starvation=starvation)
 
 
-def takeover(function: Function) -> Policy:
-    """Decorate a function of TAKEOVER_ARGUMENTS; above 0: a waiting request preempts a running one.
+def preemption(function: Function) -> Policy:
+    """Decorate a function of PREEMPTION_ARGUMENTS; above 0: a waiting request preempts a running one.
 
     It is called at the first step after an arrival that is first in the queue, and every ``Scheduler.window_tokens``
     steps, for the first waiting request that lacks a slot or memory and the last running one, both by ``rank``.
     ``recompute_steps`` is the cost of resuming the running one (recomputed or swapped), in decode steps of the current
     batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts its previous evictions.
     """
-    return make("takeover", function)
+    return make("preemption", function)
 
 
 def binning(*, bins: int) -> Decorator:

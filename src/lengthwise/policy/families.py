@@ -98,18 +98,18 @@ def worth(factor: float = 1.0, most: int = 1_000_000) -> Policy:
             return saved - factor * recompute_steps * (num_running + waiting)
         return 0.0
 
-    return _named("takeover", f"worth(factor={factor:g}, most={most})", gain)
+    return _named("preemption", f"worth(factor={factor:g}, most={most})", gain)
 
 
 def rra(
-    encode_batch: int,
+    prefill_batch: int,
     decode_steps: int,
     micro_batches: int = 0,
     threshold: float | None = None,
     prompt_tokens: int = 0,
     decode_batch: int = 0,
 ) -> Policy:
-    """ExeGPT's RRA: encoding of ``encode_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
+    """ExeGPT's RRA: encoding of ``prefill_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
 
     The requests circulate in a pipeline as ``micro_batches`` (0: as many as it has stages, which is also the maximum),
     each joined by its part of the new ones. Finished requests leave at once; waiting ones join in the next phase.
@@ -118,23 +118,23 @@ def rra(
     of a phase stay within that share of ``prompt_tokens``, their mean; as far as that allows, the decode batch stays
     within it of ``decode_batch``, its mean.
     """
-    sizes = {"encode_batch": encode_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
+    sizes = {"prefill_batch": prefill_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
     if threshold is None:
         return _phases("rra", phases.rra, sizes)
     means = {"prompt_tokens": prompt_tokens, "decode_batch": decode_batch}
     return _phases("rra", phases.rra_steady, sizes, threshold, means)
 
 
-def encode(encode_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
-    """The encoding side of ExeGPT's WAA: batches of at most ``encode_batch`` complete prompts.
+def encode(prefill_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
+    """The encoding side of ExeGPT's WAA: batches of at most ``prefill_batch`` complete prompts.
 
     With a ``threshold`` batches are adjusted (section 5.2) so that their prompts stay within that share of
     ``prompt_tokens``, the mean of a batch.
     """
     if threshold is None:
-        return _phases("encode", phases.encode, {"encode_batch": encode_batch})
+        return _phases("encode", phases.encode, {"prefill_batch": prefill_batch})
     means = {"prompt_tokens": prompt_tokens}
-    return _phases("encode", phases.encode_steady, {"encode_batch": encode_batch}, threshold, means)
+    return _phases("encode", phases.encode_steady, {"prefill_batch": prefill_batch}, threshold, means)
 
 
 def _phases(
@@ -186,7 +186,7 @@ def _bins(inner: tuple[float, ...]) -> Policy:
 
 FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
     "rank": {"aged": aged, "aged_gittins": aged_gittins, "mlfq": mlfq},
-    "takeover": {"worth": worth},
+    "preemption": {"worth": worth},
     "binning": {"bins": bins},
     "batching": {"encode": encode, "rra": rra},
 }

@@ -16,42 +16,42 @@ _MODULES = {
     "batching": batchings,
     "memory": memories,
     "router": routers,
-    "takeover": preemptions,
+    "preemption": preemptions,
     "binning": binnings,
 }
-PREEMPTIONS = ("recompute", "swap")
+PREEMPTION_MODES = ("recompute", "swap")
 MAX_WAIT_S = 300.0
 """Wait after which a request precedes others under the named length-aware schedulers; inf removes the limit."""
 MAX_BIN_WAIT_S = 30.0
 """Wait after which a bin of the named Multi-Bin schedulers becomes a batch although it is not full."""
 
 _PAGED_V1 = {"batching": "unified", "memory": "paged_by_chunk"}
-_BY_LENGTH = {**_PAGED_V1, "leave": "longest_remaining", "max_wait_s": MAX_WAIT_S}
+_BY_LENGTH = {**_PAGED_V1, "victim": "longest_remaining", "max_wait_s": MAX_WAIT_S}
 _BINNED = {"rank": "completed_batches", "binning": "one", "batch_wait_s": MAX_BIN_WAIT_S}
 _AXES: dict[str, dict[str, Any]] = {
     "faster_transformer": {"batching": "static", "memory": "reserve_max"},
     "orca": {"batching": "mixed", "memory": "reserve_max"},
-    "vllm_v0": {"leave": "latest_arrival", "batching": "prefill_first", "memory": "paged"},
+    "vllm_v0": {"victim": "latest_arrival", "batching": "prefill_first", "memory": "paged"},
     "sarathi": {"batching": "chunked", "memory": "paged"},
     "lightllm": {"batching": "prefill_first", "memory": "predicted_peak"},
     "vllm_v1": {"rank": "fcfs_evicted_first", **_PAGED_V1},
     "sjf": {"rank": "sjf", **_PAGED_V1, "max_wait_s": MAX_WAIT_S},
-    "srtf": {"rank": "srtf", **_BY_LENGTH, "preempt": "swap", "takeover": "by_rank"},
-    "isrtf": {"rank": "srtf", **_BY_LENGTH, "takeover": "worth(factor=100)"},
+    "srtf": {"rank": "srtf", **_BY_LENGTH, "preemption_mode": "swap", "preemption": "by_rank"},
+    "isrtf": {"rank": "srtf", **_BY_LENGTH, "preemption": "worth(factor=100)"},
     "elis": {
-        "rank": "srtf", "batching": "windowed", "memory": "paged", "takeover": "by_rank", "max_wait_s": MAX_WAIT_S,
+        "rank": "srtf", "batching": "windowed", "memory": "paged", "preemption": "by_rank", "max_wait_s": MAX_WAIT_S,
     },
-    "gittins": {"rank": "gittins", **_BY_LENGTH, "takeover": "worth(factor=100)"},
+    "gittins": {"rank": "gittins", **_BY_LENGTH, "preemption": "worth(factor=100)"},
     "hrrn": {"rank": "hrrn", **_PAGED_V1},
     "mlfq": {
-        "rank": "mlfq(quantum=64, levels=6)", **_PAGED_V1, "preempt": "swap", "takeover": "by_rank",
+        "rank": "mlfq(quantum=64, levels=6)", **_PAGED_V1, "preemption_mode": "swap", "preemption": "by_rank",
         "max_wait_s": MAX_WAIT_S,
     },
     "vtc": {"rank": "vtc", **_PAGED_V1},
     "multi_bin": {**_BINNED, "batching": "static_bins", "memory": "paged"},
     "multi_bin_continuous": {**_BINNED, **_PAGED_V1},
     "vidur_vllm": {
-        "rank": "fcfs_evicted_first", "leave": "latest_arrival", "batching": "vidur_vllm", "memory": "paged_strict",
+        "rank": "fcfs_evicted_first", "victim": "latest_arrival", "batching": "vidur_vllm", "memory": "paged_strict",
     },
     "vidur_sarathi": {"rank": "fcfs_evicted_first", "batching": "vidur_sarathi", "memory": "paged_strict"},
     "vidur_orca": {"batching": "mixed", "memory": "vidur_reserve_max"},
@@ -61,8 +61,8 @@ _SCHEDULERS = {name: Scheduler(**axes) for name, axes in _AXES.items()}
 
 
 def known(axis: str) -> dict[str, Policy]:
-    """Return the built-in policies of an axis by name ("leave" is the axis "rank")."""
-    module = _MODULES["rank" if axis == "leave" else axis]
+    """Return the built-in policies of an axis by name ("victim" is the axis "rank")."""
+    module = _MODULES["rank" if axis == "victim" else axis]
     return {value.name: value for value in vars(module).values() if isinstance(value, Policy)}
 
 
@@ -73,7 +73,7 @@ def resolve(axis: str, policy: Any) -> Policy:
         UnknownNameError: No built-in policy has this name.
         PolicyError: The object is no policy, or one of another axis.
     """
-    policy_axis = "rank" if axis == "leave" else axis
+    policy_axis = "rank" if axis == "victim" else axis
     if isinstance(policy, str):
         policies = known(axis)
         found = from_text(policy_axis, policy) or policies.get(policy)
@@ -115,9 +115,9 @@ def catalog() -> list[tuple[str, str, str]]:
 
 
 def _describe(s: Scheduler) -> str:
-    text = f"rank {s.rank}, leave {s.leave}, batching {s.batching}, memory {s.memory}"
-    if s.takeover != "never":
-        text += f", takeover {s.takeover}"
+    text = f"rank {s.rank}, victim {s.victim}, batching {s.batching}, memory {s.memory}"
+    if s.preemption != "never":
+        text += f", preemption {s.preemption}"
     if s.binning is not None:
         text += f", binning {s.binning}"
         if math.isfinite(s.batch_wait_s):

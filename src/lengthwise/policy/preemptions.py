@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from lengthwise.policy.contracts import takeover
+from lengthwise.policy.contracts import preemption
 
 
-@takeover
+@preemption
 def never():
     """Running requests stay until memory is short."""
     return 0.0
 
 
-@takeover
+@preemption
 def by_rank(waiting_key, running_key):
     """The better rank wins the slot (SRTF, MLFQ)."""
     return running_key - waiting_key
 
 
-@takeover
+@preemption
 def is_improvement(
     waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running, waiting
 ):

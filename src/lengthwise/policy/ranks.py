@@ -1,4 +1,4 @@
-"""Orders of requests: the smallest key runs first; as ``leave``, the largest key is evicted first."""
+"""Orders of requests: the smallest key runs first; as ``victim``, the largest key is evicted first."""
 
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ def priority(priority, arrival_s):
 
 @rank
 def latest_admitted(admission):
-    """As ``leave``: the request admitted last is evicted (vLLM v1, Sarathi)."""
+    """As ``victim``: the request admitted last is evicted (vLLM v1, Sarathi)."""
     return float(admission)
 
 
 @rank
 def latest_arrival(arrival_s):
-    """As ``leave``: the request that arrived last is evicted (vLLM v0)."""
+    """As ``victim``: the request that arrived last is evicted (vLLM v0)."""
     return arrival_s
 
 
 @rank
 def longest_remaining(predicted_tokens, generated_tokens):
-    """As ``leave``: the request with the longest predicted remaining output is evicted."""
+    """As ``victim``: the request with the longest predicted remaining output is evicted."""
     return predicted_tokens - generated_tokens
 
 
 @rank
 def lowest_priority(priority, admission):
-    """As ``leave``: the lowest priority class is evicted, the latest admitted request of it first."""
+    """As ``victim``: the lowest priority class is evicted, the latest admitted request of it first."""
     return priority * 1e12 + admission

@@ -72,7 +72,7 @@ def binding_of(result: Result) -> Binding:
         result.summary,
         max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
         offered=is_open_loop(result),
-        evicts_for_memory=result.deployment.scheduler.takeover == "never",
+        evicts_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_s(result.records),
     )
 

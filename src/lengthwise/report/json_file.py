@@ -7,8 +7,8 @@ numbers are null. Units are in the names. The file of simulated or measured vari
       {"name": str,
        "binding": {"resource": str, "description": str, "warning": str},
        "deployment": null where an engine was measured, else
-                     {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "leave", "batching",
-                      "memory", "preempt", "router", "takeover", "binning", "max_wait_s", "batch_wait_s",
+                     {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "victim", "batching",
+                      "memory", "preemption_mode", "router", "preemption", "binning", "max_wait_s", "batch_wait_s",
                       "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
                       "block_size_tokens", "price_per_hour_usd", "cost_source"},
        "summary": the fields of lengthwise.metrics.Summary; an estimate is
@@ -80,7 +80,7 @@ def _result(result: Result) -> dict[str, Any]:
 def deployment_facts(deployment: Deployment) -> dict[str, Any]:
     """Return what ran, as plain values by name."""
     parallel, scheduler, limits = deployment.parallel, deployment.scheduler, deployment.limits
-    axes = ("rank", "leave", "batching", "memory", "preempt", "router", "takeover")
+    axes = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption")
     properties: dict[str, Any] = {
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
@@ -107,11 +107,14 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
             "tp": decode.parallel.tp,
             "pp": decode.parallel.pp,
             "replicas": decode.parallel.replicas,
-            **{axis: _policy_name(getattr(decode, axis)) for axis in ("batching", "memory", "preempt", "router")},
+            **{
+                axis: _policy_name(getattr(decode, axis))
+                for axis in ("batching", "memory", "preemption_mode", "router")
+            },
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,
-            "handover_fixed_s": decode.kv_transfer.fixed_s,
-            "handover_token_s": decode.kv_transfer.token_s,
+            "transfer_fixed_s": decode.kv_transfer.fixed_s,
+            "transfer_token_s": decode.kv_transfer.token_s,
         }
     return properties
 

@@ -55,7 +55,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
         made.append("Static batching: no batch meets the bound.")
     else:
         made.append(
-            f"Static batching with batches of {static.encode_batch} serves {amount(static.throughput_rps)} requests/s "
+            f"Static batching with batches of {static.prefill_batch} serves {amount(static.throughput_rps)} requests/s "
             f"at {seconds(static.latency_s)}; the chosen schedule reaches "
             f"{chosen.throughput_rps / static.throughput_rps:.2f} times this throughput."
         )

@@ -246,7 +246,7 @@ class _Replanner:
     def change(self, before: TaskLengths) -> Change:
         planner, options, setting = self.planner, self.options, self.planner.estimator.setting
         row, latency_s = evaluate_deployed(planner.estimator, self.deployed, worst_case=planner.worst_case)
-        has_room = max(row.encode_batch, row.decode_batch) <= options.max_num_seqs
+        has_room = max(row.prefill_batch, row.decode_batch) <= options.max_num_seqs
         retained = row if math.isfinite(latency_s) and has_room else None
         free = self.best(self.bound_s)
         margin = self._drift_margin(before) if options.margin is None else options.margin

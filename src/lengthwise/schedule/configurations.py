@@ -206,7 +206,7 @@ class Curve:
         prefill = int(self.prefill_tp[at]), int(self.prefill_pp[at]), int(self.prefill_replicas[at])
         return ScheduleRow(
             strategy=self.system,
-            encode_batch=int(self.batch[at]),
+            prefill_batch=int(self.batch[at]),
             decode_steps=0,
             micro_batches=int(self.parts[at]),
             tp=tp,

@@ -45,7 +45,7 @@ class Controls:
 
     Attributes:
         strategy: Allocation of encoding and decoding to the GPUs.
-        encode_batch: B_E.
+        prefill_batch: B_E.
         decode_steps: N_D; 1 for WAA.
         micro_batches: B_m, never more than the sequences of a batch. None: the number of stages for RRA, 1 for WAA.
         tp: Tensor-parallel degree of the groups.
@@ -53,7 +53,7 @@ class Controls:
     """
 
     strategy: Strategy
-    encode_batch: int
+    prefill_batch: int
     decode_steps: int = 1
     micro_batches: int | None = None
     tp: int = 1
@@ -100,7 +100,7 @@ class ControlColumns:
     """
 
     strategy: Ints
-    encode_batch: Ints
+    prefill_batch: Ints
     decode_steps: Ints
     micro_batches: Ints
     tp: Ints
@@ -112,7 +112,7 @@ class ControlColumns:
         shapes = {field.name: getattr(self, field.name).shape for field in fields(self)}
         if self.strategy.ndim != 1 or len(set(shapes.values())) > 1:
             raise InputError(f"the controls must be columns of one length; their shapes are {shapes}")
-        minimums = {"encode_batch": 1, "decode_steps": 1, "micro_batches": 0, "tp": 1, "tp_groups": 0}
+        minimums = {"prefill_batch": 1, "decode_steps": 1, "micro_batches": 0, "tp": 1, "tp_groups": 0}
         checks = [
             (getattr(self, name) >= minimum, name, f"{name} must be at least {minimum}")
             for name, minimum in minimums.items()
@@ -146,7 +146,7 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
     for c in controls:
         if c.micro_batches is not None and c.micro_batches < 1:
             raise InputError(f"micro_batches must be at least 1; it is {c.micro_batches}")
-        rows.append((CODES.index(c.strategy), c.encode_batch, c.decode_steps, c.micro_batches or 0, c.tp, c.tp_groups))
+        rows.append((CODES.index(c.strategy), c.prefill_batch, c.decode_steps, c.micro_batches or 0, c.tp, c.tp_groups))
     return ControlColumns(*np.array(rows, dtype=np.int64).reshape(len(rows), 6).T)
 
 

@@ -161,7 +161,7 @@ def encode_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
         allowed = splits(gpus, tp, groups)
         if not len(allowed):
             continue
-        new = controls.encode_batch[rows[at]].astype(np.float64)
+        new = controls.prefill_batch[rows[at]].astype(np.float64)
         parts = _decode_parts(setting, new, controls.micro_batches[rows[at]])
         if strategy == CODES.index(Strategy.WAA_C):
             # Seconds of a GPU with all layers: of an encoding, and of a decode iteration of B_E E[n] sequences.
@@ -303,7 +303,7 @@ class Estimator:
 
     def _fill_rra(self, given: ControlColumns, rows: _Rows, at: Ints, layout: Layout, *, timed: bool) -> None:
         setting = self.setting
-        new, steps = given.encode_batch[at].astype(np.float64), given.decode_steps[at]
+        new, steps = given.prefill_batch[at].astype(np.float64), given.decode_steps[at]
         # The loads of all phase lengths one below another; a schedule's iterations begin at its offset.
         distinct, inverse = np.unique(steps, return_inverse=True)
         offset = np.concatenate([[0], np.cumsum(distinct)[:-1]])[inverse]
@@ -312,7 +312,7 @@ class Estimator:
         new = new * setting.batches.size_factor(new / np.minimum(parts, new))
         batch = new * loads[offset, 0]
         # B_E requests are encoded in as many parts however few of them decode.
-        parts = np.minimum(parts, np.maximum(np.floor(batch).astype(np.int64), given.encode_batch[at]))
+        parts = np.minimum(parts, np.maximum(np.floor(batch).astype(np.int64), given.prefill_batch[at]))
         encoding = new / np.minimum(parts, new)
         rows.encoded[at], rows.micro_batches[at], rows.decode_batch[at] = new, parts, batch
         if timed:
@@ -342,7 +342,7 @@ class Estimator:
 
     def _fill_waa(self, given: ControlColumns, rows: _Rows, at: Ints, layout: Layout, tp: int) -> None:
         setting, task, model = self.setting, self.setting.task, self.setting.model
-        new = given.encode_batch[at].astype(np.float64)
+        new = given.prefill_batch[at].astype(np.float64)
         new = new * setting.batches.size_factor(new)
         parts = _decode_parts(setting, new, given.micro_batches[at])
         memory, out = setting.memory(layout.stages), np.zeros((len(new), 8))

@@ -276,7 +276,7 @@ class StaticBatches:
         batch, latency_s = int(self.batch[at]), float(self.latency_s[at])
         return ScheduleRow(
             strategy="static",
-            encode_batch=batch,
+            prefill_batch=batch,
             decode_steps=self.steps,
             micro_batches=int(self.micro_batches[at]),
             tp=self.tp,

@@ -132,8 +132,8 @@ def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explan
 def _explain_rra(setting: Setting, controls: Controls, estimates: Estimates, rounds: int) -> Explanation:
     layout = rra_layout(setting.model.layers, setting.cluster.gpus, controls.tp, controls.tp_groups)
     parts = int(estimates.micro_batches[0])
-    encoding = min(parts, controls.encode_batch)
-    new = controls.encode_batch * float(setting.batches.size_factor(np.array(controls.encode_batch / encoding)))
+    encoding = min(parts, controls.prefill_batch)
+    new = controls.prefill_batch * float(setting.batches.size_factor(np.array(controls.prefill_batch / encoding)))
     encode_s = setting.stage_visits_s(layout.encode, new / encoding, encode=True)
     decode_s = _phase_s(setting, layout.decode, controls.decode_steps, new, parts)
     spread = float(estimates.encode_range[0]) * encoding**0.5 / setting.z if setting.z else 0.0
@@ -152,7 +152,7 @@ def _explain_waa(setting: Setting, controls: Controls, estimates: Estimates, rou
     parts, batch = int(estimates.micro_batches[0]), float(estimates.decode_batch[0])
     load, projected = setting.phase(1, renewal=True), projected_share(setting.model)
     context = load.kv_tokens[0] / load.seqs[0] if load.seqs[0] else 0.0
-    new = controls.encode_batch * float(setting.batches.size_factor(np.array(float(controls.encode_batch))))
+    new = controls.prefill_batch * float(setting.batches.size_factor(np.array(float(controls.prefill_batch))))
     encode_s = setting.stage_visits_s(layout.encode, new, encode=True, share=1.0 - projected)
     seqs = np.array([batch / parts])
     entering = batch / load.seqs[0] / parts * setting.task.mean_prompt_tokens if projected and batch else 0.0

@@ -78,7 +78,7 @@ class SearchSpace:
         if max_batch and strategy is Strategy.RRA:
             longest = estimator.setting.task.max_output_tokens
             self.variables = (
-                Variable("encode_batch", tuple(range(1, max_batch + 1))),
+                Variable("prefill_batch", tuple(range(1, max_batch + 1))),
                 Variable("decode_steps", tuple(range(1, longest + 1)), rising=False),
                 Variable("tp_groups", found, rising=None),
             )
@@ -86,7 +86,7 @@ class SearchSpace:
         elif max_batch:
             self._runs = self._runs_of_one_split(found, max_batch)
             self.variables = (
-                Variable("encode_batch", tuple(range(int(self._runs[:, 1].max())))),
+                Variable("prefill_batch", tuple(range(int(self._runs[:, 1].max())))),
                 Variable("run", tuple(range(len(self._runs))), rising=None),
             )
             self.size = int(self._runs[:, 1].sum())
@@ -186,7 +186,7 @@ class SearchSpace:
         rra, ones = self.strategy is Strategy.RRA, np.ones(len(batch), dtype=np.int64)
         return ControlColumns(
             strategy=CODES.index(self.strategy) * ones,
-            encode_batch=batch,
+            prefill_batch=batch,
             decode_steps=second if rra else ones,
             micro_batches=0 * ones if rra else second,
             tp=self.tp * ones,
@@ -259,7 +259,7 @@ def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow
     """Return one row of estimates with its control variables."""
     return ScheduleRow(
         strategy=controls.strategy.value,
-        encode_batch=controls.encode_batch,
+        prefill_batch=controls.prefill_batch,
         decode_steps=controls.decode_steps,
         micro_batches=int(estimates.micro_batches[at]),
         tp=controls.tp,
@@ -280,7 +280,7 @@ def controls_of(row: ScheduleRow) -> Controls:
     """Return the control variables of a schedule."""
     strategy = Strategy(row.strategy)
     micro_batches = None if strategy is Strategy.RRA else row.micro_batches
-    return Controls(strategy, row.encode_batch, row.decode_steps, micro_batches, row.tp, row.tp_groups)
+    return Controls(strategy, row.prefill_batch, row.decode_steps, micro_batches, row.tp, row.tp_groups)
 
 
 def _has_layers(layers: int, gpus: int, tp: int, groups: int) -> bool:

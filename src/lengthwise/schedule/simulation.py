@@ -23,7 +23,7 @@ from lengthwise.schedule.estimation import Estimator, Reason, resident_batches
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.stage_costs import Setting, cache_bytes_per_token, stage_bytes, stage_kinds
 from lengthwise.schema.cost_tables import Front
-from lengthwise.schema.deployment import Deployment, EngineLimits, Handover, KvPlan, Parallelism, Scheduler
+from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
 from lengthwise.schema.workload import Workload
@@ -308,10 +308,10 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     if not expected.feasible[0]:
         reason = Reason(int(expected.reason[0])).name.lower()
         raise InputError(f"a schedule must fit its cluster to be simulated; this one does not: {reason}")
-    given: dict[str, float] = {"encode_batch": controls.encode_batch}
+    given: dict[str, float] = {"prefill_batch": controls.prefill_batch}
     adjustment: dict[str, float] = {}
     if threshold is not None:
-        mean_tokens = controls.encode_batch * setting.task.mean_prompt_tokens
+        mean_tokens = controls.prefill_batch * setting.task.mean_prompt_tokens
         adjustment = {"threshold": threshold, "prompt_tokens": round(mean_tokens)}
     layers, gpus = setting.model.layers, setting.cluster.gpus
     limits = EngineLimits(max_num_seqs=UNLIMITED_SEQS, watermark=0.0)
@@ -329,7 +329,7 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     layout = waa_layout(layers, gpus, int(expected.encode_gpus[0]), controls.tp, controls.tp_groups)
     batches = resident_batches(setting.model, len(layout.encode))
     # Blocks of the encoded batches at the level, half of each request's last one empty; at least one longest request.
-    seqs = float(batches * controls.encode_batch)
+    seqs = float(batches * controls.prefill_batch)
     tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
     blocks = max(math.ceil(tokens / BLOCK_TOKENS), max_request_blocks(setting))
     encoding = _policy("encode", given | adjustment)
@@ -341,7 +341,7 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     decode = _pipeline_deployment(setting, layout.decode, decode_limits, "even")
     memory = setting.memory(layout.stages)
     token_bytes = sum(cache_bytes_per_token(memory, stages) for stages in (layout.encode, layout.decode))
-    return disaggregate(prefill, decode, Handover(0.0, token_bytes, HOST_LINK_BYTES_PER_S))
+    return disaggregate(prefill, decode, KVTransfer(0.0, token_bytes, HOST_LINK_BYTES_PER_S))
 
 
 def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
@@ -354,12 +354,12 @@ def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
         return None
     expected, setting = estimator.estimate([controls]), estimator.setting
     entry_s = float(expected.latency_s[0] - setting.iterations * expected.decode_s[0])
-    entering = math.ceil(controls.encode_batch * entry_s / float(expected.cycle_s[0]))
-    return _decode_slots(setting, controls) + entering + 2 * controls.encode_batch
+    entering = math.ceil(controls.prefill_batch * entry_s / float(expected.cycle_s[0]))
+    return _decode_slots(setting, controls) + entering + 2 * controls.prefill_batch
 
 
 def _decode_slots(setting: Setting, controls: Controls) -> int:
-    return max(round(controls.encode_batch * (setting.task.mean_output_tokens - 1)), 1)
+    return max(round(controls.prefill_batch * (setting.task.mean_output_tokens - 1)), 1)
 
 
 def _pipeline_deployment(

@@ -84,12 +84,12 @@ class Scheduler:
 
     Attributes:
         rank: Orders the waiting requests (smallest first).
-        leave: Victim policy: orders the running requests when memory runs out (largest is evicted first).
+        victim: Orders the running requests when memory runs out (largest is evicted first).
         batching: Forms a step.
         memory: Admits requests to KV memory.
-        preempt: Form of an eviction: "recompute" or "swap".
+        preemption_mode: Handling of the KV cache of an evicted request: "recompute" or "swap".
         router: Chooses a replica.
-        takeover: Whether a waiting request may preempt a running one.
+        preemption: Whether a waiting request may preempt a running one.
         binning: Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
         max_wait_s: Starvation bound. A request that waited this long in total (from the client's send) precedes all
             that have not, in order of arrival, and is not preempted for another.
@@ -99,12 +99,12 @@ class Scheduler:
     """
 
     rank: Any = "fcfs"
-    leave: Any = "latest_admitted"
+    victim: Any = "latest_admitted"
     batching: Any = "unified"
     memory: Any = "paged"
-    preempt: str = "recompute"
+    preemption_mode: str = "recompute"
     router: Any = "round_robin"
-    takeover: Any = "never"
+    preemption: Any = "never"
     binning: Any = None
     max_wait_s: float = float("inf")
     batch_wait_s: float = float("inf")
@@ -133,7 +133,7 @@ class KvPlan:
 
 
 @dataclass(frozen=True)
-class Handover:
+class KVTransfer:
     """Transfer of a request's KV cache from its prefill replica to its decode replica.
 
     A transfer takes ``fixed_s`` plus the time in which ``bytes_per_s`` moves ``bytes_per_token`` for each cached token,
@@ -168,17 +168,17 @@ class DecodeSide:
 
     Attributes:
         memory: Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
-        preempt: Form of an eviction: "recompute" returns to the replica that prefilled the request, "swap" stays.
+        preemption_mode: "recompute" returns the request to the replica that prefilled it, "swap" stays.
     """
 
     parallel: Parallelism
     limits: EngineLimits
     cost: CostTables
     kv: KvPlan
-    kv_transfer: Handover = Handover()
+    kv_transfer: KVTransfer = KVTransfer()
     batching: Any = "unified"
     memory: Any = "paged"
-    preempt: str = "recompute"
+    preemption_mode: str = "recompute"
     router: Any = "round_robin"
 
 
@@ -216,12 +216,17 @@ class Deployment:
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")
-        axes = {"batching": side.batching, "memory": side.memory, "router": side.router, "preempt": side.preempt}
+        axes = {
+            "batching": side.batching,
+            "memory": side.memory,
+            "router": side.router,
+            "preemption_mode": side.preemption_mode,
+        }
         return replace(
             self,
             parallel=side.parallel,
             limits=replace(side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False),
-            scheduler=replace(self.scheduler, **axes, takeover="never", binning=None),
+            scheduler=replace(self.scheduler, **axes, preemption="never", binning=None),
             cost=side.cost,
             kv=side.kv,
             decode=None,

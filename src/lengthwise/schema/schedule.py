@@ -23,7 +23,7 @@ class ScheduleRow:
 
     Attributes:
         strategy: "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
-        encode_batch: New requests per prefill, B_E; of a static schedule its batch; of another system the largest
+        prefill_batch: New requests per prefill, B_E; of a static schedule its batch; of another system the largest
             number of sequences on a replica.
         tp_groups: Groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own.
         decode_batch: Mean sequences per decode iteration, B_D.
@@ -32,7 +32,7 @@ class ScheduleRow:
     """
 
     strategy: str
-    encode_batch: int
+    prefill_batch: int
     decode_steps: int
     micro_batches: int
     tp: int
@@ -55,16 +55,16 @@ class ScheduleRow:
     def words(self) -> str:
         """Return its label: "RRA, B_E = 52, N_D = 13, 1 x TP 4", "vLLM v1, batch 64, steps of 2,048 tokens, TP 4"."""
         if self.strategy in SYSTEM_NAMES:
-            parts = [SYSTEM_NAMES[self.strategy], f"batch {self.encode_batch:,}"]
+            parts = [SYSTEM_NAMES[self.strategy], f"batch {self.prefill_batch:,}"]
             parts += [f"steps of {self.chunk_tokens:,} tokens"] if self.chunk_tokens else []
             parts += [f"prompts in {self.micro_batches} parts"] if self.micro_batches > self.stages else []
             split = _split_label(self.tp, self.stages, self.replicas)
             if self.prefill_cut is not None:
                 split = f"prompts on {_split_label(*self.prefill_cut)}, decodes on {split}"
             return ", ".join([*parts, split])
-        parts = [self.strategy.upper(), f"B_E = {self.encode_batch}"]
+        parts = [self.strategy.upper(), f"B_E = {self.prefill_batch}"]
         if self.strategy == "static":
-            parts = ["static", f"batch {self.encode_batch}"]
+            parts = ["static", f"batch {self.prefill_batch}"]
         if self.strategy == "rra":
             parts.append(f"N_D = {self.decode_steps}")
         if self.strategy.startswith("waa"):

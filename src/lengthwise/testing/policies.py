@@ -89,7 +89,7 @@ def violation(policy: Policy, result: Any, given: dict[str, Any]) -> str:  # noq
         case "router":
             is_valid = policy == policies.known("router")["central"] or 0 <= result < len(given["waiting"])
             return "" if is_valid else "must return an existing replica"
-        case "takeover":
+        case "preemption":
             return "must return a number" if math.isnan(result) else ""
         case _:
             return "" if 0 <= result < policy.bins else f"must return a bin from 0 to {policy.bins - 1}"
@@ -119,7 +119,9 @@ class World:
 
     def __str__(self) -> str:
         s = self.deployment.scheduler
-        return f"{self.workload.name} under {s.batching}, takeover {s.takeover}, seed {self.workload.extra['seed'][0]}"
+        return (
+            f"{self.workload.name} under {s.batching}, preemption {s.preemption}, seed {self.workload.extra['seed'][0]}"
+        )
 
 
 def worlds(policy: Policy, count: int, seed: int) -> list[World]:
@@ -134,8 +136,8 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
     scheduler = Scheduler(
         rank=str(rng.choice(_RANKS)),
         batching=str(rng.choice(_BATCHINGS)),
-        takeover=str(rng.choice(["never", "by_rank", "is_improvement"])),
-        preempt=str(rng.choice(["recompute", "swap"])),
+        preemption=str(rng.choice(["never", "by_rank", "is_improvement"])),
+        preemption_mode=str(rng.choice(["recompute", "swap"])),
         router=str(rng.choice(["round_robin", "central", "least_tokens"])),
     )
     if policy.axis == "binning":

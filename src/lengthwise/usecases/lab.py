@@ -55,8 +55,8 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     base = replace(
         own,
         rank=own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first",
-        leave="latest_admitted",
-        takeover="never",
+        victim="latest_admitted",
+        preemption="never",
         binning=None,
         max_wait_s=float("inf"),
     )
@@ -98,7 +98,7 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
     base = scenario.model_dump(exclude={"scheduler", "lab"}, exclude_unset=True, exclude_none=True)
     changed = type(scenario).model_validate(base | {"scheduler": merged(own, given)})
     made = scheduler(changed.from_file(scenario.source, scenario.folder))
-    axes = ("rank", "leave", "memory", "takeover", "binning")
+    axes = ("rank", "victim", "memory", "preemption", "binning")
     used = [policies.resolve(axis, getattr(made, axis)) for axis in axes if getattr(made, axis) is not None]
     return laboratory.Contestant(entry.title, made, any(one.uses(*PREDICTED) for one in used), entry.longest_wait)
 

@@ -299,7 +299,7 @@ def largest_step(row: ScheduleRow, task: TaskLengths, level: float) -> dict[str,
     caches its prompt and half of its output, outputs weighted by how long they are in flight.
     """
     parts = max(1, row.micro_batches)
-    prefilled = max(1.0, row.encode_batch / (parts if row.strategy == "rra" else 1))
+    prefilled = max(1.0, row.prefill_batch / (parts if row.strategy == "rra" else 1))
     decoded, prompt = row.decode_batch / parts, task.mean_prompt_tokens
     square = float(task.output_pmf @ np.arange(len(task.output_pmf), dtype=np.float64) ** 2)
     cached = prompt + square / (2 * task.mean_output_tokens)

@@ -203,8 +203,8 @@ class PhaseFollower:
 
 def limited(phases: Phases, max_num_seqs: float) -> Phases:
     """Return the phases with no more requests in flight than an engine runs at once."""
-    planned = phases.max_in_flight or phases.encode_batch
-    return replace(phases, max_in_flight=int(max(min(planned, max_num_seqs), phases.encode_batch)))
+    planned = phases.max_in_flight or phases.prefill_batch
+    return replace(phases, max_in_flight=int(max(min(planned, max_num_seqs), phases.prefill_batch)))
 
 
 def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:

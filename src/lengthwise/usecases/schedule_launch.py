@@ -130,7 +130,7 @@ def _engines(
 ) -> tuple[backend.ScheduledEngines, str, int]:
     """Return the engines, the text of gateway.toml, and how many requests are in flight."""
     row, task = report.row, requested.task
-    step_tokens = 1024 * math.ceil(row.encode_batch * task.mean_prompt_tokens / 1024)
+    step_tokens = 1024 * math.ceil(row.prefill_batch * task.mean_prompt_tokens / 1024)
     step_tokens = min(MAX_STEP_TOKENS, max(MIN_STEP_TOKENS, step_tokens))
     model, gpu = hardware(scenario)
 
@@ -145,20 +145,20 @@ def _engines(
         return engine.deploy(model, gpu, node=scenario.deployment.node, tp=cut.tp, pp=cut.stages, limits=limits)
 
     if report.decode is not None:
-        prefill = deployed(report.encode, row.encode_batch, step_tokens)
-        decode = deployed(report.decode, math.ceil(row.decode_batch) + row.encode_batch, MIN_STEP_TOKENS)
+        prefill = deployed(report.encode, row.prefill_batch, step_tokens)
+        decode = deployed(report.decode, math.ceil(row.decode_batch) + row.prefill_batch, MIN_STEP_TOKENS)
         in_flight = report.pipelines * split_in_flight(row)
         engines = backend.ScheduledEngines(row.words, prefill, decode, report.pipelines)
         return engines, _split_gateway_toml(in_flight), in_flight
     phases = phases_of(row, task, requested.section.threshold)
-    in_flight = phases.high or row.encode_batch
+    in_flight = phases.high or row.prefill_batch
     plugin: dict[str, object] = {}
     if not plugin_limitation(report):
-        plugin = {"encode_batch": phases.encode_batch, "decode_steps": phases.decode_steps}
+        plugin = {"prefill_batch": phases.prefill_batch, "decode_steps": phases.decode_steps}
         if phases.threshold is not None:
             plugin["threshold"] = phases.threshold
-            plugin["prompt_tokens"] = max(1, round(phases.encode_batch * task.mean_prompt_tokens))
-            plugin["decode_batch"] = max(1, round(phases.decode_batch or phases.encode_batch))
+            plugin["prompt_tokens"] = max(1, round(phases.prefill_batch * task.mean_prompt_tokens))
+            plugin["decode_batch"] = max(1, round(phases.decode_batch or phases.prefill_batch))
         plugin["record"] = "phases.jsonl"
     single = deployed(report.encode, in_flight, step_tokens)
     return backend.ScheduledEngines(row.words, single, phases=plugin), _phases_gateway_toml(phases), in_flight
@@ -179,7 +179,7 @@ mode = "rra"
 max_wait_s = inf          # a bound on waiting has priority over phases: below what the queue takes, it would undo them
 
 [dispatch.phases]
-encode_batch = {phases.encode_batch}          # B_E: new requests of a phase
+prefill_batch = {phases.prefill_batch}          # B_E: new requests of a phase
 decode_steps = {phases.decode_steps}          # N_D: decode iterations before the next ones are admitted
 decode_batch = {phases.decode_batch:.6g}
 mean_prompt_tokens = {phases.mean_prompt_tokens:.6g}

@@ -112,11 +112,11 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
         raise InputError(f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}")
     require_steps(task, row.decode_steps)
     shares = phase_loads(task, row.decode_steps)
-    mean = row.encode_batch * float(shares.seqs[0])
-    sd = math.sqrt(row.encode_batch * float(shares.seqs_variance[0]))
-    high = math.ceil(max(mean + _Z99 * sd, mean * (1 + (threshold or 0.0)))) + row.encode_batch
+    mean = row.prefill_batch * float(shares.seqs[0])
+    sd = math.sqrt(row.prefill_batch * float(shares.seqs_variance[0]))
+    high = math.ceil(max(mean + _Z99 * sd, mean * (1 + (threshold or 0.0)))) + row.prefill_batch
     return Phases(
-        row.encode_batch,
+        row.prefill_batch,
         row.decode_steps,
         decode_batch=max(1.0, mean),
         mean_prompt_tokens=max(1.0, task.mean_prompt_tokens),
@@ -168,7 +168,7 @@ def _row(report: dict[str, Any]) -> ScheduleRow:
         if field.name in report:
             value = report[field.name]
             values[field.name] = math.inf if value is None and field.name in _INFINITE_IF_NULL else value
-    for name in ("encode_batch", "decode_steps"):
+    for name in ("prefill_batch", "decode_steps"):
         if not isinstance(values[name], int) or values[name] < 1:
             raise ValueError(f"{name} is {values[name]!r}")
     return ScheduleRow(**values)

@@ -105,7 +105,7 @@ def schedule_outcome(
     latency = quantile(served_s, planned.share)
     cycle_s = np.array([one.finished_s - one.started_s for one in steady])
     seen = (
-        ObservedNumber("encode batch, B_E", "", row.encode_batch, *mean(_column(steady, "encode_batch"))),
+        ObservedNumber("encode batch, B_E", "", row.prefill_batch, *mean(_column(steady, "prefill_batch"))),
         ObservedNumber("decode iterations, N_D", "", row.decode_steps, *mean(_column(steady, "decode_steps"))),
         ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
         ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),
@@ -121,8 +121,8 @@ def schedule_outcome(
 
 def requests_to_count(row: ScheduleRow, engines: int = 1) -> int:
     """Return how many requests fill enough phases, after those in which batches fill, at this number of engines."""
-    counted = _COUNTED_PHASES * row.encode_batch / (1 - _WARM_UP)
-    filling = (row.decode_batch + row.encode_batch) / _WARM_UP
+    counted = _COUNTED_PHASES * row.prefill_batch / (1 - _WARM_UP)
+    filling = (row.decode_batch + row.prefill_batch) / _WARM_UP
     return max(MIN_REQUESTS, engines * math.ceil(max(counted, filling)))
 
 
@@ -146,7 +146,7 @@ def _rate(phases: Iterable[Phase]) -> Interval:
         return UNKNOWN
     rate, variance = 0.0, 0.0
     for own in by_worker.values():
-        new = _column(own, "encode_batch") + _column(own, "overdue")
+        new = _column(own, "prefill_batch") + _column(own, "overdue")
         duration_s = np.array([one.finished_s - one.started_s for one in own])
         own_rate = float(new.sum() / duration_s.sum())
         rate += own_rate
@@ -226,7 +226,7 @@ class ScheduleLoad:
 
 def split_in_flight(row: ScheduleRow) -> int:
     """Return the requests in flight at a pair of sides: a decode batch, a prefill batch that joins it, and the next."""
-    return math.ceil(row.decode_batch) + 2 * row.encode_batch
+    return math.ceil(row.decode_batch) + 2 * row.prefill_batch
 
 
 def split_requests(row: ScheduleRow, routers: int = 1) -> int:
@@ -235,7 +235,7 @@ def split_requests(row: ScheduleRow, routers: int = 1) -> int:
 
 
 def _split_filling(row: ScheduleRow) -> int:
-    return split_in_flight(row) + SPARE_BATCHES * row.encode_batch
+    return split_in_flight(row) + SPARE_BATCHES * row.prefill_batch
 
 
 def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> ScheduleOutcome:
@@ -363,7 +363,7 @@ def run_schedule(
             prediction=Forecasting(predictor="none", learn=False),
             listen=Listen(port=0, admin_port=admin_port),
         )
-        filling = math.ceil(row.decode_batch) + SPARE_BATCHES * row.encode_batch
+        filling = math.ceil(row.decode_batch) + SPARE_BATCHES * row.prefill_batch
     return _played(planned, config, workload, load, filling * number, recorder, make, on_admin)
 
 
@@ -418,12 +418,12 @@ def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1,
 
 def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
     """Return how many requests every engine runs at once, probed up to ``times`` the schedule's number."""
-    scheduled = phases.max_in_flight or row.encode_batch
+    scheduled = phases.max_in_flight or row.prefill_batch
     smallest = times * scheduled
     for server in servers:
         found = probe_max_num_seqs(server, times * scheduled)
         smallest = min(smallest, found)
-        for batch, needed in (("B_E", row.encode_batch), ("B_D", math.ceil(row.decode_batch))):
+        for batch, needed in (("B_E", row.prefill_batch), ("B_D", math.ceil(row.decode_batch))):
             if found < needed:
                 raise InputError(
                     f"the schedule is {row.words}, with {batch} = {needed} requests at once; the engine {server.url} "

@@ -208,11 +208,11 @@ def contents(scenario: Scenario) -> dict[str, str]:
     policies = (
         axes.policy,
         axes.rank,
-        axes.leave,
+        axes.victim,
         axes.batching,
         axes.memory,
         axes.router,
-        axes.takeover,
+        axes.preemption,
         axes.binning,
     )
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]

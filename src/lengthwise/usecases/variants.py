@@ -27,7 +27,7 @@ TABLES = "tables:"
 MAX_BINS = 1024
 _BINNING_SEED = 2**62
 """Added to the run's seed: bin boundaries come from other requests than those that are simulated."""
-_AXES = ("rank", "leave", "batching", "memory", "preempt", "router", "takeover", "binning")
+_AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
     "GPU": "deployment.gpu",
@@ -152,7 +152,9 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             pp=section.pp,
             replicas=section.replicas,
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
-            scheduler=replace(prefill.scheduler, **axes, preempt=section.preempt, takeover="never", binning=None),
+            scheduler=replace(
+                prefill.scheduler, **axes, preemption_mode=section.preemption_mode, preemption="never", binning=None
+            ),
             cost=scenario.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
@@ -217,7 +219,7 @@ def _base_scheduler(name: str, scenario: Scenario) -> Scheduler:
             return given
         raise PolicyError(
             f"scheduler.policy {name!r} must be a Scheduler or a function decorated with "
-            f"lengthwise.policy.rank, batching, memory, router, takeover or binning; it is a {type(given).__name__}"
+            f"lengthwise.policy.rank, batching, memory, router, preemption or binning; it is a {type(given).__name__}"
         )
     try:
         return policy.scheduler(name)
@@ -234,7 +236,7 @@ def _axis_of(text: str) -> str | None:
     """Return the axis that has a policy of this name, even with wrong parameters; None if there is none."""
     if text.partition("(")[0].strip() in _RULES:
         return "binning"
-    for axis in ("rank", "batching", "memory", "router", "takeover", "binning"):
+    for axis in ("rank", "batching", "memory", "router", "preemption", "binning"):
         try:
             policy.resolve(axis, text)
         except UnknownNameError:

@@ -89,7 +89,7 @@ def test_texts_of_others_and_of_engines_are_not_in_the_page_itself(busy) -> None
 
 def test_a_look_back_is_made_with_the_order_that_was_told_last() -> None:
     world = World(mode="observe")
-    other = replace(world.config, order=replace(world.config.order, takeover="worth(factor=1)", max_wait_s=5.0))
+    other = replace(world.config, order=replace(world.config.order, preemption="worth(factor=1)", max_wait_s=5.0))
     assert world.app._own_monitor.order == world.config.order
     world.app.configure(other)
     assert world.app._own_monitor.order == other.order

@@ -30,7 +30,7 @@ def keeps(now: ReplanningState | None) -> World:
 
 def test_what_is_kept_and_how_it_follows_is_in_the_state():
     told = keeps(NOW).app.state.now()["schedule"]
-    assert told["phases"]["encode_batch"] == 6
+    assert told["phases"]["prefill_batch"] == 6
     follows = told["follows"]
     assert (follows["evidence"], follows["alarm"], follows["observed"]) == (3.25, 100.0, 812)
     assert (follows["changed"], follows["left"], follows["failed"]) == (1, 2, 0)

@@ -196,5 +196,5 @@ def outputs(count, seed, *, low=1, high=30, **metadata):
     return [Job(dice.randint(low, high), prompt_tokens=dice.randint(10, 100), **metadata) for _ in range(count)]
 
 
-def schedule(encode_batch=4, decode_steps=7, **more):
-    return Phases(encode_batch, decode_steps, **more)
+def schedule(prefill_batch=4, decode_steps=7, **more):
+    return Phases(prefill_batch, decode_steps, **more)

@@ -61,20 +61,20 @@ def test_fairness_begins_with_what_tenants_were_served_before():
 
 
 def test_cuts_are_allowed_and_forbidden_as_told():
-    none = Order(mode="isrtf", takeover="by_rank", cuts_per_s=0.0)
-    made = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
+    none = Order(mode="isrtf", preemption="by_rank", cuts_per_s=0.0)
+    made = filled("isrtf", preemption="by_rank", cuts_per_s=0.0)
     assert made.schedule(1.0).preempt == ()
     told(made, 1.0, replace(none, cuts_per_s=10.0))
     assert made.schedule(1.0).preempt == (), "none for the time before"
     assert made.next_s(1.0) == pytest.approx(1.1)
     assert made.schedule(1.11).preempt == (0,)
-    other = filled("isrtf", takeover="by_rank", cuts_per_s=0.0)
+    other = filled("isrtf", preemption="by_rank", cuts_per_s=0.0)
     told(other, 1.0, replace(none, cuts_per_s=10.0, max_preemptions=0))
     assert [other.schedule(now_s).preempt for now_s in (1.0, 1.5, 2.0)] == [(), (), ()]
 
 
 def test_telling_rates_again_and_again_makes_no_storm():
-    made = scheduler("isrtf", takeover="by_rank", cuts_per_s=2.0, workers=[worker(cap=40)])
+    made = scheduler("isrtf", preemption="by_rank", cuts_per_s=2.0, workers=[worker(cap=40)])
     for i in range(40):
         made.offer(0.0, request(i, predicted=1000))
     made.schedule(0.0)
@@ -83,15 +83,15 @@ def test_telling_rates_again_and_again_makes_no_storm():
     cuts = 0
     for step in range(100):
         now_s = 0.1 * step
-        told(made, now_s, Order(mode="isrtf", takeover="by_rank", cuts_per_s=2.0 + step % 2))
+        told(made, now_s, Order(mode="isrtf", preemption="by_rank", cuts_per_s=2.0 + step % 2))
         cuts += len(made.schedule(now_s).preempt)
     assert 2 <= cuts <= 3 + 3 * 10
 
 
-def test_another_takeover_decides_who_gives_way():
-    made = filled("isrtf", takeover="worth(factor=100)")
+def test_another_preemption_decides_who_gives_way():
+    made = filled("isrtf", preemption="worth(factor=100)")
     assert made.schedule(1.0).preempt == ()
-    told(made, 1.0, Order(mode="isrtf", takeover="by_rank"))
+    told(made, 1.0, Order(mode="isrtf", preemption="by_rank"))
     assert made.schedule(1.1).preempt == (0,)
 
 
@@ -139,7 +139,7 @@ def test_caps_keep_what_they_found_within_new_bounds():
     assert made.statistics(3.0).workers[0].in_flight > cap()
 
 
-@pytest.mark.parametrize("other", [{"mode": "fcfs"}, {"rank": "hrrn"}, {"takeover": "nonsense"}])
+@pytest.mark.parametrize("other", [{"mode": "fcfs"}, {"rank": "hrrn"}, {"preemption": "nonsense"}])
 def test_what_cannot_change_is_told_and_changes_nothing(other):
     made = filled("srtf", max_wait_s=10.0)
     before = [made.position(i) for i in (1, 2)]
@@ -150,7 +150,7 @@ def test_what_cannot_change_is_told_and_changes_nothing(other):
 
 
 def test_told_anything_at_any_time_everybody_ends():
-    """Bounds, takeovers, fairness and rates change at every fifth decision of a whole run."""
+    """Bounds, preemptions, fairness and rates change at every fifth decision of a whole run."""
     jobs = [(request(i, 0.05 * i, predicted=1 + 37 * i % 300, tenant=i % 3), 1 + 53 * i % 200) for i in range(120)]
     made = scheduler("isrtf", workers=[worker(cap=4)])
     world, schedule, count = World(made, jobs, [worker(cap=4)]), made.schedule, 0
@@ -159,7 +159,7 @@ def test_told_anything_at_any_time_everybody_ends():
         nonlocal count
         count += 1
         if count % 5 == 0:
-            order = Order(mode="isrtf", takeover="by_rank" if count % 2 else "never", max_wait_s=count % 7,
+            order = Order(mode="isrtf", preemption="by_rank" if count % 2 else "never", max_wait_s=count % 7,
                           fairness="vtc" if count % 3 else "none", cuts_per_s=float(count % 4))  # fmt: skip
             told(made, now_s, order)
         return schedule(now_s)

@@ -14,7 +14,7 @@ from lengthwise.gateway.request import LengthPrediction
 
 
 def on_demand(**order):
-    return scheduler("isrtf", **({"takeover": "by_rank", "cuts_per_s": 10.0} | order))
+    return scheduler("isrtf", **({"preemption": "by_rank", "cuts_per_s": 10.0} | order))
 
 
 def running_long_waiting_short(made, **metadata):
@@ -38,7 +38,7 @@ def test_a_short_one_takes_a_long_ones_place():
 
 
 def test_one_place_that_is_coming_free_is_enough_for_one():
-    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2)])
+    made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=2)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=1000))
     made.schedule(0.0)
@@ -55,13 +55,13 @@ def test_who_cannot_be_resumed_is_left_alone():
 
 
 def test_other_modes_cut_nobody():
-    assert not running_long_waiting_short(scheduler("srtf", takeover="by_rank"))
+    assert not running_long_waiting_short(scheduler("srtf", preemption="by_rank"))
 
 
-def test_a_takeover_must_be_worth_its_cost():
-    cheap = scheduler("isrtf", takeover="worth(factor=1)")
+def test_a_preemption_must_be_worth_its_cost():
+    cheap = scheduler("isrtf", preemption="worth(factor=1)")
     assert running_long_waiting_short(cheap).preempt == (1,)
-    dear = scheduler("isrtf", takeover="worth(factor=100)")
+    dear = scheduler("isrtf", preemption="worth(factor=100)")
     assert not running_long_waiting_short(dear, prompt_tokens=1000)
 
 
@@ -125,7 +125,7 @@ def test_a_better_class_is_not_cut_for_a_worse_one():
 
 def test_nobody_is_cut_where_that_makes_no_room():
     """The worker's cap fell below what runs there: a place that comes free goes to nobody."""
-    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=3)])
+    made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=3)])
     for i in range(3):
         made.offer(0.0, request(i, predicted=1000))
     made.schedule(0.0)
@@ -140,7 +140,7 @@ def test_nobody_is_cut_where_that_makes_no_room():
 
 
 def test_nobody_is_cut_for_one_that_would_not_fit_even_then():
-    made = scheduler("isrtf", takeover="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
+    made = scheduler("isrtf", preemption="by_rank", workers=[worker(cap=2, kv_tokens=1000)])
     made.offer(0.0, request(1, predicted=400, prompt_tokens=0))
     made.offer(0.0, request(2, predicted=300, prompt_tokens=0, resumable=False))
     assert len(made.schedule(0.0).assign) == 2

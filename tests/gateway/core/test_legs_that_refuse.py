@@ -13,7 +13,7 @@ from test_waiting_bound import MAX_WAIT_S, Watched, floods
 
 def two_long_and_a_short_one(**order):
     """One worker with two places, both taken by long ones; a short one waits, and one of them is to be cut."""
-    made = scheduler("isrtf", **({"takeover": "by_rank"} | order), workers=[worker(cap=2)])
+    made = scheduler("isrtf", **({"preemption": "by_rank"} | order), workers=[worker(cap=2)])
     for i in range(2):
         made.offer(0.0, request(i, predicted=1000 * (i + 1)))
     made.schedule(0.0)
@@ -123,7 +123,7 @@ class Refusing(Watched):
     floods(), st.sampled_from(["isrtf", "windowed"]), st.integers(1, 3), st.integers(0, 99), st.sampled_from([0.0, 0.3])
 )
 def test_pending_cuts_are_those_that_can_be_answered_and_the_bound_on_waiting_holds(jobs, mode, cap, seed, late_s):
-    made = scheduler(mode, max_wait_s=MAX_WAIT_S, takeover="by_rank", cuts_per_s=math.inf, max_preemptions=1000)
+    made = scheduler(mode, max_wait_s=MAX_WAIT_S, preemption="by_rank", cuts_per_s=math.inf, max_preemptions=1000)
     world = Refusing(made, jobs, [worker(cap=cap)], seed=seed, late_s=late_s).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
     done = sum(job.request.preemptions for job in world.jobs.values())

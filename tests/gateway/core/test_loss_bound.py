@@ -42,7 +42,7 @@ def ends_s(traffic, mode, places, predictor, max_wait_s):
     for number, (gap_s, tokens) in enumerate(traffic):
         now_s += gap_s
         jobs.append((request(number, now_s, predicted=predictor(tokens)), tokens))
-    made = scheduler(mode, max_wait_s=max_wait_s, takeover="by_rank")
+    made = scheduler(mode, max_wait_s=max_wait_s, preemption="by_rank")
     world = World(made, jobs, [worker(cap=places)], token_s=TOKEN_S).run()
     return [job.finished_s for job in world.jobs.values()], made.statistics(world.now_s).preemptions
 

@@ -183,7 +183,7 @@ def test_the_same_events_give_the_same_decisions(mode):
             )
             for i in range(80)
         ]
-        made = scheduler(mode, takeover="by_rank", fairness="vtc")
+        made = scheduler(mode, preemption="by_rank", fairness="vtc")
         return World(made, jobs, [worker("a", cap=2), worker("b", cap=3)]).run().log
 
     assert log() == log()
@@ -195,7 +195,7 @@ def test_decisions_look_at_predicted_lengths_alone(mode):
 
     def log(scale):
         jobs = [(request(i, 0.01 * i, predicted=400 / (i + 1)), (3000 + i) * scale) for i in range(30)]
-        made = scheduler(mode, takeover="by_rank", batch_wait_s=0.2)
+        made = scheduler(mode, preemption="by_rank", batch_wait_s=0.2)
         world = World(made, jobs, [worker(cap=4)])
         world.run()
         first_s = min(job.finished_s for job in world.jobs.values())

@@ -20,16 +20,16 @@ from lengthwise.gateway.core.phases import PrefillBatchSize
 from lengthwise.testing.engine_server import Limits
 
 
-@pytest.mark.parametrize(("encode_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])
-def test_an_engine_sees_exactly_the_phases_of_the_schedule(encode_batch, decode_steps):
+@pytest.mark.parametrize(("prefill_batch", "decode_steps"), [(4, 7), (1, 3), (8, 2), (6, 11)])
+def test_an_engine_sees_exactly_the_phases_of_the_schedule(prefill_batch, decode_steps):
     jobs, max_num_seqs = outputs(300, 1, high=60), Limits(512, 1 << 16, num_blocks=1 << 14)
-    world = PhaseWorld(schedule(encode_batch, decode_steps), jobs, loop=160, limits=max_num_seqs).run()
+    world = PhaseWorld(schedule(prefill_batch, decode_steps), jobs, loop=160, limits=max_num_seqs).run()
     assert not world.unserved
     cycles = world.batches["w"].cycles
-    saturated = cycles[: 120 // encode_batch]
-    assert set(saturated) == {(encode_batch, decode_steps)}
-    told = [(one.encode_batch, one.decode_steps) for one in world.phases if one.cause == "steps"]
-    assert set(told[: len(saturated)]) == {(encode_batch, decode_steps)}
+    saturated = cycles[: 120 // prefill_batch]
+    assert set(saturated) == {(prefill_batch, decode_steps)}
+    told = [(one.prefill_batch, one.decode_steps) for one in world.phases if one.cause == "steps"]
+    assert set(told[: len(saturated)]) == {(prefill_batch, decode_steps)}
 
 
 @pytest.mark.parametrize(("seed", "prompt_s"), [(0, 0.0), (1, 0.0), (2, 0.001), (3, 0.001)])
@@ -69,7 +69,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     over = made.decide(0.2)
     assert sent(over) == [2], "nobody is left: the rest of the phase is not waited for"
     (phase,) = over.phases
-    assert (phase.cause, phase.encode_batch, phase.left_batch) == ("idle", 2, 0)
+    assert (phase.cause, phase.prefill_batch, phase.left_batch) == ("idle", 2, 0)
 
 
 def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
@@ -207,7 +207,7 @@ def test_prompts_of_an_encoding_stay_near_their_mean():
     sums, plain = ([one.prompt_tokens for one in w.phases[2:15]] for w in (world, fixed))
     assert np.std(sums) < 0.5 * np.std(plain)
     assert np.mean(sums) == pytest.approx(10 * mean, rel=threshold)
-    sizes = {one.encode_batch for one in world.phases[2:15]}
+    sizes = {one.prefill_batch for one in world.phases[2:15]}
     assert len(sizes) > 2, "requests are more or fewer instead"
 
 
@@ -232,23 +232,23 @@ def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
     st.integers(1, 12), st.integers(0, 60), st.lists(st.integers(1, 400), min_size=1, max_size=40),
     st.sampled_from([None, 0.0, 0.1, 0.5]),
 )  # fmt: skip
-def test_an_encoding_takes_what_the_simulators_batching_takes(encode_batch, decodes, prompts, threshold):
+def test_an_encoding_takes_what_the_simulators_batching_takes(prefill_batch, decodes, prompts, threshold):
     """The rule of section 5.2, written again from its words."""
     mean, decode_batch = 100.0, 30.0
-    sizing = PrefillBatchSize(Phases(encode_batch, 5, decode_batch, mean, threshold))
+    sizing = PrefillBatchSize(Phases(prefill_batch, 5, decode_batch, mean, threshold))
     taken, tokens, queue = 0, 0, list(prompts)
     while queue and sizing.takes(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
         tokens += queue.pop(0)
         taken += 1
     assert taken >= 1
     if threshold is None:
-        assert taken == min(encode_batch, len(prompts))
+        assert taken == min(prefill_batch, len(prompts))
         return
-    low, high = (1 - threshold) * encode_batch * mean, (1 + threshold) * encode_batch * mean
+    low, high = (1 - threshold) * prefill_batch * mean, (1 + threshold) * prefill_batch * mean
     if taken > 1:
         before = tokens - prompts[taken - 1]
         assert tokens <= high + 1e-9 or before < low, "beyond the threshold only from below it"
-    wanted = max(encode_batch, math.ceil((1 - threshold) * decode_batch - 1e-9) - decodes)
+    wanted = max(prefill_batch, math.ceil((1 - threshold) * decode_batch - 1e-9) - decodes)
     wanted = max(1, min(wanted, math.floor((1 + threshold) * decode_batch + 1e-9) - decodes))
     if taken < min(wanted, len(prompts)):
         assert tokens + prompts[taken] > high - 1e-9, "fewer only where one more would be too much"
@@ -278,10 +278,10 @@ def lives(draw):
 
 @settings(max_examples=60)
 @given(lives(), st.integers(1, 6), st.integers(1, 12), st.sampled_from([None, 0.1]), st.booleans())
-def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, encode_batch, decode_steps, threshold, tight):
+def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, prefill_batch, decode_steps, threshold, tight):
     """The law of liveness, with no bound on waiting to help."""
     jobs, deaths = life
-    phases = Phases(encode_batch, decode_steps, 3.0 * encode_batch, 200.0, threshold)
+    phases = Phases(prefill_batch, decode_steps, 3.0 * prefill_batch, 200.0, threshold)
     limits = Limits(4, 256, num_blocks=80) if tight else None  # the engine queues and evicts by itself
     world = PhaseWorld(phases, jobs, workers=("a", "b"), limits=limits)
     for at_s, name, back_s in deaths:
@@ -295,9 +295,9 @@ def test_everybody_is_served_whatever_stalls_leaves_or_dies(life, encode_batch, 
 
 @settings(max_examples=25)
 @given(floods(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 200))
-def test_the_bound_on_waiting_goes_above_phases(jobs, cap, encode_batch, decode_steps):
+def test_the_bound_on_waiting_goes_above_phases(jobs, cap, prefill_batch, decode_steps):
     """Law 29: nobody is sent where one could go who has waited max_wait_s."""
-    made = phased(Phases(encode_batch, decode_steps), max_wait_s=MAX_WAIT_S, workers=[worker(cap=cap)])
+    made = phased(Phases(prefill_batch, decode_steps), max_wait_s=MAX_WAIT_S, workers=[worker(cap=cap)])
     world = Watched(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values())
 
@@ -327,7 +327,7 @@ def test_who_has_waited_too_long_is_sent_in_the_midst_of_a_phase():
     made.left(2.1, 1)
     made.left(2.1, 2)
     (phase,) = made.decide(2.1).phases
-    assert (phase.encode_batch, phase.overdue) == (1, 2)
+    assert (phase.prefill_batch, phase.overdue) == (1, 2)
 
 
 def test_the_same_events_give_the_same_phases():

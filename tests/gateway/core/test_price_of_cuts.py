@@ -70,7 +70,7 @@ def test_the_price_follows_an_engine_that_changes():
 
 def far_engine(way_s):
     """A scheduler that has seen an engine that is so far away serve 30 requests, one after the other."""
-    made = scheduler("isrtf", takeover="worth(factor=1)", workers=[worker()])
+    made = scheduler("isrtf", preemption="worth(factor=1)", workers=[worker()])
     for i in range(30):
         now_s = 10.0 * i
         made.offer(now_s, request(i, now_s, prompt_tokens=10 + i))
@@ -91,10 +91,10 @@ def test_a_cut_is_made_where_it_pays_for_the_way_there(way_s, cut):
     assert made.schedule(1001.0).preempt == cut
 
 
-@pytest.mark.parametrize("takeover", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
-def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(takeover):
+@pytest.mark.parametrize("preemption", ["by_rank", "is_improvement", "worth(factor=0)", "worth(factor=100)"])
+def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(preemption):
     """However far the running one has come, and although its prediction is made again at every window."""
-    made = scheduler("isrtf", takeover=takeover, cuts_per_s=math.inf)
+    made = scheduler("isrtf", preemption=preemption, cuts_per_s=math.inf)
     made.offer(0.0, request(1, predicted=100))
     made.schedule(0.0)
     made.offer(0.1, request(2, 0.1, predicted=100))
@@ -106,13 +106,13 @@ def test_with_one_that_waits_and_equal_predictions_nothing_is_cut(takeover):
         assert not made.schedule(now_s).preempt
 
 
-@pytest.mark.parametrize("takeover", ["by_rank", "worth(factor=1)"])
+@pytest.mark.parametrize("preemption", ["by_rank", "worth(factor=1)"])
 @pytest.mark.parametrize(("max_num_seqs", "cut"), [(1, True), (4, False)])
 def test_nobody_is_cut_where_a_place_comes_free_by_itself_sooner_than_it_would_be_given_back(
-    max_num_seqs, cut, takeover
+    max_num_seqs, cut, preemption
 ):
     """Of four that are to make 100 more one is done after about 25; the one that waits would take 40."""
-    made = scheduler("isrtf", takeover=takeover, workers=[worker(cap=max_num_seqs)])
+    made = scheduler("isrtf", preemption=preemption, workers=[worker(cap=max_num_seqs)])
     for i in range(max_num_seqs):
         made.offer(0.0, request(i, predicted=100))
     made.schedule(0.0)
@@ -142,9 +142,9 @@ def over_fcfs(engine, load, cap, **order):
 
 @pytest.mark.parametrize("load", [0.7, 1.0])
 @pytest.mark.parametrize("engine", [NEAR, FAR], ids=["near", "far"])
-def test_at_low_load_no_takeover_costs_more_than_first_come_first_served(engine, load):
+def test_at_low_load_no_preemption_costs_more_than_first_come_first_served(engine, load):
     """Batches of 4: when every better key took a place, requests took 1.1 times as long near, 3 to 5 times far."""
-    assert over_fcfs(engine, load, 4, takeover="by_rank")[0] <= 1.02
+    assert over_fcfs(engine, load, 4, preemption="by_rank")[0] <= 1.02
 
 
 @pytest.mark.parametrize(("engine", "cap", "most"), [(NEAR, 4, 0.8), (NEAR, 1, 0.7)])
@@ -158,7 +158,7 @@ def test_where_cuts_pay_they_are_made():
         Costs(step_s=0.01, seq_s=0.0001, prompt_s=0.00001, way_s=0.003),
         {"mean_tokens": 120.0, "prompt_tokens": 100, "window_tokens": 50},
     )
-    with_cuts, cuts = over_fcfs(fast, 0.9, 1, takeover="worth(factor=1)", cuts_per_s=math.inf)
-    ordered, none = over_fcfs(fast, 0.9, 1, takeover="never")
+    with_cuts, cuts = over_fcfs(fast, 0.9, 1, preemption="worth(factor=1)", cuts_per_s=math.inf)
+    ordered, none = over_fcfs(fast, 0.9, 1, preemption="never")
     assert cuts > 10 > none == 0
     assert with_cuts < 0.97 * ordered

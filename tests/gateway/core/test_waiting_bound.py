@@ -64,7 +64,7 @@ class Watched(World):
 @settings(max_examples=30)
 @given(floods(), MODES, st.integers(1, 3), st.sampled_from(["none", "vtc"]))
 def test_who_has_waited_too_long_is_passed_by_nobody_who_has_not(jobs, mode, cap, fairness):
-    made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness=fairness, takeover="by_rank", batch_wait_s=1.0)
+    made = scheduler(mode, max_wait_s=MAX_WAIT_S, fairness=fairness, preemption="by_rank", batch_wait_s=1.0)
     world = Watched(made, jobs, [worker(cap=cap)]).run()
     assert all(not math.isnan(job.finished_s) for job in world.jobs.values()), "everybody ends"
 
@@ -73,7 +73,7 @@ def test_who_has_waited_too_long_is_passed_by_nobody_who_has_not(jobs, mode, cap
 @given(floods(), st.sampled_from(["srtf", "isrtf"]), st.integers(1, 2))
 def test_a_wait_is_bounded_by_those_overdue_before(jobs, mode, cap):
     """max_wait_s, and the time in which the worker ends those in flight and those overdue before it."""
-    made = scheduler(mode, max_wait_s=MAX_WAIT_S, takeover="by_rank")
+    made = scheduler(mode, max_wait_s=MAX_WAIT_S, preemption="by_rank")
     world = World(made, jobs, [worker(cap=cap)], token_s=0.01).run()
     for job in world.jobs.values():
         q = job.request

@@ -26,7 +26,7 @@ def one_by_one(made, numbers, *, at_once):
 @pytest.mark.parametrize("complete", [0, 20])
 def test_answers_that_come_at_once_make_no_cut_dear(complete):
     """Streams are cut as if nobody had asked for a whole answer before them."""
-    made = scheduler("isrtf", takeover="worth(factor=1)")
+    made = scheduler("isrtf", preemption="worth(factor=1)")
     one_by_one(made, range(complete), at_once=True)
     one_by_one(made, range(20, 30), at_once=False)
     made.offer(5000.0, request(100, 5000.0, predicted=800))

@@ -17,7 +17,7 @@ from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.request import LengthPrediction
 from lengthwise.predict import LEVELS
 
-EAGER = {"takeover": "by_rank", "cuts_per_s": math.inf}
+EAGER = {"preemption": "by_rank", "cuts_per_s": math.inf}
 
 
 def running(lengths, *, workers, prompt_tokens=1, **order):
@@ -77,10 +77,10 @@ def test_with_heavy_tails_and_a_long_queue_cuts_gain_on_ordering_alone(cap, most
     """Log-normal lengths of sigma 1.6 at three times what engines serve."""
     costs, traffic = NEAR
     told = {"costs": costs, "cap": cap, "count": 100, "spread": 1.6, **traffic}
-    cut = {"takeover": "worth(factor=1)", "cuts_per_s": math.inf}
+    cut = {"preemption": "worth(factor=1)", "cuts_per_s": math.inf}
     seeds = range(10, 18)
     with_cuts = [mean_s("isrtf", seed, 3.0, **told, **cut) for seed in seeds]
-    ordered = [mean_s("isrtf", seed, 3.0, **told, takeover="never") for seed in seeds]
+    ordered = [mean_s("isrtf", seed, 3.0, **told, preemption="never") for seed in seeds]
     assert sum(one[2] for one in with_cuts) > len(seeds)
     assert sum(one[0] for one in with_cuts) <= most * sum(one[0] for one in ordered)
 

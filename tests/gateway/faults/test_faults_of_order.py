@@ -108,7 +108,10 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
 
 def test_a_storm_of_cuts_is_capped():
     async def work() -> None:
-        ledger, order = (Waits(), Order(window_tokens=5, cuts_per_s=2.0, max_preemptions=2, takeover="worth(factor=1)"))
+        ledger, order = (
+            Waits(),
+            Order(window_tokens=5, cuts_per_s=2.0, max_preemptions=2, preemption="worth(factor=1)"),
+        )
         async with engine(seqs=1) as one:
             config = config_of(one, in_flight=1, order=order)
             async with Gateway(config, listeners=(ledger,), make_forecaster=knowing) as gateway:

@@ -85,7 +85,7 @@ def test_whoever_follows_and_is_gone_leaves_the_schedule_as_it_is(make, timeouts
 
 def test_a_schedule_that_cannot_be_kept_ends_the_watch():
     async def refuses(phases):
-        raise InputError(f"not {phases.encode_batch}")
+        raise InputError(f"not {phases.prefill_batch}")
 
     following, _ = followed(partial(follow_worlds.Report), keep=refuses)
     assert following.state.error == "not 3"

@@ -70,9 +70,9 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     whole = [one for one in heard.phases if one.started_s > changed_s and one.cause == "steps"]
     assert whole[5:], "phases went on"
     assert min(one.decode_steps for one in whole) >= phases.decode_steps
-    full = [one for one in whole if one.encode_batch == phases.encode_batch]
+    full = [one for one in whole if one.prefill_batch == phases.prefill_batch]
     assert len(full) >= len(whole[5:]) / 2
-    assert f'lengthwise_phase_plan{{of="encode_batch"}} {phases.encode_batch}.0' in metrics
+    assert f'lengthwise_phase_plan{{of="prefill_batch"}} {phases.prefill_batch}.0' in metrics
     assert 'lengthwise_plans_total{result="changed"} 1.0' in metrics
     assert "lengthwise_lengths_alarm 100.0" in metrics
     assert state["schedule"]["phases"]["decode_steps"] == phases.decode_steps

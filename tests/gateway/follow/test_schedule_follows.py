@@ -51,7 +51,7 @@ def test_lengths_that_jump_change_the_schedule_once(jumped):
     assert len(world.news) == 1
     (_, before), (_, after) = world.schedules
     assert before == planned.phases
-    assert (after.encode_batch, after.decode_steps) != (before.encode_batch, before.decode_steps)
+    assert (after.prefill_batch, after.decode_steps) != (before.prefill_batch, before.decode_steps)
     told = world.news[0][1]
     assert "outputs" in told.more.adaptation.sides
     assert abs(told.more.adaptation.started - BEFORE) <= 30
@@ -61,13 +61,13 @@ def test_lengths_that_jump_change_the_schedule_once(jumped):
 def test_phases_follow_and_nobody_is_lost(jumped):
     _, world = jumped
     (_, before), (changed_s, after) = world.schedules
-    was = [one.encode_batch for one in world.between(0.0, changed_s)[1:-1]]
+    was = [one.prefill_batch for one in world.between(0.0, changed_s)[1:-1]]
     now = world.between(changed_s, math.inf)
     settled = now[3:-6]
-    assert max(set(was), key=was.count) == before.encode_batch
+    assert max(set(was), key=was.count) == before.prefill_batch
     assert len(settled) >= 5
     assert {one.decode_steps for one in settled} == {after.decode_steps}
-    assert {one.encode_batch for one in settled} == {after.encode_batch}
+    assert {one.prefill_batch for one in settled} == {after.prefill_batch}
     assert not world.unserved
     assert world.most["w"] <= max(before.max_in_flight, after.max_in_flight)
 
@@ -88,7 +88,7 @@ def test_what_is_kept_then_holds_the_bound_on_the_new_lengths(jumped):
     assert change.load_s == 0
     assert more.planned.row.latency_high_s <= more.planned.bound_s == 4.0
     assert (change.new.tp, change.new.tp_groups) == (2, 1) or change.new.tp_groups == 0
-    assert more.planned.phases.encode_batch == change.new.encode_batch
+    assert more.planned.phases.prefill_batch == change.new.prefill_batch
 
 
 def test_lengths_that_stay_leave_the_schedule_alone(small):
@@ -120,7 +120,7 @@ def test_means_that_encodings_are_resized_to_follow_a_schedule_that_is_left():
     world = world_of(follower, planned, some).run()
     after = world.schedules[-1][1]
     assert not world.news[0][1].more.adaptation.change.made
-    assert after.encode_batch == planned.phases.encode_batch
+    assert after.prefill_batch == planned.phases.prefill_batch
     assert after.mean_prompt_tokens == pytest.approx(planned.phases.mean_prompt_tokens - 60, rel=0.1)
     assert after.threshold == 0.2
 
@@ -136,7 +136,7 @@ def test_what_would_take_loading_is_told_and_not_done(small):
     change, after = told.more.adaptation.change, world.schedules[-1][1]
     runs = change.new if change.made else change.retained
     assert (runs.tp_groups, change.load_s) == (0, 0)
-    assert (after.encode_batch, after.decode_steps) == (runs.encode_batch, runs.decode_steps)
+    assert (after.prefill_batch, after.decode_steps) == (runs.prefill_batch, runs.decode_steps)
     better = change.elsewhere
     assert (better.row.tp, better.row.tp_groups, better.storage) == (2, 1, "dram")
     assert better.row.throughput_rps > 1.02 * runs.throughput_rps
@@ -152,4 +152,4 @@ def test_what_would_take_loading_is_told_and_not_done(small):
 def test_a_schedule_that_does_not_fit_is_refused_before_anything_runs(small):
     asked, planned = small
     with pytest.raises(InputError, match="must fit the GPUs"):
-        follow_small(asked, replace(planned, row=replace(planned.row, encode_batch=1 << 20)))
+        follow_small(asked, replace(planned, row=replace(planned.row, prefill_batch=1 << 20)))

@@ -222,12 +222,12 @@ def test_isrtf_is_named_only_where_it_surely_beats_srtf(cuts: Change, named: str
 
 def test_what_cuts_add_is_told_with_its_interval() -> None:
     rows = single_server(3, 1500)
-    found = gain(of_rows(rows), Order(takeover="worth(factor=1)"), draws=20)
+    found = gain(of_rows(rows), Order(preemption="worth(factor=1)"), draws=20)
     srtf, isrtf = found.order("srtf").mean, found.order("isrtf").mean
     assert found.cuts.value == pytest.approx((1 + isrtf.value) / (1 + srtf.value) - 1)
     assert found.cuts.low < found.cuts.value < found.cuts.high < 0
     assert "against mode = srtf" in found.description
-    assert gain(of_rows(rows), Order(takeover="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
+    assert gain(of_rows(rows), Order(preemption="never"), draws=5).cuts == Change(0.0, 0.0, 0.0)
 
 
 def test_models_apart_are_pools_apart() -> None:

@@ -26,7 +26,7 @@ def ordered(settings: Settings, clock=None, **scheduler) -> Ordered:
     return made
 
 
-SRTF = Settings(takeover="never")
+SRTF = Settings(preemption="never")
 
 QUEUES = st.lists(st.tuples(st.integers(0, 500), st.integers(-2, 2), st.integers(0, 200)), min_size=1, max_size=40)
 
@@ -56,7 +56,7 @@ def test_every_rank_gives_the_order_that_the_gateways_own_queue_has(queue, rank)
     from lengthwise.gateway.scheduling import WorkerState
 
     clock = Clock()
-    book, requests = Registry(Settings(rank=rank, takeover="never"), clock), []
+    book, requests = Registry(Settings(rank=rank, preemption="never"), clock), []
     core = Core(Order(mode="srtf", rank=rank), Admission(), Dispatch())
     core.workers(clock.now_s, [WorkerState("w", ("m",), up=False)])
     for k, (predicted, priority, prompt) in enumerate(queue):
@@ -120,7 +120,7 @@ def test_short_ones_end_first_and_the_stock_order_comes_back_without_the_plug_in
 
 def test_who_waited_too_long_goes_before_all_who_did_not_in_order_of_arrival():
     clock = Clock()
-    made = ordered(Settings(takeover="never", max_wait_s=5.0), clock, max_num_seqs=1)
+    made = ordered(Settings(preemption="never", max_wait_s=5.0), clock, max_num_seqs=1)
     for name in ("old-a", "old-b"):
         made.add_request(request(name, 400, length=4, lengthwise_class=3))
     ended_at = {}
@@ -158,7 +158,7 @@ def test_time_in_the_batch_does_not_count_as_waiting():
 
 
 def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
-    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
+    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -171,7 +171,7 @@ def test_a_longer_one_gives_way_and_is_not_taken_back_in_the_same_step():
 
 
 def test_who_finds_no_memory_takes_it_from_a_longer_one():
-    made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=2)
+    made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=2)
     made.add_request(request("long", 500, length=500))
     for _ in range(30):
         made.schedule()
@@ -188,7 +188,7 @@ def test_who_finds_no_memory_takes_it_from_a_longer_one():
 
 def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_ones():
     for told in ({"predicted": 500 - 30}, {"predicted": 5, "lengthwise_class": 1}):
-        made = ordered(Settings(takeover="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
+        made = ordered(Settings(preemption="worth(factor=0)", window_tokens=10, cuts_per_s=1e9), max_num_seqs=1)
         made.add_request(request("long", 500, length=500))
         for _ in range(30):
             made.schedule()
@@ -199,7 +199,7 @@ def test_only_who_is_strictly_better_takes_a_place_and_no_class_takes_a_better_o
 
 def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
     clock = Clock()
-    settings = Settings(takeover="worth(factor=0)", window_tokens=5, max_preemptions=2, cuts_per_s=1e9)
+    settings = Settings(preemption="worth(factor=0)", window_tokens=5, max_preemptions=2, cuts_per_s=1e9)
     made = ordered(settings, clock, max_num_seqs=1)
     long = request("long", 400, length=400)
     made.add_request(long)
@@ -216,7 +216,9 @@ def test_a_stream_of_short_ones_cuts_a_long_one_so_often_and_no_more():
 def test_cuts_are_so_far_apart():
     clock, cuts = Clock(), []
     made = ordered(
-        Settings(takeover="worth(factor=0)", window_tokens=1, max_preemptions=99, cuts_per_s=2.0), clock, max_num_seqs=1
+        Settings(preemption="worth(factor=0)", window_tokens=1, max_preemptions=99, cuts_per_s=2.0),
+        clock,
+        max_num_seqs=1,
     )
     long = request("long", 4000, length=4000)
     made.add_request(long)
@@ -235,7 +237,7 @@ def test_cuts_are_so_far_apart():
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 3)), min_size=1, max_size=30))
 def test_nobody_is_lost_or_doubled_whatever_is_predicted_cut_or_aborted(requests):
     clock = Clock()
-    settings = Settings(takeover="worth(factor=0)", window_tokens=4, cuts_per_s=1e9, max_wait_s=1.0)
+    settings = Settings(preemption="worth(factor=0)", window_tokens=4, cuts_per_s=1e9, max_wait_s=1.0)
     made = ordered(settings, clock, max_num_seqs=3)
     aborted = set()
     for k, (length, predicted, every) in enumerate(requests):
@@ -299,7 +301,7 @@ def test_settings_that_cannot_be_used_say_so():
         ({"rnak": "srtf"}, "rank"),
         ({"rank": "gittins"}, "index_tokens"),
         ({"rank": "nobody"}, "nobody"),
-        ({"takeover": "worth(factor=-1)"}, "factor"),
+        ({"preemption": "worth(factor=-1)"}, "factor"),
         ({"max_wait_s": "soon"}, "max_wait_s"),
         ({"max_wait_s": math.nan}, "max_wait_s"),
         ({"window_tokens": 0}, "window_tokens"),

@@ -25,7 +25,7 @@ def vllm(monkeypatch):
 def config(*, asynchronous=False, pp=1, dp=1, runner="generate", connector=None, speculative=None, **settings):
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
-        additional_config={"lengthwise": {"encode_batch": 2, "decode_steps": 3} | settings},
+        additional_config={"lengthwise": {"prefill_batch": 2, "decode_steps": 3} | settings},
         parallel_config=SimpleNamespace(pipeline_parallel_size=pp, data_parallel_size=dp),
         model_config=SimpleNamespace(runner_type=runner, is_encoder_decoder=False),
         speculative_config=speculative,
@@ -56,7 +56,7 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
         made = RraScheduler(vllm_config=config(asynchronous=asynchronous))
     assert isinstance(made, PhasedScheduler)
     assert isinstance(made, Asynchronous) == asynchronous
-    assert "restricts this engine to rra(encode_batch=2, decode_steps=3, micro_batches=0)" in caplog.text
+    assert "restricts this engine to rra(prefill_batch=2, decode_steps=3, micro_batches=0)" in caplog.text
     filled(made)
     made.run()
     assert made.log[:5] == [(2, 0), (0, 2), (0, 2), (0, 2), (2, 0)]
@@ -65,14 +65,14 @@ def test_it_is_the_class_that_vllm_would_take_and_keeps_the_schedule(vllm, caplo
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"encode_batch": 0}, "encode_batch must be a"),
+        ({"prefill_batch": 0}, "prefill_batch must be a"),
         ({"decode_steps": 2.5}, "decode_steps must be an integer"),
         ({"decode_steps": "many"}, "decode_steps"),
         ({"threshold": 1.5}, "threshold must be from 0 to below 1"),
         ({"threshold": 0.1}, "prompt_tokens must be a"),
         ({"record": 7}, "record must be a file's name"),
         ({"record": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"takeover": "never"}, "there is no setting of lengthwise named 'takeover'"),
+        ({"preemption": "never"}, "there is no setting of lengthwise named 'preemption'"),
         ({"pp": 2}, "pipeline stages"),
         ({"dp": 2}, "data-parallel"),
         ({"connector": object()}, "KV connector"),
@@ -87,7 +87,7 @@ def test_what_cannot_be_kept_leaves_the_engine_as_it_is(vllm, caplog, given, say
 def test_no_schedule_at_all_is_said(vllm, caplog):
     bare = config()
     bare.additional_config = None
-    stays(RraScheduler(vllm_config=bare), caplog, "must have encode_batch and decode_steps")
+    stays(RraScheduler(vllm_config=bare), caplog, "must have prefill_batch and decode_steps")
 
 
 def test_a_version_on_which_it_was_never_run_keeps_its_own_unless_told(vllm, caplog):

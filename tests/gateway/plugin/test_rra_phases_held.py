@@ -21,9 +21,9 @@ class PhasedEngine(PhasedScheduler, Engine):
     pass
 
 
-def held(encode_batch, decode_steps, *, world=None, **settings):
+def held(prefill_batch, decode_steps, *, world=None, **settings):
     made = PhasedEngine(**world or {})
-    made.lengthwise = PhaseHooks(RraSettings(encode_batch, decode_steps, **settings), Clock())
+    made.lengthwise = PhaseHooks(RraSettings(prefill_batch, decode_steps, **settings), Clock())
     return made
 
 

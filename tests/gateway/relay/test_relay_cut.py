@@ -14,7 +14,7 @@ from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduler_driver import CUT
 
 LONG = {"model": "m", "prompt": "long 300", "max_tokens": 300, "stream": True, "temperature": 0}
-EAGER = Order(mode="isrtf", window_tokens=10, takeover="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50)
+EAGER = Order(mode="isrtf", window_tokens=10, preemption="worth(factor=1)", cuts_per_s=1000.0, max_preemptions=50)
 
 
 def short(k: int) -> dict:

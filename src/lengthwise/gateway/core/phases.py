@@ -44,11 +44,11 @@ class PrefillBatchSize:
     """
 
     def __init__(self, phases: Phases) -> None:
-        text = f"rra(encode_batch={phases.encode_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
+        text = f"rra(prefill_batch={phases.prefill_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
         if phases.threshold is not None:
             assert phases.mean_prompt_tokens is not None
             assert phases.decode_batch is not None
-            prompts = max(1, round(phases.encode_batch * phases.mean_prompt_tokens))
+            prompts = max(1, round(phases.prefill_batch * phases.mean_prompt_tokens))
             decodes = max(1, round(phases.decode_batch))
             text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
         self._policy = policy = resolve("batching", f"{text})")
@@ -85,7 +85,7 @@ class _CurrentPhase:
     started_s: float
     decodes: int
     decode_steps: int
-    encode_batch: int = 0
+    prefill_batch: int = 0
     prompt_tokens: int = 0
     decode_batch: int = 0
     finished: int = 0
@@ -136,7 +136,7 @@ class PhaseTracker:
             decodes = max(0, self._num_present - round(self._mean_finished))
             return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=decodes)
         return self._in_prefill and self._batch_size.admits(
-            current.encode_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
+            current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
         )
 
     def dispatched(self, entry: Entry) -> None:
@@ -146,7 +146,7 @@ class PhaseTracker:
             current = self._start_phase(q.dispatched_s)
         self._new.add(q.id)
         if self._in_prefill:
-            current.encode_batch += 1
+            current.prefill_batch += 1
             current.prompt_tokens += q.prompt_tokens
         else:
             current.overdue += 1
@@ -263,7 +263,7 @@ class PhaseTracker:
             cause,
             current.started_s,
             max(current.started_s, now_s),
-            encode_batch=current.encode_batch,
+            prefill_batch=current.prefill_batch,
             prompt_tokens=current.prompt_tokens,
             decode_batch=current.decode_batch or self._num_present,
             decode_steps=self._min_steps if cause == STEPS else self._max_steps,

@@ -259,7 +259,7 @@ class Preemption:
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
         self._order, self._ranker, self._service = order, ranker, service
-        self._gain = interpreted(resolve("takeover", order.takeover))
+        self._gain = interpreted(resolve("preemption", order.preemption))
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.cuts_per_s)
         self._closed_windows: dict[int, Entry] = {}
@@ -271,7 +271,7 @@ class Preemption:
         """Take another order of the same mode."""
         self._bucket.configure(now_s, order.cuts_per_s)
         self._order = order
-        self._gain = interpreted(resolve("takeover", order.takeover))
+        self._gain = interpreted(resolve("preemption", order.preemption))
         self.request_pass()
 
     def dispatched(self, now_s: float, entry: Entry) -> None:

@@ -37,7 +37,7 @@ def check_change(before: Order, after: Order) -> None:
     for name in fixed:
         if getattr(before, name) != getattr(after, name):
             raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
-    resolve("takeover", after.takeover)
+    resolve("preemption", after.preemption)
 
 
 class Expiry:

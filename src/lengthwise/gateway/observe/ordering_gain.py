@@ -1,7 +1,7 @@
 """Estimate of the gain of length-aware ordering on recorded traffic, with confidence intervals.
 
 Engines are fitted to the observations, and the simulator serves the recorded requests under FCFS and the length-aware
-orders with the gateway's own ranks and takeovers (``replay``).
+orders with the gateway's own ranks and preemptions (``replay``).
 
 Intervals come from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with replacement,
 including their gaps, so that bursts stay bursts; all orders serve the same draws. The standard deviation of the

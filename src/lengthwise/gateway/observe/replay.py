@@ -201,9 +201,14 @@ def scheduler(name: str, order: Order) -> Scheduler:
     fcfs = Scheduler(router="central", memory="paged_by_chunk")
     if name == FCFS:
         return fcfs
-    takeover, limits = order.takeover if name == ISRTF else "never", (order.max_wait_s, order.window_tokens)
+    preemption, limits = order.preemption if name == ISRTF else "never", (order.max_wait_s, order.window_tokens)
     return replace(
-        fcfs, rank="srtf", leave="longest_remaining", takeover=takeover, max_wait_s=limits[0], window_tokens=limits[1]
+        fcfs,
+        rank="srtf",
+        victim="longest_remaining",
+        preemption=preemption,
+        max_wait_s=limits[0],
+        window_tokens=limits[1],
     )
 
 

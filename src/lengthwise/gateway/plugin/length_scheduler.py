@@ -192,7 +192,7 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 
 
 class Preemption:
-    """Apply the takeover policy to the first waiting request and the worst running one.
+    """Apply the preemption policy to the first waiting request and the worst running one.
 
     It is due after a change of the queue and every ``window_tokens`` steps. Requests that were preempted too often,
     are overdue or have not generated ``window_tokens`` since are not victims; only strictly better keys preempt.
@@ -200,7 +200,7 @@ class Preemption:
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
         self._registry, self._settings, self._clock = registry, registry.settings, clock
-        self._gain = interpreted(resolve("takeover", registry.settings.takeover))
+        self._gain = interpreted(resolve("preemption", registry.settings.preemption))
         self._steps, self._pending, self._last_s = 0, False, -math.inf
 
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
@@ -360,7 +360,7 @@ class LengthScheduler:
 
 
 def _description(settings: Settings) -> str:
-    policies = f"rank {settings.rank}, takeover {settings.takeover}"
+    policies = f"rank {settings.rank}, preemption {settings.preemption}"
     return f"orders this engine: {policies}; after {settings.max_wait_s:g} s no later arrival overtakes a request"
 
 

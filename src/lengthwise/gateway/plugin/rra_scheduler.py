@@ -312,8 +312,8 @@ REQUEST = frozenset(
 class RraScheduler:
     """Create the scheduler that vLLM would create, restricted to phases.
 
-    A phase prefills ``encode_batch`` requests (complete prompts, over as many steps as the token budget requires, while
-    decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
+    A phase prefills ``prefill_batch`` requests (complete prompts, over as many steps as the token budget requires,
+    while decodes pause), then decodes ``decode_steps`` times without admissions. When no request decodes the next phase
     starts at once. If in doubt, create vLLM's own scheduler and log the reason.
     """
 

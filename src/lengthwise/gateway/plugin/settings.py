@@ -20,10 +20,10 @@ _UNAVAILABLE = ("index_tokens", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
 
-    The takeover policy alone decides about preemption: the cost that the gateway learns of each engine is unknown here.
+    Only the preemption policy decides: the preemption cost that the gateway learns for each engine is unknown here.
 
     Attributes:
-        takeover: When a waiting request preempts a running one. "never": only a lack of memory preempts (SRTF).
+        preemption: When a waiting request preempts a running one. "never": only a lack of memory preempts (SRTF).
         window_tokens: Tokens between two updates of predictions and checks for preemption.
         max_wait_s: Requests that have waited longer in total come before all others, in order of arrival.
         max_preemptions: Of one request; ``cuts_per_s`` limits all requests together.
@@ -32,7 +32,7 @@ class Settings:
     """
 
     rank: str = "srtf"
-    takeover: str = "worth(factor=100)"
+    preemption: str = "worth(factor=100)"
     window_tokens: int = 50
     max_wait_s: float = 60.0
     max_preemptions: int = 3
@@ -50,7 +50,7 @@ class Settings:
             if isinstance(value, int | float) and not value >= minimum:
                 raise InputError(f"lengthwise: {name} must be at least {minimum}; it is {value!r}")
         self.rank_policy()
-        resolve("takeover", self.takeover)
+        resolve("preemption", self.preemption)
 
     def rank_policy(self) -> Policy:
         """Return the rank; raise InputError if it is unknown or needs an argument that an engine does not know."""
@@ -63,7 +63,7 @@ class Settings:
     @property
     def preempts(self) -> bool:
         """Whether a waiting request may preempt a running one."""
-        return self.takeover != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
+        return self.preemption != "never" and self.max_preemptions > 0 and self.cuts_per_s > 0
 
     @property
     def preemption_interval_s(self) -> float:
@@ -93,7 +93,7 @@ class RraSettings:
     """RRA schedule (ExeGPT).
 
     Attributes:
-        encode_batch: New requests of one prefill phase, B_E.
+        prefill_batch: New requests of one prefill phase, B_E.
         decode_steps: Decode iterations between two prefill phases, N_D.
         threshold: Share by which a prefill phase's prompt tokens, and the decode batch, may deviate from their means
             before prefill phases are resized; None: never.
@@ -103,7 +103,7 @@ class RraSettings:
         trust_version: Whether to modify untested versions of vLLM.
     """
 
-    encode_batch: int
+    prefill_batch: int
     decode_steps: int
     threshold: float | None = None
     prompt_tokens: int = 0
@@ -124,14 +124,14 @@ class RraSettings:
     def policy(self) -> Policy:
         """Return the simulator's batching policy of this schedule; raise InputError for numbers out of range."""
         means = {"prompt_tokens": self.prompt_tokens, "decode_batch": self.decode_batch}
-        return rra(self.encode_batch, self.decode_steps, threshold=self.threshold, **means)
+        return rra(self.prefill_batch, self.decode_steps, threshold=self.threshold, **means)
 
 
 def rra_settings_of(additional_config: Any) -> RraSettings:
     """Return the schedule in vLLM's ``additional_config``; raise InputError for a missing or invalid one."""
     table = _table_of(additional_config, RraSettings)
-    if missing := [name for name in ("encode_batch", "decode_steps") if name not in table]:
-        example = '--additional-config \'{"lengthwise": {"encode_batch": 8, "decode_steps": 16}}\''
+    if missing := [name for name in ("prefill_batch", "decode_steps") if name not in table]:
+        example = '--additional-config \'{"lengthwise": {"prefill_batch": 8, "decode_steps": 16}}\''
         raise InputError(f"lengthwise: a schedule must have {' and '.join(missing)}; give it with {example}")
     return RraSettings(**table)
 

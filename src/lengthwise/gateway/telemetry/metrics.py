@@ -173,7 +173,7 @@ class Labels:
 MAX_WORKERS = 200
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _PHASE_HISTOGRAMS = (
-    ("encode_batch", SIZES, "phase_encode_batch_requests", "New requests of a prefill phase (B_E)"),
+    ("prefill_batch", SIZES, "phase_prefill_batch_requests", "New requests of a prefill phase (B_E)"),
     ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after a prefill phase (B_D)"),
     ("left_batch", SIZES, "phase_left_batch_requests", "Requests at the engine at the end of a phase"),
     ("decode_steps", SIZES, "phase_decode_steps", "Decode iterations of a phase, estimated from tokens (N_D)"),

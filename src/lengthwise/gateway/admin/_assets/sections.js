@@ -99,7 +99,7 @@ const sections = (() => {
     $("schedule-section").hidden = !now;
     if (!now) return;
     const p = now.phases, f = now.follows;
-    const facts = [`B_E = ${p.encode_batch}`, `N_D = ${p.decode_steps}`];
+    const facts = [`B_E = ${p.prefill_batch}`, `N_D = ${p.decode_steps}`];
     if (p.decode_batch !== null) facts.push(`decode batch ${charts.short(p.decode_batch)} in the mean`);
     if (p.max_in_flight !== null) facts.push(`at most ${p.max_in_flight} at an engine`);
     if (p.threshold !== null) facts.push(`resized within ${percent(p.threshold)} of ${charts.short(p.mean_prompt_tokens)} prompt tokens a request`);
