@@ -120,7 +120,8 @@ async def tokenize(client: Client, text: str, form: str | None = None, model: st
     if status != 200 or not isinstance(rows, list):
         return None
     ids = [row.get("id") if isinstance(row, dict) else row for row in rows]
-    return ids if ids and all(isinstance(i, int) for i in ids) else None
+    numbers = [i for i in ids if isinstance(i, int)]
+    return numbers if numbers and len(numbers) == len(ids) else None
 
 
 async def probe(client: Client) -> Abilities:
