@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from admissions import PREEMPTIONS, RANKS, Doorkeeper, misled, observe, served
+from admissions import PREEMPTION_MODES, RANKS, Doorkeeper, misled, observe, served
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, entries, run
@@ -17,8 +17,8 @@ from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
 BATCHINGS = [name for name in known("batching") if not name.startswith("vidur")]
-BOUNDED = {"rank": RANKS, "preemption": PREEMPTIONS, "batching": BATCHINGS, "max_wait_s": [0.0, 0.01, 0.05, 0.3]}
-UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTIONS}
+BOUNDED = {"rank": RANKS, "preemption": PREEMPTION_MODES, "batching": BATCHINGS, "max_wait_s": [0.0, 0.01, 0.05, 0.3]}
+UNBOUNDED = {"max_wait_s": INFINITY, "preemption": PREEMPTION_MODES}
 
 
 class Bounded(Doorkeeper):

@@ -1,4 +1,4 @@
-"""A deployment as Kubernetes resources: one pod a replica.
+"""Kubernetes resources of a deployment: one pod for each replica.
 
 Fields: https://kubernetes.io/docs/reference/kubernetes-api/. GPUs and user of the image:
 https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/.
@@ -6,6 +6,7 @@ https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/.
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -17,9 +18,9 @@ from lengthwise.schema.errors import InputError
 IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
 DRAIN_S = 120
-"""Seconds that a pod told to stop may take for the requests it has."""
+"""Seconds of a stopping pod for its running requests."""
 LEAVE_S = 10
-"""Seconds until a pod told to stop is out of the Service's endpoints."""
+"""Seconds until a stopping pod is out of the Service's endpoints."""
 LOAD_S = 3600
 """Seconds that downloading, loading and compiling may take."""
 HOME = "/home/vllm"
@@ -27,45 +28,57 @@ USER = 2000
 """The image's own user, of group 0."""
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
-_OTHERS = ("CPU", "MI")
-"""How the names of what is no NVIDIA GPU begin."""
+_NOT_NVIDIA = ("CPU", "MI")
+"""Prefixes of the names of devices that are not NVIDIA GPUs."""
 
 
 def kubernetes_manifest(
     deployment: Deployment, *, name: str, model: str | None = None, image: str = IMAGE, token_secret: str | None = None
 ) -> str:
-    """YAML of a StatefulSet, its Services and its disruption budget, which serve with vLLM.
+    """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
     Args:
-        deployment: What was simulated.
+        deployment: The simulated one.
         name: Of the resources: lower-case letters, digits and hyphens, at most 48.
-        model: The checkpoint; None takes what the catalog knows.
+        model: The checkpoint; None: the catalog's.
         image: The container's image.
-        token_secret: A Secret that holds a Hugging Face token under ``token``; None needs none.
+        token_secret: A Secret with a Hugging Face token under ``token``; None: none.
 
     Raises:
-        InputError: The name cannot be one, a replica spans nodes, the deployment is not on NVIDIA
-            GPUs, or no checkpoint is known.
+        InputError: The name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
     launch = vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own address
     _check(deployment, name, launch)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
-    pod = _pod(deployment, launch, image, token_secret)
-    made = [
-        _resource("v1", "Service", name, labels, _service(labels)),
-        _resource("v1", "Service", f"{name}-pods", labels, _headless(labels)),
-        _resource("apps/v1", "StatefulSet", name, labels, _stateful_set(deployment, name, labels, pod)),
-        _resource("policy/v1", "PodDisruptionBudget", name, labels, _budget(labels)),
+    service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+    headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
+    stateful_set = {
+        "replicas": deployment.parallel.replicas,
+        "serviceName": f"{name}-pods",
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": dict(labels)},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(deployment, launch, image, token_secret)},
+    }
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
+    resources = [
+        # Each has copies of the labels: YAML would write an anchor and aliases for one dictionary in many places.
+        {"apiVersion": version, "kind": kind, "metadata": {"name": resource, "labels": dict(labels)}, "spec": spec}
+        for version, kind, resource, spec in (
+            ("v1", "Service", name, service),
+            ("v1", "Service", f"{name}-pods", headless),
+            ("apps/v1", "StatefulSet", name, stateful_set),
+            ("policy/v1", "PodDisruptionBudget", name, budget),
+        )
     ]
-    text = yaml.safe_dump_all(made, sort_keys=False, explicit_start=True, width=100)
+    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
     return f"{_head(deployment, launch)}\n{text}"
 
 
 def is_nvidia(deployment: Deployment) -> bool:
-    """Whether the deployment runs on GPUs that the image and ``nvidia.com/gpu`` are for."""
-    return not deployment.gpu.name.startswith(_OTHERS)
+    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
+    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
 
 
 def _check(d: Deployment, name: str, launch: Launch) -> None:
@@ -85,9 +98,9 @@ def _check(d: Deployment, name: str, launch: Launch) -> None:
 
 
 def _head(d: Deployment, launch: Launch) -> str:
-    """Comments: what stands here, which nodes, and the notes."""
+    """Return the comments: content, nodes, and notes."""
     label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
-    said = (
+    parts = (
         f"{d.name}, {d.parallel.replicas} x {replica_gpus(d)} GPUs, served with vLLM.",
         (
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
@@ -99,34 +112,7 @@ def _head(d: Deployment, launch: Launch) -> str:
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
         *launch.notes,
     )
-    return "\n#\n".join(comment(text) for text in said)
-
-
-def _resource(version: str, kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
-    # A copy of the labels each: YAML would write an anchor and aliases for one dictionary in many places.
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
-
-
-def _service(labels: dict[str, str]) -> dict[str, Any]:
-    return {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
-
-
-def _headless(labels: dict[str, str]) -> dict[str, Any]:
-    return {"clusterIP": "None", "publishNotReadyAddresses": False, **_service(labels)}
-
-
-def _budget(labels: dict[str, str]) -> dict[str, Any]:
-    return {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
-
-
-def _stateful_set(d: Deployment, name: str, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "replicas": d.parallel.replicas,
-        "serviceName": f"{name}-pods",
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": dict(labels)},
-        "template": {"metadata": {"labels": dict(labels)}, "spec": pod},
-    }
+    return "\n#\n".join(comment(text) for text in parts)
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
@@ -151,12 +137,16 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) ->
 
 def _container(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
     health = {"httpGet": {"path": "/health", "port": "http"}}
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
+    if token_secret is not None:
+        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        environment.append({"name": "HF_TOKEN", "valueFrom": token})
     return {
         "name": "vllm",
         "image": image,
         "command": ["vllm", "serve"],
         "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
-        "env": _environment(token_secret),
+        "env": environment,
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
@@ -174,11 +164,3 @@ def _container(d: Deployment, launch: Launch, image: str, token_secret: str | No
             {"name": "cache", "mountPath": f"{HOME}/.cache"},
         ],
     }
-
-
-def _environment(token_secret: str | None) -> list[dict[str, Any]]:
-    home: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
-    if token_secret is None:
-        return home
-    token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
-    return [*home, {"name": "HF_TOKEN", "valueFrom": token}]

@@ -1,9 +1,11 @@
-"""A deployment as an SGLang command; flags are those of SGLang 0.5.23.
+"""SGLang commands of deployments; flags are those of SGLang 0.5.23.
 
 Sources: ``sglang/srt/arg_groups`` of https://github.com/sgl-project/sglang.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from lengthwise.backend.launch import (
     ARRIVAL,
@@ -18,6 +20,7 @@ from lengthwise.backend.launch import (
     is_overridden,
     kv_tokens,
     policy_name,
+    replica_gpus,
     resident_bound,
     shared_notes,
     step_tokens,
@@ -45,16 +48,16 @@ def sglang_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """The command that serves one replica with SGLang as nearly as simulated as stock SGLang can.
+    """Return the command that serves one replica with stock SGLang as nearly as simulated as possible.
 
     Args:
-        deployment: What was simulated.
-        model: A Hugging Face id or a folder; None takes what the catalog knows, or ``$MODEL``.
-        served_name: The name that requests ask for; None takes the model's in the catalog.
+        deployment: The simulated one.
+        model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
+        served_name: The model's name in requests; None: that of the catalog.
         host: Address to listen at.
         port: Port of this replica.
-        device: "cuda" or "cpu".
-        replica: Which replica; it says which GPUs of its node are seen.
+        device: "cuda", or "cpu".
+        replica: Selects the GPUs of its node.
 
     Raises:
         UnknownNameError: There is no such device.
@@ -71,19 +74,15 @@ def sglang_launch(
         "--device": device,
         "--tp-size": deployment.parallel.tp,
         "--pp-size": deployment.parallel.pp,
-        "--nnodes": None if fits_node(deployment) else _nodes(deployment),
+        "--nnodes": None if fits_node(deployment) else -(-replica_gpus(deployment) // deployment.node.gpus),
         "--dtype": weights.dtype,
         "--quantization": weights.quantization,
         "--kv-cache-dtype": _kv_dtype(deployment),
         **_limits(deployment),
         **_scheduling(deployment),
     }
-    notes = weights.notes + _notes(deployment) + shared_notes(deployment)
+    notes = (*weights.notes, *_notes(deployment), *shared_notes(deployment))
     return Launch(("python3", "-m", "sglang.launch_server", *flags(pairs)), environment, notes)
-
-
-def _nodes(d: Deployment) -> int:
-    return -(-d.parallel.tp * d.parallel.pp // d.node.gpus)
 
 
 def _kv_dtype(d: Deployment) -> str | None:
@@ -95,13 +94,13 @@ def _kv_dtype(d: Deployment) -> str | None:
 
 
 def _limits(d: Deployment) -> dict[str, object]:
-    """SGLang counts the memory of weights and cache, not the peak that vLLM's utilization bounds."""
-    held = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
+    """Return the limits; SGLang counts the memory of weights and cache, not the peak as vLLM does."""
+    static_bytes = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
     return {
         "--context-length": d.max_model_len,
         "--max-running-requests": resident_bound(d),
         "--page-size": d.limits.block_size,
-        "--mem-fraction-static": f"{min(held / d.gpu.memory_bytes, 1.0):.3f}",
+        "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
         "--max-total-tokens": kv_tokens(d) if is_overridden(d) else None,
         "--disable-radix-cache": True,
     }
@@ -109,9 +108,10 @@ def _limits(d: Deployment) -> dict[str, object]:
 
 def _scheduling(d: Deployment) -> dict[str, object]:
     rank = policy_name(d.scheduler.rank)
-    by_priority = rank in ORDERED_BY_PRIORITY
+    by_priority, page = rank in ORDERED_BY_PRIORITY, d.limits.block_size
+    chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     return {
-        "--chunked-prefill-size": _chunk_tokens(d) if cuts_prompts(d) else -1,
+        "--chunked-prefill-size": chunk_tokens if cuts_prompts(d) else -1,
         "--enable-mixed-chunk": cuts_prompts(d),
         "--max-prefill-tokens": step_tokens(d),
         "--schedule-policy": "fcfs",
@@ -121,61 +121,36 @@ def _scheduling(d: Deployment) -> dict[str, object]:
     }
 
 
-def _chunk_tokens(d: Deployment) -> int:
-    """The step's token budget, cut to whole pages as SGLang asks."""
-    page = d.limits.block_size
-    return max(page, d.limits.max_num_batched_tokens // page * page)
-
-
-def _notes(d: Deployment) -> tuple[str, ...]:
-    made = (_rank(d), _batching(d), _kv(d), _spread(d))
-    return (
-        *(note for note in made if note),
-        (
-            f"Requests were admitted by memory policy {policy_name(d.scheduler.memory)} with a watermark of "
-            f"{d.limits.watermark:g}; SGLang admits by its running estimate of the output still to come "
-            "(--schedule-conservativeness)."
-        ),
-        (
-            f"When memory ran out, {policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
-            "requests have one, else those with the shortest output so far."
-        ),
-        (
-            "--mem-fraction-static is the simulated share of weights and KV cache; SGLang's own need beside it may "
-            "ask for less."
-        ),
-    )
-
-
-def _rank(d: Deployment) -> str | None:
-    name = policy_name(d.scheduler.rank)
-    if name in ARRIVAL:
-        return None
-    if name in ORDERED_BY_PRIORITY:
-        return (
-            f"{ORDERED_BY_PRIORITY[name]} SGLang also lets a waiting request evict running ones whose priority "
+def _notes(d: Deployment) -> Iterator[str]:
+    rank = policy_name(d.scheduler.rank)
+    if rank in ORDERED_BY_PRIORITY:
+        yield (
+            f"{ORDERED_BY_PRIORITY[rank]} SGLang also lets a waiting request evict running ones whose priority "
             "is worse by 10 or more."
         )
-    return f"Requests went by {name}; SGLang takes them as they come, or by a `priority` that they carry."
-
-
-def _batching(d: Deployment) -> str | None:
-    name = policy_name(d.scheduler.batching)
-    if cuts_prompts(d) or name == "prefill_first":
-        return None
-    return _BATCHINGS.get(name, f"Steps were formed by {name}; SGLang runs whole prompts in steps of their own.")
-
-
-def _kv(d: Deployment) -> str | None:
-    if d.limits.kv_dtype is None:
-        return None
-    wanted = dtype_name(d.limits.kv_dtype)
-    if wanted in _KV_DTYPES or wanted == dtype_name(d.limits.weight_dtype or d.model.dtype):
-        return None
-    return f"SGLang has no KV cache of {wanted}; it takes the weights' dtype."
-
-
-def _spread(d: Deployment) -> str | None:
-    if fits_node(d):
-        return None
-    return "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
+    elif rank not in ARRIVAL:
+        yield f"Requests went by {rank}; SGLang takes them as they come, or by a `priority` that they carry."
+    batching = policy_name(d.scheduler.batching)
+    if not cuts_prompts(d) and batching != "prefill_first":
+        yield _BATCHINGS.get(
+            batching, f"Steps were formed by {batching}; SGLang runs whole prompts in steps of their own."
+        )
+    if d.limits.kv_dtype is not None:
+        dtype = dtype_name(d.limits.kv_dtype)
+        if dtype not in _KV_DTYPES and dtype != dtype_name(d.limits.weight_dtype or d.model.dtype):
+            yield f"SGLang has no KV cache of {dtype}; it takes the weights' dtype."
+    if not fits_node(d):
+        yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
+    yield (
+        f"Requests were admitted by memory policy {policy_name(d.scheduler.memory)} with a watermark of "
+        f"{d.limits.watermark:g}; SGLang admits by its running estimate of the output still to come "
+        "(--schedule-conservativeness)."
+    )
+    yield (
+        f"When memory ran out, {policy_name(d.scheduler.victim)} said who leaves; SGLang retracts by priority, if "
+        "requests have one, else those with the shortest output so far."
+    )
+    yield (
+        "--mem-fraction-static is the simulated share of weights and KV cache; SGLang's own need beside it may ask for "
+        "less."
+    )

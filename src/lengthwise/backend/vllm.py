@@ -1,4 +1,4 @@
-"""A deployment as a ``vllm serve`` command; flags are those of vLLM 0.32 and 0.33.
+"""``vllm serve`` commands of deployments; flags are those of vLLM 0.32 and 0.33.
 
 Sources: ``vllm/engine/arg_utils.py`` and ``vllm/config`` of https://github.com/vllm-project/vllm.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from lengthwise.backend.launch import (
     ARRIVAL,
     ORDERED_BY_PRIORITY,
     PLAIN,
-    Checkpoint,
     Launch,
     checkpoint,
     cuts_prompts,
@@ -25,6 +24,7 @@ from lengthwise.backend.launch import (
     is_overridden,
     kv_tokens,
     policy_name,
+    replica_gpus,
     resident_bound,
     shared_notes,
     step_tokens,
@@ -34,7 +34,7 @@ from lengthwise.schema.specs import GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
 BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}
-"""Tokens that the block sizes of vLLM's attention kernels are multiples of."""
+"""Factor of the block sizes of vLLM's attention kernels, tokens."""
 
 _KV_DTYPES = {
     "float16": "float16",
@@ -65,52 +65,42 @@ def vllm_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """The command that serves one replica with vLLM as nearly as simulated as stock vLLM can.
+    """Return the command that serves one replica with stock vLLM as nearly as simulated as possible.
 
     Args:
-        deployment: What was simulated.
-        model: A Hugging Face id or a folder; None takes what the catalog knows, or ``$MODEL``.
-        served_name: The name that requests ask for; None takes the model's in the catalog.
+        deployment: The simulated one.
+        model: A Hugging Face id or a folder; None: the catalog's, or ``$MODEL``.
+        served_name: The model's name in requests; None: that of the catalog.
         host: Address to listen at.
         port: Port of this replica.
         device: "cuda", or "cpu" to try the command without a GPU (not its speed).
-        replica: Which replica; it says which GPUs of its node are seen.
+        replica: Selects the GPUs of its node.
 
     Raises:
         UnknownNameError: There is no such device.
         InputError: There is no such replica.
     """
     deployment.require_one_side("a launch command")
-    weights = checkpoint(deployment, model, ONLINE)
+    d, weights = deployment, checkpoint(deployment, model, ONLINE)
     environment = environment_of(deployment, device, replica)
     if device == "cpu":
-        held = math.ceil(deployment.kv.num_blocks * deployment.kv.kv_bytes_per_block / GIB)
-        environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, held))}
+        cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
+        environment = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, cache_gib))}
     pairs = {
         "--served-model-name": served_name or deployment.model.name,
         "--host": host,
         "--port": port,
-        **_cut(deployment),
-        **_formats(deployment, weights, device),
-        **_limits(deployment, device),
-        **_scheduling(deployment),
-    }
-    notes = weights.notes + _notes(deployment, device) + shared_notes(deployment)
-    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
-
-
-def _cut(d: Deployment) -> dict[str, object]:
-    """Degrees; a replica of more than one node also tells of how many, each node its rank."""
-    nodes = None if fits_node(d) else math.ceil(d.parallel.tp * d.parallel.pp / d.node.gpus)
-    return {"--tensor-parallel-size": d.parallel.tp, "--pipeline-parallel-size": d.parallel.pp, "--nnodes": nodes}
-
-
-def _formats(d: Deployment, weights: Checkpoint, device: str) -> dict[str, object]:
-    return {
+        "--tensor-parallel-size": d.parallel.tp,
+        "--pipeline-parallel-size": d.parallel.pp,
+        "--nnodes": None if fits_node(d) else math.ceil(replica_gpus(d) / d.node.gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,
         "--kv-cache-dtype": _kv_dtype(d) if device == "cuda" else None,
+        **_limits(deployment, device),
+        **_scheduling(deployment),
     }
+    notes = (*weights.notes, *_notes(deployment, device), *shared_notes(deployment))
+    return Launch(("vllm", "serve", weights.model, *flags(pairs)), environment, notes)
 
 
 def _kv_dtype(d: Deployment) -> str | None:
@@ -149,67 +139,34 @@ def _scheduling(d: Deployment) -> dict[str, object]:
     }
 
 
-def _notes(d: Deployment, device: str) -> tuple[str, ...]:
-    made = (_rank(d), _leave(d), _batching(d), _sequences(d), _blocks(d, device), _kv(d), _spread(d), _cpu(device))
-    return tuple(note for note in made if note)
-
-
-def _rank(d: Deployment) -> str | None:
-    name = policy_name(d.scheduler.rank)
-    if name in ARRIVAL:
-        return None
-    if name in ORDERED_BY_PRIORITY:
-        return f"{ORDERED_BY_PRIORITY[name]} vLLM then also evicts by it, the largest first."
-    return f"Requests went by {name}; vLLM takes them as they come, or by a `priority` that they carry."
-
-
-def _leave(d: Deployment) -> str | None:
-    name, by_priority = policy_name(d.scheduler.victim), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
-    if name == ("lowest_priority" if by_priority else "latest_admitted"):
-        return None
-    does = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
-    return f"When memory ran out, {name} said who leaves; vLLM evicts {does}."
-
-
-def _batching(d: Deployment) -> str | None:
-    name = policy_name(d.scheduler.batching)
-    if cuts_prompts(d):
-        return None
-    return _BATCHINGS.get(name, f"Steps were formed by {name}; vLLM runs whole prompts together with the decodes.")
-
-
-def _sequences(d: Deployment) -> str | None:
-    if resident_bound(d) <= step_tokens(d):
-        return None
-    return f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {step_tokens(d)}."
-
-
-def _blocks(d: Deployment, device: str) -> str | None:
-    block = _block_size(d, device)
-    if block == d.limits.block_size:
-        return None
-    return (
-        f"Blocks of {d.limits.block_size} tokens were simulated; vLLM's attention takes multiples of "
-        f"{BLOCK_MULTIPLE[device]}: --block-size is {block}."
-    )
-
-
-def _kv(d: Deployment) -> str | None:
-    if d.limits.kv_dtype is None or dtype_name(d.limits.kv_dtype) in _KV_DTYPES:
-        return None
-    return f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
-
-
-def _spread(d: Deployment) -> str | None:
-    if fits_node(d):
-        return None
-    return "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
-
-
-def _cpu(device: str) -> str | None:
-    if device == "cuda":
-        return None
-    return "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."
+def _notes(d: Deployment, device: str) -> Iterator[str]:
+    rank, by_priority = policy_name(d.scheduler.rank), policy_name(d.scheduler.rank) in ORDERED_BY_PRIORITY
+    if by_priority:
+        yield f"{ORDERED_BY_PRIORITY[rank]} vLLM then also evicts by it, the largest first."
+    elif rank not in ARRIVAL:
+        yield f"Requests went by {rank}; vLLM takes them as they come, or by a `priority` that they carry."
+    victim = policy_name(d.scheduler.victim)
+    if victim != ("lowest_priority" if by_priority else "latest_admitted"):
+        evicts = "the largest priority, the latest arrival among equals" if by_priority else "who was admitted last"
+        yield f"When memory ran out, {victim} said who leaves; vLLM evicts {evicts}."
+    batching = policy_name(d.scheduler.batching)
+    if not cuts_prompts(d):
+        yield _BATCHINGS.get(
+            batching, f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
+        )
+    if resident_bound(d) > step_tokens(d):
+        yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {step_tokens(d)}."
+    if (block := _block_size(d, device)) != d.limits.block_size:
+        yield (
+            f"Blocks of {d.limits.block_size} tokens were simulated; vLLM's attention takes multiples of "
+            f"{BLOCK_MULTIPLE[device]}: --block-size is {block}."
+        )
+    if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
+        yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
+    if not fits_node(d):
+        yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
+    if device != "cuda":
+        yield "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."
 
 
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
@@ -232,26 +189,26 @@ SPLIT_NOTES = (
 
 
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
-    """The command of a vLLM whose own scheduler keeps phases.
+    """Return the command of a vLLM whose own scheduler keeps phases.
 
     Args:
-        deployment: One stage: with several, vLLM has several batches under way and keeps its own order.
-        settings: The table of ``--additional-config``: prefill_batch, decode_steps and the rest.
+        deployment: One pipeline stage: with several, vLLM runs several batches at once, in its own order.
+        settings: The table of ``--additional-config``: prefill_batch, decode_steps and others.
         device: "cuda" or "cpu".
     """
     plain = vllm_launch(deployment, device=device)
-    told = json.dumps({"lengthwise": dict(settings)})
-    more = ("--scheduler-cls", SCHEDULER_CLASS, "--additional-config", told)
+    config = json.dumps({"lengthwise": dict(settings)})
+    more = ("--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config)
     return replace(plain, command=(*plain.command, *more), notes=(PHASES_NOTE, *plain.notes))
 
 
 def split_launches(encode: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
-    """The commands of an engine that encodes and of one that decodes what the first hands over."""
+    """Return the commands of a prefill engine and of a decode engine that takes its KV cache."""
     return _side(encode, "kv_producer", device), _side(decode, "kv_consumer", device)
 
 
 def _side(deployment: Deployment, role: str, device: str) -> Launch:
     plain = vllm_launch(deployment, device=device)
-    told = json.dumps({"kv_connector": CONNECTOR, "kv_role": role})
-    command = (*plain.command, "--kv-transfer-config", told)
+    config = json.dumps({"kv_connector": CONNECTOR, "kv_role": role})
+    command = (*plain.command, "--kv-transfer-config", config)
     return replace(plain, command=command, notes=(*SPLIT_NOTES, *plain.notes))
