@@ -49,7 +49,7 @@ def figures(shared: Path, fast: bool) -> dict[str, Any]:
         name: by_window(members[name], some(inside, 400 if fast else WINDOW_REQUESTS))
         for name in ("encoder", "lexical")
     }
-    metadata = {"prompts": encoder.facts_["prompts"], "samples": len(parts.train), "cpu_s": round(learnt_s, 1)}
+    metadata = {"prompts": encoder.metadata_["prompts"], "samples": len(parts.train), "cpu_s": round(learnt_s, 1)}
     best = max(("encoder", "both"), key=lambda name: held[name].scores["tau"].value)
     return {
         "predict.tau": {**_predict.number(held[best].scores["tau"]), "by": best, "learnt": metadata},

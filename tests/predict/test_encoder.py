@@ -216,7 +216,7 @@ def test_what_is_saved_predicts_the_same(learnt, tmp_path):
     assert (again.predict(prompts, so_far).tokens == learnt.predict(prompts, so_far).tokens).all()
     assert (again.predict(some.prompts).tokens == learnt.predict(some.prompts).tokens).all()
     save(again, tmp_path / "f.lwp")
-    assert load(tmp_path / "f.lwp").facts_["encoder_sha256"] == learnt.fingerprint_
+    assert load(tmp_path / "f.lwp").metadata_["encoder_sha256"] == learnt.fingerprint_
     assert (
         learnt.fit(known_samples()).predict(some.prompts).tokens.tolist() == again.predict(some.prompts).tokens.tolist()
     )

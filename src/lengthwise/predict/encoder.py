@@ -340,7 +340,7 @@ class Encoder(Lexical):
         self.fingerprint_ = None
         self.fingerprint_ = self.encoder.fingerprint
         super().fit(samples)
-        self.facts_["encoder_sha256"] = self.fingerprint_
+        self.metadata_["encoder_sha256"] = self.fingerprint_
         return self
 
     def _prompt_vectors(self, texts: Sequence[str]) -> Floats32:

@@ -147,7 +147,12 @@ class Lexical:
         )  # fmt: skip
         self.max_tokens_ = _MAX_LENGTH_FACTOR * float(samples.output_tokens.max())
         self.seen_ = np.unique(_digests(prompts))
-        self.facts_ = {**samples.metadata, "samples": len(y), "prompts": len(prompts), "models": sorted(self.offsets_)}
+        self.metadata_ = {
+            **samples.metadata,
+            "samples": len(y),
+            "prompts": len(prompts),
+            "models": sorted(self.offsets_),
+        }
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
