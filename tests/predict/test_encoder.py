@@ -10,7 +10,7 @@ from lengthwise.predict import Prompts, Samples
 from lengthwise.predict.contract import partial
 from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _opened, encoder_folder
 from lengthwise.predict.features import Axes
-from lengthwise.predict.lexical_model import _drawn
+from lengthwise.predict.lexical_model import drawn_windows
 from lengthwise.predict.serialization import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
 
@@ -137,7 +137,7 @@ def known_samples(n=120, seed=0, *, cut=None):
 
 @pytest.fixture(scope="module")
 def learnt(small):
-    return Encoder(small, layers=2, most_windows=200).fit(known_samples())
+    return Encoder(small, layers=2, max_windows=200).fit(known_samples())
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -186,16 +186,16 @@ def test_of_a_long_text_both_ends_are_read(small):
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_vector_depends_on_its_own_text_alone(small, texts):
-    alone = SentenceEncoder(small, 2, remembered=0)
+    alone = SentenceEncoder(small, 2, cache_size=0)
     together = SentenceEncoder(small, 2).embed(texts, 12, 6)
     assert np.isfinite(together).all()
     assert (together == np.concatenate([alone.embed([text], 12, 6) for text in texts])).all()
 
 
-def test_so_many_vectors_are_kept(small):
-    encoder = SentenceEncoder(small, 2, remembered=3)
+def test_the_cache_is_bounded(small):
+    encoder = SentenceEncoder(small, 2, cache_size=3)
     encoder.embed(["a", "dogs", "sea", "story", "a"], 8, 4)
-    assert len(encoder._known) == 3
+    assert len(encoder.cache) == 3
 
 
 def test_it_learns_what_is_asked_and_who_answers(learnt):
@@ -216,7 +216,7 @@ def test_what_is_saved_predicts_the_same(learnt, tmp_path):
     assert (again.predict(prompts, so_far).tokens == learnt.predict(prompts, so_far).tokens).all()
     assert (again.predict(some.prompts).tokens == learnt.predict(some.prompts).tokens).all()
     save(again, tmp_path / "f.lwp")
-    assert load(tmp_path / "f.lwp").facts_["encoder_sha256"] == learnt.fingerprint_
+    assert load(tmp_path / "f.lwp").metadata_["encoder_sha256"] == learnt.fingerprint_
     assert (
         learnt.fit(known_samples()).predict(some.prompts).tokens.tolist() == again.predict(some.prompts).tokens.tolist()
     )
@@ -260,16 +260,16 @@ def test_rows_without_a_text_have_no_place_on_the_axes(n, seed):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(n + 1, 20))
     told = np.flatnonzero(rng.random(n) < 0.5)
-    wide = Axes.of(vectors).additional(np.ones((n, 3)), (told, vectors[told]))
+    wide = Axes.of(vectors).extended(np.ones((n, 3)), (told, vectors[told]))
     assert wide.shape == (n, 3 + 16)
     assert (wide[np.setdiff1d(np.arange(n), told), 3:] == 0).all()
-    assert (Axes.of(vectors).additional(np.ones((n, 3)), None)[:, 3:] == 0).all()
+    assert (Axes.of(vectors).extended(np.ones((n, 3)), None)[:, 3:] == 0).all()
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
     cut = known_samples(60, cut=300)
     said = [
-        Encoder(small, layers=2, most_windows=1)
+        Encoder(small, layers=2, max_windows=1)
         .fit(cut)
         .predict(Prompts(1, text=["write a long essay about 3 dogs"], model=["Wordy"]))
         for _ in range(2)
@@ -280,10 +280,10 @@ def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
 
 def test_windows_are_drawn_from_what_was_outlived():
     tokens = np.array([10, 50, 51, 500])
-    row, so_far = _drawn(tokens, 50, 100, 0)
+    row, so_far = drawn_windows(tokens, 50, 100, 0)
     assert (so_far < tokens[row]).all()
     assert (np.bincount(row, minlength=4) == [0, 0, 1, 9]).all()
-    assert len(_drawn(tokens, 50, 4, 0)[0]) == 4
+    assert len(drawn_windows(tokens, 50, 4, 0)[0]) == 4
 
 
 def test_what_cannot_be_learnt_is_told(small):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lengthwise.predict.features import (
     NAMES,
     PROGRESS,
-    asked_items,
     progress_features,
     prompt_features,
+    requested_items,
     score,
     terms,
     text_so_far,
@@ -90,7 +90,7 @@ def test_a_guess_orders_what_anybody_would() -> None:
 
 def test_progress_reads_lists_code_and_endings() -> None:
     text = "Here are 5 reasons:\n1. One\n2. Two\n3. Three"
-    assert asked_items(["give", "5", "reasons"]) == 5
+    assert requested_items(["give", "5", "reasons"]) == 5
     assert progress(text, "last_number", requested=5) == 3
     assert progress(text, "items_to_come", requested=5) == 2
     assert progress(text, "items_to_come") == -2

@@ -15,7 +15,7 @@ from lengthwise.predict import Prompts, Samples, load, save
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.predict.evaluation import kendall
 from lengthwise.predict.features import text_so_far
-from lengthwise.predict.lexical import Lexical, template_shares
+from lengthwise.predict.lexical import Lexical, template_weights
 from lengthwise.predict.lexical_model import imputed, residual_quantiles
 from lengthwise.predict.regressors import Trees, grow
 from lengthwise.schema.errors import InputError, LengthwiseError
@@ -41,7 +41,7 @@ def samples(models=("short", "long"), *, seed=0, cap=None, spread=0.3) -> Sample
 
 @pytest.fixture(scope="module")
 def learnt() -> Lexical:
-    return Lexical(most_windows=1500).fit(samples())
+    return Lexical(max_windows=1500).fit(samples())
 
 
 def test_it_orders_prompts_and_knows_models(learnt) -> None:
@@ -103,7 +103,7 @@ def test_censored_outputs_count_as_longer_than_seen() -> None:
     blind = replace(cut, censored=np.zeros(len(cut), bool))
     essay = Prompts(1, text=["Write an essay about old Rome?"], model=["m"])
     said = {
-        name: float(Lexical(most_windows=1).fit(s).predict(essay).median[0])
+        name: float(Lexical(max_windows=1).fit(s).predict(essay).median[0])
         for name, s in (("complete", whole), ("cut", cut), ("blind", blind))
     }
     assert said["blind"] < 305
@@ -124,7 +124,7 @@ def test_duplicates_do_not_drown_the_others() -> None:
     once = [f"{ask} {place}?" for ask in ASKS for place in PLACES]
     tokens = np.array([n for n in ASKS.values() for _ in PLACES])
     text, many = once + [once[0]] * 2000, np.append(tokens, np.full(2000, 8))
-    made = Lexical(most_windows=1).fit(Samples(Prompts(len(text), text=text), many, np.zeros(len(text), bool)))
+    made = Lexical(max_windows=1).fit(Samples(Prompts(len(text), text=text), many, np.zeros(len(text), bool)))
     assert made.predict(Prompts(1, text=["Write an essay about far Oslo?"])).median[0] > 250
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_learnt_from_is_refused() -> None:
 
 def test_the_same_samples_give_the_same_bytes_and_a_file_the_same_answers(tmp_path, learnt) -> None:
     for name in ("a", "b"):
-        save(Lexical(most_windows=300).fit(samples()), tmp_path / name)
+        save(Lexical(max_windows=300).fit(samples()), tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     save(learnt, tmp_path / "c")
     again, fresh = load(tmp_path / "c"), samples(seed=4)
@@ -208,6 +208,6 @@ def test_imputed_lengths_are_above_the_cut_and_templates_count_as_few() -> None:
     assert filled[3] == pytest.approx(3.0)
     assert filled[:3].tolist() == [1.0, 2.0, 3.0]
     words = [["solve", "this", "now", "please", str(i)] for i in range(100)] + [["write", "a", "poem"]]
-    shares = template_shares(words)
+    shares = template_weights(words)
     assert shares[:100].sum() == pytest.approx(10)
     assert shares[100] == 1

@@ -50,7 +50,7 @@ def test_round_trip(name, tmp_path):
     save(predictor, tmp_path / "x.lwp", metadata={"data": "made up"})
     loaded = load(tmp_path / "x.lwp")
     assert type(loaded) is type(predictor)
-    assert loaded.facts_ == {"data": "made up"}
+    assert loaded.metadata_ == {"data": "made up"}
     same(loaded, predictor)
     save(loaded, tmp_path / "y.lwp")
     assert (tmp_path / "x.lwp").read_bytes() == (tmp_path / "y.lwp").read_bytes()

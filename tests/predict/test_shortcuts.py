@@ -24,13 +24,13 @@ TEXTS = st.one_of(
 @given(TEXTS)
 def test_words_and_marks_are_those_of_the_plain_rules(text: str) -> None:
     lower = text.lower()
-    assert f._words(lower) == re.findall(r"[^\W_]+", lower)
-    assert f._marks(text) == [min(text.count(mark), 30) for mark in f._MARKS]
+    assert f.prompt_words(lower) == re.findall(r"[^\W_]+", lower)
+    assert f.mark_counts(text) == [min(text.count(mark), 30) for mark in f.MARKS]
 
 
 @given(TEXTS)
 def test_counts_that_are_asked_for_are_found_word_by_word(text: str) -> None:
-    words = f._words(text.lower())
+    words = f.prompt_words(text.lower())
     tokens, found, largest = 0.0, 0, 0
     for place, word in enumerate(words):
         a_number = word[0] <= "9" and word.isdecimal() and len(word) < 6
@@ -42,7 +42,7 @@ def test_counts_that_are_asked_for_are_found_word_by_word(text: str) -> None:
                 tokens, found = max(tokens, count * each), found + 1
                 break
     told = np.log1p([tokens, min(largest, 5000)])
-    assert f._requested(words, dict.fromkeys(words)) == pytest.approx((told[0], found, told[1]), rel=1e-15)
+    assert f.requested_counts(words, dict.fromkeys(words)) == pytest.approx((told[0], found, told[1]), rel=1e-15)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -53,7 +53,7 @@ def test_trees_that_decide_at_once_reach_the_leaves_of_those_that_are_walked(dep
     x = rng.normal(size=(300, 9)).round(1)
     x[::7, 3] = np.nan
     quick = np.concatenate([trees.predict(x[i : i + 3]) for i in range(0, 300, 3)])
-    monkeypatch.setattr(t, "_MIN_COUNT", 0)
+    monkeypatch.setattr(t, "_FEW_ROWS", 0)
     assert quick.tobytes() == trees.predict(x).tobytes()
 
 

@@ -209,8 +209,8 @@ def test_what_always_or_never_breaks(guess):
 def test_trials_keep_what_they_tried():
     service, limit, _ = CASES["M/D/1 P99"]
     trials = Trials(ONE, Load(Arrivals(service, 0)), Promises((limit,)), 1000, range(3), Effort())
-    assert trials.strain(0.5) == trials.strain(0.5)
+    assert trials.usage(0.5) == trials.usage(0.5)
     assert (trials.effort.simulations, trials.effort.requests) == (3, 3000)
-    assert trials.strain(0.9) > 1 >= trials.strain(0.5)
+    assert trials.usage(0.9) > 1 >= trials.usage(0.5)
     assert trials.binds == limit.metric
     assert trials.half_width(0.9, 0.95) > trials.half_width(0.9, 0.5) > 0

@@ -35,7 +35,7 @@ def strain(requested, replicas, settings=None, seeds=8):
     load = Load(Chat())
     top = replace(ceiling(sized, load.sample(), requested.promises.limits), rate_rps=requested.rate_rps)
     requests = run_length(top, requested.promises) * EXACT_LENGTHS
-    return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).strain(requested.rate_rps)
+    return Trials(sized, load, requested.promises, requests, range(seeds), Effort()).usage(requested.rate_rps)
 
 
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])

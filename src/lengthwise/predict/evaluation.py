@@ -349,10 +349,8 @@ def _windows(
         if so_far and part.output is not None and any(part.output):
             prompts = partial(prompts, part.output, part.output_tokens, tokens)
         predicted = predictor.predict(prompts, tokens)
-        columns, bootstrap = (
-            _Scores(predicted, running, np.zeros(len(rows), object)),
-            resampled(group[rows], draws, seed),
-        )
+        columns = _Scores(predicted, running, np.zeros(len(rows), object))
+        bootstrap = resampled(group[rows], draws, seed)
         found = {name: columns.estimate(name, bootstrap) for name in ("mae", "r2", "tau", "coverage90")}
         error = float((running.weight * (running.mean(predicted) - running.tokens) ** 2).sum())
         r2_all = 1 - error / variance if variance > 0 else float("nan")
@@ -411,12 +409,10 @@ def knowable(
         raise InputError("a run with several samples of at least two prompts is needed; there is none")
     rng, n = np.random.default_rng(seed), len(texts)
     weights = [np.bincount(rng.integers(0, n, n), minlength=n).astype(float) for _ in range(draws)]
-    shares = [
-        Estimate(
-            _between_share(*part), 1.96 * float(np.std([_between_share(*_variances(count, *of, w)) for w in weights]))
-        )
-        for part, of in zip(parts, moments, strict=True)
-    ]
+    shares = []
+    for part, of in zip(parts, moments, strict=True):
+        drawn = [_between_share(*_variances(count, *of, w)) for w in weights]
+        shares.append(Estimate(_between_share(*part), 1.96 * float(np.std(drawn))))
     of_run = {
         str(name): (_between_share(*parts[0][:, i : i + 1]), _between_share(*parts[1][:, i : i + 1]))
         for i, name in enumerate(names)

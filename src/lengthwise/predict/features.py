@@ -1,4 +1,4 @@
-"""What a prompt's words say about the length of its answer: numbers that cost microseconds."""
+"""Features of prompts, and of texts so far, that predict output lengths: numbers that cost microseconds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CATEGORIES: tuple[str, ...] = tuple(_WORDS)
 CATEGORY: dict[str, int] = {
     word: index for index, (_, words) in reversed(list(enumerate(_WORDS.items()))) for word in words.split()
 }
-"""The category of a word; of several the one told first."""
+"""Category of a word: the first of several."""
 
 NUMBERS = {
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -67,7 +67,7 @@ TOKENS_EACH = {
     "way": 40.0, "idea": 35.0, "example": 30.0, "reason": 40.0, "question": 18.0, "item": 15.0, "point": 30.0,
     "name": 8.0, "title": 10.0, "fact": 30.0, "thing": 30.0, "day": 60.0, "book": 25.0, "movie": 20.0, "song": 15.0,
 }  # fmt: skip
-"""About how many tokens one of what is asked for has."""
+"""Approximate tokens of one requested item."""
 
 
 WORDS: dict[str, float] = {
@@ -113,120 +113,121 @@ PHRASES: dict[str, float] = {
     "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
     "step-by-step": 0.5,
 }  # fmt: skip
-"""Weights of phrases, found anywhere in lower-case text."""
+"""Prior weights of phrases, found anywhere in lower-case text."""
 
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 HEAD, TAIL = 1200, 500
-"""Characters that are read at either end of a prompt; what is pasted between them only counts by length."""
+"""Characters read at both ends of a prompt; of a text pasted in between, only the length counts."""
 TERM_WORDS = 60
-"""Words that have learnt weights are looked for among so many at the beginning."""
+"""Number of first words that are looked up among the terms with learned weights."""
 
 _PROMPT_WORD = re.compile(r"[^\W_]+")
 _SPACED = bytes(byte if chr(byte).isalnum() and byte < 128 else 32 for byte in range(256))
-_MARKS = ("?", "!", ",", ".", ":", ";", '"', "(", "\n", "```", "{", "=", "\\", "|", "#", "*")
-_LONE_MARKS = tuple(mark for mark in _MARKS if len(mark) == 1)
-_UNMARKED = bytes(byte for byte in range(256) if chr(byte) not in _LONE_MARKS)
+MARKS = ("?", "!", ",", ".", ":", ";", '"', "(", "\n", "```", "{", "=", "\\", "|", "#", "*")
+_SINGLE_MARKS = tuple(mark for mark in MARKS if len(mark) == 1)
+_NO_MARKS = bytes(byte for byte in range(256) if chr(byte) not in _SINGLE_MARKS)
 _NO_WORD = (-1, 0.0)
 _KNOWN = {word: (CATEGORY.get(word, -1), WORDS.get(word, 0.0)) for word in (*CATEGORY, *WORDS)}
-_SAYS = tuple(PHRASES)
-_SAYS_WEIGHT = np.array(list(PHRASES.values()))
+_PHRASES = tuple(PHRASES)
+_PHRASE_WEIGHTS = np.array(list(PHRASES.values()))
 
 NAMES: tuple[str, ...] = (
     "log_chars", "log_words", "log_lines", "word_chars", "digit_share", "upper_share", "foreign_share",
     "cjk_share", "log_head_chars", "log_rest_chars", "asked_log_tokens", "requested", "largest_number",
     "first_category", "second_category", "last_is_question", "guess_words", "guess_opening", "guess_most",
     "guess_least",
-    *(f"count {mark!r}" for mark in _MARKS),
+    *(f"count {mark!r}" for mark in MARKS),
     *(f"words of {name}" for name in CATEGORIES),
-    *(f"says {phrase!r}" for phrase in _SAYS),
+    *(f"says {phrase!r}" for phrase in _PHRASES),
     "guess_phrases", "guess",
 )  # fmt: skip
-"""The columns of ``prompt_features``; "guess" is what a reader would think before any data."""
-_GUESS = tuple(NAMES.index(name) for name in ("guess_opening", "guess_most", "guess_least"))
+"""Columns of ``prompt_features``; "guess" is a prior estimate from hand-written weights."""
+_GUESSES = tuple(NAMES.index(name) for name in ("guess_opening", "guess_most", "guess_least"))
 
 
 def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
-    """[n, len(NAMES)] float64, what each prompt's words and marks say; and the words that were read."""
+    """Return [n, len(NAMES)] float64 features of prompts, and their words."""
     rows, words = [], []
     for text in texts:
         row, read = _prompt_row(text)
         rows.append(row)
         words.append(read)
-    seen = np.array(rows, float) if rows else np.empty((0, len(NAMES) - 2))
-    phrases = np.einsum("ij,j->i", seen[:, -len(_SAYS) :], _SAYS_WEIGHT)  # no threads, unlike BLAS
-    opening, most, least = (seen[:, column] for column in _GUESS)
+    known = np.array(rows, float) if rows else np.empty((0, len(NAMES) - 2))
+    phrases = np.einsum("ij,j->i", known[:, -len(_PHRASES) :], _PHRASE_WEIGHTS)  # no threads, unlike BLAS
+    opening, largest, smallest = (known[:, column] for column in _GUESSES)
     table = np.empty((len(rows), len(NAMES)))
-    table[:, :-2] = seen
+    table[:, :-2] = known
     table[:, -2] = phrases
-    table[:, -1] = opening + most + least + phrases
+    table[:, -1] = opening + largest + smallest + phrases
     return table, words
 
 
 def _prompt_row(text: str) -> tuple[list[float], list[str]]:
     seen = text if len(text) <= HEAD + TAIL else f"{text[:HEAD]} {text[-TAIL:]}"
     lower = seen.lower()
-    words = _words(lower)
+    words = prompt_words(lower)
     distinct = dict.fromkeys(words)
     stripped = text.strip()
     head = stripped.find("\n") if "\n" in stripped else len(stripped)
-    kinds, guess, most, least = _vocabulary(distinct, len(words))
+    categories, guess, largest, smallest = _word_counts(distinct, len(words))
     first = [float(_KNOWN.get(word, _NO_WORD)[0]) for word in words[:2]] + [-2.0, -2.0]
     row = [
         math.log1p(len(text)),
         math.log1p(len(words) * max(1.0, len(text) / max(1, len(seen)))),
         math.log1p(text.count("\n")),
         len(lower) / (len(words) + 1.0),
-        *_shares(seen),
+        *_character_shares(seen),
         math.log1p(head),
         math.log1p(len(stripped) - head),
-        *_requested(words, distinct),
+        *requested_counts(words, distinct),
         *first[:2],
         float(stripped.endswith("?")),
         guess,
         OPENINGS.get(words[0], 0.0) if words else 0.0,
-        most,
-        least,
-        *_marks(seen),
-        *kinds,
-        *[phrase in lower for phrase in _SAYS],
+        largest,
+        smallest,
+        *mark_counts(seen),
+        *categories,
+        *[phrase in lower for phrase in _PHRASES],
     ]
     return row, words
 
 
-def _words(lower: str) -> list[str]:
-    """The words of a lower-case text; of ASCII by a table, which takes a fifth of the time."""
+def prompt_words(lower: str) -> list[str]:
+    """Return the words of a lower-case text; for ASCII by a table, in a fifth of the time."""
     if lower.isascii():
         return lower.encode("ascii").translate(_SPACED).decode("ascii").split()
     return _PROMPT_WORD.findall(lower)
 
 
-def _marks(seen: str) -> list[int]:
-    """How often each mark stands there, at most 30."""
-    if not seen.isascii():
-        return [min(seen.count(mark), 30) for mark in _MARKS]
-    kept = seen.encode("ascii").translate(None, _UNMARKED).decode("ascii")
-    return [min((kept if len(mark) == 1 else seen).count(mark), 30) for mark in _MARKS]
+def mark_counts(text: str) -> list[int]:
+    """Return the count of each of MARKS, at most 30."""
+    if not text.isascii():
+        return [min(text.count(mark), 30) for mark in MARKS]
+    marks = text.encode("ascii").translate(None, _NO_MARKS).decode("ascii")
+    return [min((marks if len(mark) == 1 else text).count(mark), 30) for mark in MARKS]
 
 
-def _vocabulary(distinct: Iterable[str], words: int) -> tuple[list[int], float, float, float]:
-    """Different words of each category; and the sum, most and least of what they were guessed to weigh."""
-    kinds = [0] * len(CATEGORIES)
-    guess = most = least = 0.0
+def _word_counts(distinct: Iterable[str], words: int) -> tuple[list[int], float, float, float]:
+    """Return distinct words per category; and the sum, largest and smallest of their prior weights."""
+    categories = [0] * len(CATEGORIES)
+    guess = largest = smallest = 0.0
     for category, weight in [_KNOWN[word] for word in distinct if word in _KNOWN]:
         if category >= 0:
-            kinds[category] += 1
+            categories[category] += 1
         guess += weight
-        if weight > most:
-            most = weight
-        elif weight < least:
-            least = weight
-    return kinds, guess / math.sqrt(1 + min(words, 60)), most, least
+        if weight > largest:
+            largest = weight
+        elif weight < smallest:
+            smallest = weight
+    return categories, guess / math.sqrt(1 + min(words, 60)), largest, smallest
 
 
-def _shares(text: str) -> tuple[float, float, float, float]:
-    """Shares of digits, capitals, letters beyond ASCII, and ideographs."""
+def _character_shares(text: str) -> tuple[float, float, float, float]:
+    """Return the shares of digits, capitals, letters beyond ASCII, and ideographs."""
     n, foreign, cjk = max(1, len(text)), 0.0, 0.0
     if not text.isascii():
         foreign = sum(c > "\x7f" for c in text) / n
@@ -237,14 +238,18 @@ def _shares(text: str) -> tuple[float, float, float, float]:
     return digits / n, capitals / n, foreign, cjk
 
 
-def _requested(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
-    """Log tokens that counts such as "three short paragraphs" ask for (0: none), how many, largest number."""
+def requested_counts(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
+    """Return log tokens of requests like "three short paragraphs" (0: none), their number, and the largest number."""
     tokens, found, largest = 0.0, 0, 0
-    counts = _counts(distinct)
+    counts: dict[str, int] = {}
+    for word in [w for w in distinct if w in NUMBERS or w[0] <= "9"]:
+        count = NUMBERS.get(word) or (int(word) if word.isdecimal() and len(word) < 6 else 0)
+        if count:
+            counts[word] = count
     for place in compress(range(len(words)), map(counts.__contains__, words)) if counts else ():
         count = counts[words[place]]
-        for what in words[place + 1 : place + 4]:
-            each = _each(what)
+        for item in words[place + 1 : place + 4]:
+            each = _item_tokens(item)
             if each and 0 < count * each < 20_000:
                 tokens, found = max(tokens, count * each), found + 1
                 break
@@ -254,23 +259,13 @@ def _requested(words: list[str], distinct: Iterable[str]) -> tuple[float, float,
     return math.log1p(tokens), float(found), math.log1p(min(largest, 5000))
 
 
-def _counts(distinct: Iterable[str]) -> dict[str, int]:
-    """Of words that are numbers, above 0, the number."""
-    found = {}
-    for word in [w for w in distinct if w in NUMBERS or w[0] <= "9"]:
-        count = NUMBERS.get(word) or (int(word) if word.isdecimal() and len(word) < 6 else 0)
-        if count:
-            found[word] = count
-    return found
-
-
 @lru_cache(4096)
-def _each(what: str) -> float | None:
-    return TOKENS_EACH.get(what) or TOKENS_EACH.get(what[:-1])
+def _item_tokens(item: str) -> float | None:
+    return TOKENS_EACH.get(item) or TOKENS_EACH.get(item[:-1])
 
 
-def asked_items(words: list[str]) -> int:
-    """The first small number that a prompt names ("ten reasons"), 0 where there is none."""
+def requested_items(words: list[str]) -> int:
+    """Return the first number above 2 that a prompt names ("ten reasons"); 0 without one."""
     for word in words[:TERM_WORDS]:
         count = int(word) if word.isascii() and word.isdigit() and len(word) < 3 else NUMBERS.get(word, 0)
         if count > 2:
@@ -279,7 +274,7 @@ def asked_items(words: list[str]) -> int:
 
 
 def terms(words: list[str]) -> Iterator[str]:
-    """Different words, pairs of words and the opening of a prompt, for learnt weights."""
+    """Yield distinct words, word pairs, and the first word of a prompt, for learned weights."""
     read = words[:TERM_WORDS]
     yield from dict.fromkeys(read)
     yield from dict.fromkeys(f"{a} {b}" for a, b in pairwise(read))
@@ -287,16 +282,13 @@ def terms(words: list[str]) -> Iterator[str]:
 
 
 def score(words: list[str], weights: dict[str, float]) -> float:
-    """The sum of the learnt weights of a prompt's terms."""
+    """Return the sum of the learned weights of a prompt's terms."""
     read = words[:TERM_WORDS]
     known = weights.get
     total = sum(map(known, dict.fromkeys(read), repeat(0.0)))
     total += sum(map(known, dict.fromkeys(map(" ".join, pairwise(read))), repeat(0.0)))
     return total + (known(f"^{read[0]}", 0.0) if read else 0.0)
 
-
-FloatArray = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _ITEM = re.compile(r"^\s*(?:[*-]|(\d{1,3})[.):])\s", re.MULTILINE)
 _PROGRESS_WORD = re.compile(r"\w+")
@@ -305,7 +297,9 @@ _CLOSINGS = (
     "sincerely", "regards", "the end", "answer is", "therefore", "feel free", '"answer"', "in the end", "ultimately",
     "good luck", "enjoy", "output:", "note that", "conclusion",
 )  # fmt: skip
-_PREFIXES = ("sorry", "as an ai", "here are", "here is", "here's", "sure", "certainly", "step", "title", "dear", "i ")
+_OPENINGS = (
+    "sorry", "as an ai", "here are", "here is", "here's", "sure", "certainly", "step", "title", "dear", "i ",
+)  # fmt: skip
 _CLOSING_CHARS, _OPENING_CHARS = 250, 120
 _LATEST_WORDS = 60
 
@@ -313,19 +307,19 @@ PROGRESS: tuple[str, ...] = (
     "log_so_far", "has_text", "chars_a_token", "log_lines", "paragraphs", "items", "last_number", "items_to_come",
     "in_code", "code_blocks", "ends_sentence", "ends_line", "chars_since_break", "fresh_words", "closings",
     "log_first_line", "mean_line_chars", "braces", "bold",
-    *(f"opens {word!r}" for word in _PREFIXES),
+    *(f"opens {word!r}" for word in _OPENINGS),
     *(f"closes {word!r}" for word in _CLOSINGS),
 )  # fmt: skip
-"""The columns of ``progress_features``."""
+"""Columns of ``progress_features``."""
 
 
-def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> FloatArray:
-    """[n, len(PROGRESS)] float64; where there is no text all but the first column are 0.
+def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> Floats:
+    """Return [n, len(PROGRESS)] float64; without a text, all but the first column are 0.
 
     Args:
-        tokens_so_far: [n] tokens that have come, at least 1.
-        texts: [n] their text; "" where nobody kept it.
-        requested: [n] items that the prompt asked for, 0 where it named no number.
+        tokens_so_far: [n] generated tokens, at least 1.
+        texts: [n] their text; "" where it is unknown.
+        requested: [n] number of items that the prompt requests; 0 if it names none.
     """
     made = np.zeros((len(tokens_so_far), len(PROGRESS)))
     made[:, 0] = np.log(np.maximum(tokens_so_far, 1))
@@ -336,7 +330,7 @@ def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requeste
 
 
 def text_so_far(output: str, output_tokens: int, tokens_so_far: int) -> str:
-    """The text of the first tokens of an output whose tokens are taken to be of one length."""
+    """Return the text of the first tokens of an output, as if all its tokens had the same length."""
     if tokens_so_far >= output_tokens:
         return output
     return output[: math.ceil(len(output) * tokens_so_far / output_tokens)]
@@ -348,7 +342,7 @@ def _progress_row(text: str, so_far: int, requested: int) -> list[float]:
     words = _PROGRESS_WORD.findall(text[-12 * _LATEST_WORDS :])[-_LATEST_WORDS:]
     opening = text[:_OPENING_CHARS].lower()
     closing = text[-_CLOSING_CHARS:].lower()
-    closed = [word in closing for word in _CLOSINGS]
+    closings = [word in closing for word in _CLOSINGS]
     end = text.rstrip()
     fences, lines = text.count("```"), text.count("\n")
     return [
@@ -365,53 +359,51 @@ def _progress_row(text: str, so_far: int, requested: int) -> list[float]:
         text.endswith("\n"),
         min(len(text) - text.rfind("\n"), 1500),
         len(set(words)) / max(1, len(words)),
-        sum(closed),
+        sum(closings),
         math.log1p(text.find("\n") if lines else len(text)),
         len(text) / (lines + 1),
         text.count("{") - text.count("}"),
         min(text.count("**") // 2, 30),
-        *[word in opening for word in _PREFIXES],
-        *closed,
+        *[word in opening for word in _OPENINGS],
+        *closings,
     ]
 
 
-Float64Array = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
-Endings = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
-"""From texts so far to vectors [n, v]; None where nobody reads them."""
+OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
+"""Maps texts so far to vectors [n, v], or to None without an encoder."""
 
 _AXES = 16
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Directions in which vectors differ most.
+    """Principal axes of vectors.
 
     Attributes:
-        middle: [v] the mean vector.
-        turn: [v, k] the directions.
+        middle: [v] mean vector.
+        turn: [v, k] axes of the largest variance.
     """
 
-    middle: Float64Array
-    turn: Float64Array
+    middle: Floats
+    turn: Floats
 
     @classmethod
     def of(cls, vectors: npt.NDArray[Any]) -> Axes:
-        """Of vectors [n, v]."""
+        """Return the axes of vectors [n, v]."""
         known = vectors.astype(float)
         _, directions = np.linalg.eigh(np.cov(known.T))
         return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
 
-    def additional(self, x: Float64Array, read: tuple[Int64Array, npt.NDArray[Any]] | None) -> Float64Array:
-        """[n, m + k] columns ``x`` and the places of the vectors of some rows; 0 for the others."""
-        places = np.zeros((len(x), self.turn.shape[1]))
-        if read is not None:
-            places[read[0]] = np.einsum("ij,jk->ik", read[1] - self.middle, self.turn)
-        return np.hstack([x, places])
+    def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
+        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
+        coordinates = np.zeros((len(x), self.turn.shape[1]))
+        if vectors is not None:
+            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
+        return np.hstack([x, coordinates])
 
 
-def read_endings(texts: Sequence[str], endings: Endings) -> tuple[Int64Array, npt.NDArray[Any]] | None:
-    """Rows that have a text so far, and the vectors of these; None where there is none, or nobody reads them."""
-    told = np.flatnonzero([bool(text) for text in texts])
-    vectors = endings([texts[int(i)] for i in told]) if len(told) else None
-    return None if vectors is None else (told, vectors)
+def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
+    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
+    rows = np.flatnonzero([bool(text) for text in texts])
+    vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
+    return None if vectors is None else (rows, vectors)

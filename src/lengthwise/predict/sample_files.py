@@ -1,4 +1,4 @@
-"""Samples from files: requests with their outputs, as data sets and serving logs hold them."""
+"""Requests with their outputs from files: data sets, serving logs, benchmark results."""
 
 from __future__ import annotations
 
@@ -37,19 +37,29 @@ NAMES: dict[str, tuple[str, ...]] = {
     "model": ("model", "generator", "model_name", "model_id", "engine"),
     "finish_reason": ("finish_reason", "stop_reason", "finished_reason"),
 }  # fmt: skip
-"""Other names of a column, the first that is there counts; case and spaces do not matter."""
-CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-"""Reasons to end that mean: the output was cut."""
+"""Names of each column; the first one present counts, and case and spaces do not matter."""
+CENSORED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+"""Finish reasons of censored outputs."""
 FAILED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "content_filter"})
-"""Reasons to end that say nothing about the length."""
+"""Finish reasons of failed requests, whose length is unknown."""
+FINISHED = frozenset(
+    {"stop", "end_turn", "eos", "eos_token", "end", "stop_sequence", "complete", "completed", "finished", "tool_calls",
+     "tool_use", "function_call"}
+)  # fmt: skip
+"""Finish reasons of complete outputs."""
 
 MAX_TOKENS = 10**9
-"""No request has more."""
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_TIMES = {
+    "arrival_s": 1.0, "arrived_at": 1.0, "arrival_time": 1.0, "arrival": 1.0, "timestamp": 1.0, "start_time": 1.0,
+    "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
+}  # fmt: skip
+"""Names of a column of arrival times, the first one present counts, and seconds per unit."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one request tells; None where it does not."""
+    """One request; unknown values are None, and the finish reason is in lower case."""
 
     prompt: str | None
     output: str | None
@@ -57,28 +67,27 @@ class Row:
     prompt_tokens: int | None
     model: str | None
     finish: str | None
-    """In lower case."""
 
     @property
     def tokens(self) -> int | None:
-        """Output tokens, counted or estimated from the text; None where neither is there."""
+        """Return the output tokens, counted or estimated from the text; None if both are unknown."""
         if self.output_tokens is not None:
             return self.output_tokens
         return None if self.output is None else (estimated_tokens(self.output) if self.output else 0)
 
 
 def row_of(raw: Mapping[str, Any]) -> Row:
-    """A row in our words, from a flat row, a chat completion, or a line of an OpenAI batch.
+    """Return a request from a flat row, a chat completion, or a line of an OpenAI batch.
 
     Raises:
-        ValueError: A count is not a whole number, or a message is no table.
+        ValueError: A count is no integer, or a message is no table.
     """
-    found = _unfolded(raw)
-    prompt, output = _text(_first(found, "prompt")), _text(_first(found, "output"))
-    talk = _first(found, "prompt")
-    if isinstance(talk, list):
-        prompt, said = _conversation(talk)
-        output = output if output is not None else said
+    found = _flattened(raw)
+    messages = _first(found, "prompt")
+    prompt, output = _text(messages), _text(_first(found, "output"))
+    if isinstance(messages, list):
+        prompt, answer = _conversation(messages)
+        output = output if output is not None else answer
     elif "instruction" in found and isinstance(found.get("input"), str) and found["input"].strip():
         prompt = f"{str(prompt).strip()}\n\n{found['input'].strip()}"
     return Row(
@@ -91,14 +100,14 @@ def row_of(raw: Mapping[str, Any]) -> Row:
     )
 
 
-def _unfolded(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat row: what an OpenAI request and response hold inside comes to the top."""
+def _flattened(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat row, with the contents of an OpenAI request and response at the top level."""
     flat = {str(key).strip().lower().replace(" ", "_"): value for key, value in raw.items()}
     for outer in ("request", "body", "response"):
         inner = _table(flat.get(outer))
         if inner is not None:
             del flat[outer]
-            flat |= _unfolded(inner)
+            flat |= _flattened(inner)
     usage = _table(flat.get("usage"))
     if usage is not None:
         flat |= {key: usage[key] for key in ("completion_tokens", "prompt_tokens") if usage.get(key) is not None}
@@ -114,7 +123,7 @@ def _unfolded(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: Any) -> Mapping[str, Any] | None:
-    """A JSON object, also one that is written in a text."""
+    """Return a JSON object, also one that is encoded in a text."""
     if isinstance(value, str) and value.startswith("{") and ('"choices"' in value or '"messages"' in value):
         try:
             value = json.loads(value)
@@ -131,20 +140,19 @@ def _first(found: Mapping[str, Any], column: str) -> Any:
     return None
 
 
-def _conversation(turns: Sequence[Any]) -> tuple[str, str | None]:
-    """All up to the last answer as the prompt, and that answer, of a list of messages."""
-    told = [_turn(turn) for turn in turns]
-    last = next((i for i in range(len(told) - 1, -1, -1) if told[i][0]), None)
-    if last is None:
-        return "\n\n".join(text for _, text in told), None
-    return "\n\n".join(text for _, text in told[:last]), told[last][1]
-
-
-def _turn(turn: Any) -> tuple[bool, str]:
-    if not isinstance(turn, Mapping):
-        return False, str(turn)
-    who = str(turn.get("role", turn.get("from", "")))
-    return who in ("assistant", "gpt", "bot", "model"), _text(turn.get("content", turn.get("value"))) or ""
+def _conversation(messages: Sequence[Any]) -> tuple[str, str | None]:
+    """Return everything before the last answer as the prompt, and that answer."""
+    turns = []
+    for message in messages:
+        if isinstance(message, Mapping):
+            role = str(message.get("role", message.get("from", "")))
+            is_answer = role in ("assistant", "gpt", "bot", "model")
+            turns.append((is_answer, _text(message.get("content", message.get("value"))) or ""))
+        else:
+            turns.append((False, str(message)))
+    answers = [i for i, (is_answer, _) in enumerate(turns) if is_answer]
+    end = answers[-1] if answers else len(turns)
+    return "\n\n".join(text for _, text in turns[:end]), turns[end][1] if answers else None
 
 
 def _text(value: Any) -> str | None:
@@ -166,26 +174,8 @@ def _count(value: Any, column: str) -> int | None:
     return int(number)
 
 
-FINISHED = frozenset(
-    {"stop", "end_turn", "eos", "eos_token", "end", "stop_sequence", "complete", "completed", "finished", "tool_calls",
-     "tool_use", "function_call"}
-)  # fmt: skip
-"""Reasons to end that mean: by itself."""
-
-
-def warnings(rows: Sequence[Row], keys: Iterable[str]) -> dict[str, Any]:
-    """Facts of rows with outputs: how many have no prompt, which reasons to end are unknown, likely misspelt keys."""
-    ends = Counter(r.finish for r in rows if r.finish and r.finish not in CUT | FAILED | FINISHED)
-    told: dict[str, Any] = {
-        "no_prompt": sum(not r.prompt for r in rows),
-        "unknown_finish": dict(ends.most_common(5)),
-        "misspelt": misspelt(keys),
-    }
-    return {name: value for name, value in told.items() if value}
-
-
 def misspelt(keys: Iterable[str]) -> dict[str, str]:
-    """Keys that nothing reads, and what each is near to, of what no other key tells."""
+    """Return unknown keys by the similar name of a column that no other key has."""
     flat = {key.strip().lower().replace(" ", "_") for key in keys}
     known = {name: column for column, names in NAMES.items() for name in names}
     absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
@@ -193,28 +183,19 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     return {key: found[0] for key, found in near.items() if found}
 
 
-def hint(raw: Mapping[str, Any]) -> str:
-    """A sentence's end about misspelt keys of a row; empty where there is none."""
-    near = [f"{key} (did you mean {name}?)" for key, name in misspelt(map(str, raw)).items()]
-    return f"; not understood: {', '.join(near)}" if near else ""
-
-
-_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
-
-
 def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) -> Samples:
-    """The samples of JSONL, JSON, CSV or Parquet files, gzipped or not, one after the other.
+    """Return the samples of JSONL, JSON, CSV or Parquet files, also gzipped, in order.
 
-    A row is a request: its prompt (``prompt``, ``instruction``, ``messages``, ...), its output
-    (``output``, ``response``, ...) or how many tokens it had (``output_tokens``, ...), the ``model``
-    and the ``finish_reason``. Lines of an OpenAI batch, logged chat completions, ShareGPT conversations
-    and results of ``vllm bench serve --save-detailed`` are understood too; the prompts of a batch
-    come from its input file, given beside it. Tokens that nobody counted are estimated from the text.
-    A request that ended for its length is censored; one that failed or put out nothing is left out.
+    A row is a request: its prompt (``prompt``, ``instruction``, ``messages``, ...), its output (``output``,
+    ``response``, ...) or the number of its tokens (``output_tokens``, ...), the ``model`` and the ``finish_reason``.
+    Lines of an OpenAI batch, logged chat completions, ShareGPT conversations and results of
+    ``vllm bench serve --save-detailed`` are supported; the prompts of a batch are in its input file, which is given as
+    well. Unknown token counts are estimated from the text. Requests that ended for their length are censored; failed
+    and empty ones are left out.
 
     Args:
         files: One or several.
-        model: Name for rows that do not tell their model.
+        model: Model of rows that name none.
 
     Raises:
         InputError: A file is missing or damaged, or a row has neither an output nor its length.
@@ -224,53 +205,52 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
         raise InputError("at least one file of requests with outputs is needed; none was given")
     rows: list[Row] = []
     keys: set[str] = set()
-    asked: dict[str, str] = {}
-    late: list[tuple[int, str]] = []
+    prompts: dict[str, str] = {}
+    without_prompt: list[tuple[int, str]] = []
     for path in paths:
         for number, raw in _raw_rows(path):
-            row, place = _report(raw, path, number), raw.get("custom_id")
-            if place is not None and "response" not in raw and row.tokens is None:
-                asked[str(place)] = row.prompt or ""
+            row, request_id = _parsed(raw, path, number), raw.get("custom_id")
+            if request_id is not None and "response" not in raw and row.tokens is None:
+                prompts[str(request_id)] = row.prompt or ""
                 continue
-            if row.tokens is None and (row.finish or "") not in FAILED and not raw.get("error"):
-                raise InputError(_empty(path, number, raw))
-            if place is not None and row.prompt is None:
-                late.append((len(rows), str(place)))
+            _require_output(row, raw, path, number)
+            if request_id is not None and row.prompt is None:
+                without_prompt.append((len(rows), str(request_id)))
             rows.append(row)
             keys.update(map(str, raw))
-    for at, place in late:
-        rows[at] = replace(rows[at], prompt=asked.get(place))
+    for at, request_id in without_prompt:
+        rows[at] = replace(rows[at], prompt=prompts.get(request_id))
     return _samples(rows, paths, model, keys)
 
 
 def read_prompts(file: Path | str) -> list[str]:
-    """The different prompts of a file: rows as ``read`` takes them, outputs not needed, or text, one a line.
+    """Return the distinct prompts of a file: rows as for ``read``, without outputs, or text with one per line.
 
     Raises:
         InputError: The file is missing or damaged, or a row has no prompt.
     """
     path = Path(file)
     if path.suffix == ".txt" and path.exists():
-        found = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-        return list(dict.fromkeys(line for line in found if line))
-    prompts = []
+        lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+        return list(dict.fromkeys(filter(None, lines)))
+    prompts: dict[str, None] = {}
     for number, raw in _raw_rows(path):
-        prompt = _report(raw, path, number).prompt
+        prompt = _parsed(raw, path, number).prompt
         if prompt is None:
             raise InputError(f"{path}, row {number} must have a prompt; it has {', '.join(map(str, raw))}")
-        prompts.append(prompt)
-    return list(dict.fromkeys(prompts))
+        prompts[prompt] = None
+    return list(prompts)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Two parts that share no prompt.
+    """Training and test samples without a common prompt.
 
     Attributes:
-        train: To learn from.
-        test: To be judged by.
-        prompts: Different prompts in both.
-        repeated: Samples whose prompt had come before; they stand on one side together.
+        train: Training samples.
+        test: Test samples.
+        prompts: Number of distinct prompts in both.
+        repeated: Number of samples whose prompt occurs before.
     """
 
     train: Samples
@@ -280,9 +260,9 @@ class Split:
 
 
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
-    """Parts by prompt: its hash decides, so that a prompt stands on the same side in every file.
+    """Return training and test samples, divided by a hash of the prompt, so that every file has the same division.
 
-    Prompts that differ in case, or in blanks at their edges, are the same.
+    Prompts that differ only in case or surrounding blanks are the same.
 
     Raises:
         InputError: ``share`` is not between 0 and 1, there are no texts, or a part would be empty.
@@ -293,79 +273,81 @@ def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     if texts is None:
         raise InputError("samples are split by prompt, so they must have texts of prompts; these have none")
     distinct, prompt = by_prompt(texts)
-    drawn = np.array([_drawn(text, seed) for text in distinct])
-    held = drawn < share
+    digests = [hashlib.sha256(f"{seed}:{text}".encode("utf-8", "replace")).digest() for text in distinct]
+    drawn = np.array([int.from_bytes(digest[:7], "big") / 2**56 for digest in digests])
     if len(distinct) < 2:
         raise InputError(f"at least two different prompts are needed to hold some out; there is {len(distinct)}")
-    if held.all() or not held.any():
-        held = drawn <= np.sort(drawn)[min(len(drawn) - 2, int(share * len(drawn)))]
-    test = held[prompt]
-    return Split(
-        samples.take(np.flatnonzero(~test)),
-        samples.take(np.flatnonzero(test)),
-        len(distinct),
-        len(texts) - len(distinct),
-    )
-
-
-def _drawn(text: str, seed: int) -> float:
-    digest = hashlib.sha256(f"{seed}:{text}".encode("utf-8", "replace")).digest()
-    return int.from_bytes(digest[:7], "big") / 2**56
+    is_test = drawn < share
+    if is_test.all() or not is_test.any():
+        is_test = drawn <= np.sort(drawn)[min(len(drawn) - 2, int(share * len(drawn)))]
+    train, test = (samples.take(np.flatnonzero(rows)) for rows in (~is_test[prompt], is_test[prompt]))
+    return Split(train, test, len(distinct), len(texts) - len(distinct))
 
 
 def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: set[str]) -> Samples:
-    told = ", ".join(str(path) for path in paths)
+    sources = ", ".join(str(path) for path in paths)
     if not rows:
-        raise InputError(f"{told} must hold requests with outputs; there is none")
-    kept = [r for r in rows if r.tokens and (r.finish or "") not in FAILED]
-    if not kept:
-        raise InputError(f"all {len(rows)} outputs in {told} are empty or failed; at least one must have come")
+        raise InputError(f"{sources} must hold requests with outputs; there is none")
+    good = [r for r in rows if r.tokens and (r.finish or "") not in FAILED]
+    if not good:
+        raise InputError(f"all {len(rows)} outputs in {sources} are empty or failed; at least one must have come")
+    unknown = Counter(r.finish for r in good if r.finish and r.finish not in CENSORED | FAILED | FINISHED)
+    warnings: dict[str, Any] = {
+        "no_prompt": sum(not r.prompt for r in good),
+        "unknown_finish": dict(unknown.most_common(5)),
+        "misspelt": misspelt(keys),
+    }
     metadata = {
         "sources": [path.name for path in paths],
-        "left_out": len(rows) - len(kept),
-        "estimated_tokens": sum(r.output_tokens is None for r in kept),
-        "censored": sum((r.finish or "") in CUT for r in kept),
-        **warnings(kept, keys),
+        "left_out": len(rows) - len(good),
+        "estimated_tokens": sum(r.output_tokens is None for r in good),
+        "censored": sum((r.finish or "") in CENSORED for r in good),
+        **{name: value for name, value in warnings.items() if value},
     }
-    names = [r.model or model for r in kept]
-    counts = [r.prompt_tokens for r in kept]
+    names = [r.model or model for r in good]
+    counts = [r.prompt_tokens for r in good]
     prompts = Prompts(
-        len(kept),
-        text=[r.prompt or "" for r in kept] if any(r.prompt is not None for r in kept) else None,
+        len(good),
+        text=[r.prompt or "" for r in good] if any(r.prompt is not None for r in good) else None,
         prompt_tokens=np.array(counts, np.int64) if all(c is not None for c in counts) else None,
         model=[name or "" for name in names] if any(names) else None,
     )
     return Samples(
         prompts,
-        np.array([r.tokens for r in kept], np.int64),
-        np.array([(r.finish or "") in CUT for r in kept], bool),
-        [r.output or "" for r in kept] if any(r.output is not None for r in kept) else None,
+        np.array([r.tokens for r in good], np.int64),
+        np.array([(r.finish or "") in CENSORED for r in good], bool),
+        [r.output or "" for r in good] if any(r.output is not None for r in good) else None,
         metadata,
     )
 
 
-def _report(raw: dict[str, Any], path: Path, number: int) -> Row:
+def _parsed(raw: dict[str, Any], path: Path, number: int) -> Row:
     try:
         return row_of(raw)
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}, row {number}: {error}") from error
     except RecursionError:
-        raise InputError(_too_deep(path, number)) from None
+        raise _nesting_error(path, number) from None
 
 
-def _too_deep(path: Path, number: int) -> str:
-    return f"{path}, row {number} must be JSON of a few levels; it is nested too deeply to be read"
+def _nesting_error(path: Path, number: int) -> InputError:
+    return InputError(f"{path}, row {number} must be JSON of a few levels; it is nested too deeply to be read")
 
 
-def _empty(path: Path, number: int, raw: dict[str, Any]) -> str:
-    return (
+def _require_output(row: Row, raw: dict[str, Any], path: Path, number: int) -> None:
+    """Raise InputError for a successful row without an output and its length."""
+    if row.tokens is not None or (row.finish or "") in FAILED or raw.get("error"):
+        return
+    near = [f"{key} (did you mean {name}?)" for key, name in misspelt(map(str, raw)).items()]
+    hint = f"; not understood: {', '.join(near)}" if near else ""
+    raise InputError(
         f"{path}, row {number} must have an output ({', '.join(NAMES['output'][:3])}, ...) or its tokens "
-        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}{hint(raw)}"
+        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}{hint}"
     )
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows with their numbers, from 1."""
+    """Yield rows with their numbers, from 1."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data.startswith(_GZIP) else data
@@ -400,16 +382,16 @@ def _parquet(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        whole = json.loads(text) if text.lstrip()[0] in "[{" else None
-    except (ValueError, RecursionError):  # line by line the number of the row can be told
-        whole = None
-    if isinstance(whole, list):
-        lines = list(enumerate(whole, 1))
-    elif isinstance(whole, dict):
-        lines = list(enumerate(_bench(whole), 1))
+        complete = json.loads(text) if text.lstrip()[0] in "[{" else None
+    except (ValueError, RecursionError):  # parsing line by line gives the number of the row
+        complete = None
+    if isinstance(complete, list):
+        rows = list(enumerate(complete, 1))
+    elif isinstance(complete, dict):
+        rows = list(enumerate(_bench_rows(complete), 1))
     else:
-        lines = [(n, _line(line, path, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    for number, row in lines:
+        rows = [(n, _line(line, path, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    for number, row in rows:
         if not isinstance(row, dict):
             raise InputError(f"{path}, row {number} must be a JSON object; it is {type(row).__name__}")
         yield number, row
@@ -421,43 +403,36 @@ def _line(line: str, path: Path, number: int) -> Any:
     except ValueError as error:
         raise InputError(f"{path}, row {number} must be JSON: {error}") from error
     except RecursionError:
-        raise InputError(_too_deep(path, number)) from None
+        raise _nesting_error(path, number) from None
 
 
-def _bench(complete: dict[str, Any]) -> list[dict[str, Any]]:
-    """The requests of a benchmark's result with a list a column; another object is one row."""
-    lengths = complete.get("output_lens")
+def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the requests of a benchmark's result, which has a list per column; another object is one row."""
+    lengths = result.get("output_lens")
     if not isinstance(lengths, list):
-        return [complete]
+        return [result]
     columns = {
         "output_tokens": lengths,
-        "prompt_tokens": complete.get("input_lens"),
-        "output": complete.get("generated_texts"),
-        "prompt": complete.get("prompts"),
+        "prompt_tokens": result.get("input_lens"),
+        "output": result.get("generated_texts"),
+        "prompt": result.get("prompts"),
     }
     known = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(lengths)}
-    model = complete.get("model_id")
+    model = result.get("model_id")
     return [{"model": model} | {k: v[i] for k, v in known.items()} for i in range(len(lengths))]
-
-
-_TIMES = {
-    "arrival_s": 1.0, "arrived_at": 1.0, "arrival_time": 1.0, "arrival": 1.0, "timestamp": 1.0, "start_time": 1.0,
-    "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
-}  # fmt: skip
-"""Names of a column of arrivals, the first that is there counts, and seconds in its unit."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """Requests of a log, one a row; failed and empty ones are left out.
+    """Successful requests of a log.
 
     Attributes:
-        prompt_tokens: [n] counted, or estimated from the text; 1 where there is neither.
-        output_tokens: [n] counted, or estimated. What was cut counts as long as it came.
+        prompt_tokens: [n] counted, or estimated from the text; 1 if both are unknown.
+        output_tokens: [n] counted, or estimated; censored outputs have their observed length.
         texts: Columns "prompt", "output" and "model" of [n] texts, those that any row has.
-        arrival_s: [n] seconds on the log's clock; None where no row has any.
-        estimated: How many requests had a length estimated.
-        left_out: How many rows failed or put out nothing.
+        arrival_s: [n] seconds on the log's clock; None if no row has any.
+        estimated: Number of requests with an estimated length.
+        left_out: Number of failed or empty rows.
     """
 
     prompt_tokens: Ints
@@ -469,50 +444,40 @@ class Served:
 
 
 def served(file: Path | str) -> Served:
-    """The requests of a file that ``read`` understands, in its order.
+    """Return the requests of a file for ``read``, in its order.
 
     Raises:
-        InputError: The file is missing or damaged, a row has neither an output nor its length, some rows
-            have a time and others none, or no request is left.
+        InputError: The file is missing or damaged, a row has neither an output nor its length, only some rows have an
+            arrival time, or no request is left.
     """
     path = Path(file)
     rows, times, left_out = [], [], 0
     for number, raw in _raw_rows(path):
-        row = _report(raw, path, number)
-        if row.tokens is None and (row.finish or "") not in FAILED and not raw.get("error"):
-            raise InputError(_empty(path, number, raw))
+        row = _parsed(raw, path, number)
+        _require_output(row, raw, path, number)
         if not row.tokens or (row.finish or "") in FAILED:
             left_out += 1
             continue
         rows.append(row)
-        times.append(_time(raw, path, number))
+        times.append(_arrival_s(raw, path, number))
         if (times[-1] is None) != (times[0] is None):
             raise InputError(f"{path}: all rows must have a time of arrival, or none; row {number} differs")
     if not rows:
         raise InputError(f"{path} must hold a request with an output; there is none")
+    estimated = (estimated_tokens(row.prompt) if row.prompt else 1 for row in rows)
+    prompt_tokens = [e if r.prompt_tokens is None else r.prompt_tokens for r, e in zip(rows, estimated, strict=True)]
+    texts = {name: [getattr(row, name) for row in rows] for name in ("prompt", "output", "model")}
     return Served(
-        np.array([max(1, _prompt_tokens(row)) for row in rows], np.int64),
+        np.maximum(np.array(prompt_tokens, np.int64), 1),
         np.array([row.tokens for row in rows], np.int64),
-        _texts(rows),
+        {name: np.array([v or "" for v in c], object) for name, c in texts.items() if any(v is not None for v in c)},
         None if times[0] is None else np.array(times, float),
         sum(r.output_tokens is None or r.prompt_tokens is None for r in rows),
         left_out,
     )
 
 
-def _prompt_tokens(row: Row) -> int:
-    if row.prompt_tokens is not None:
-        return row.prompt_tokens
-    return estimated_tokens(row.prompt) if row.prompt else 1
-
-
-def _texts(rows: list[Row]) -> dict[str, Any]:
-    columns = {name: [getattr(row, name) for row in rows] for name in ("prompt", "output", "model")}
-    told = {name: column for name, column in columns.items() if any(v is not None for v in column)}
-    return {name: np.array([v or "" for v in column], object) for name, column in told.items()}
-
-
-def _time(raw: Mapping[str, Any], path: Path, number: int) -> float | None:
+def _arrival_s(raw: Mapping[str, Any], path: Path, number: int) -> float | None:
     found = {str(key).strip().lower(): value for key, value in raw.items()}
     name = next((name for name in _TIMES if found.get(name) not in (None, "")), None)
     if name is None:
@@ -521,15 +486,11 @@ def _time(raw: Mapping[str, Any], path: Path, number: int) -> float | None:
     try:
         seconds = float(value) * _TIMES[name]
     except (TypeError, ValueError):
-        seconds = _date(value)
-    if not np.isfinite(seconds):
+        try:
+            date = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except ValueError:
+            seconds = math.nan
+    if not math.isfinite(seconds):
         raise InputError(f"{path}, row {number}: {name} must be seconds or a date; it is {value!r:.60}")
     return seconds
-
-
-def _date(value: Any) -> float:
-    try:
-        date = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
-        return float("nan")
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

@@ -101,15 +101,15 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
     Args:
         predictor: A trained predictor with a ``kind`` and a ``state()``.
         path: File to write, usually ``*.lwp``.
-        metadata: Information about the training for readers of the file, in addition to the predictor's ``facts_``.
+        metadata: Information about the training for readers of the file, in addition to the predictor's ``metadata_``.
 
     Raises:
         InputError: The predictor cannot be saved, or is not fitted.
         OutputError: The file cannot be written.
     """
     meta, arrays = packed(predictor)
-    facts = {**(getattr(predictor, "facts_", None) or {}), **(metadata or {})}
-    header = {"format": FORMAT, "made_by": version("lengthwise"), "facts": facts, **meta}
+    merged = {**(getattr(predictor, "metadata_", None) or {}), **(metadata or {})}
+    header = {"format": FORMAT, "made_by": version("lengthwise"), "facts": merged, **meta}
     numbers = io.BytesIO()
     np.savez_compressed(numbers, allow_pickle=False, **arrays)
     out = io.BytesIO()
@@ -121,7 +121,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
 
 
 def load(path: Path | str) -> Any:
-    """Return the saved predictor; its ``facts_`` are the training information of the file.
+    """Return the saved predictor; its ``metadata_`` are the training information of the file.
 
     Raises:
         InputError: The file is missing, truncated or damaged, or of an unknown version or kind.
@@ -142,7 +142,7 @@ def load(path: Path | str) -> Any:
     except LengthwiseError as error:
         error.add_note(f"in {path}")
         raise
-    predictor.facts_ = dict(meta.get("facts") or {})
+    predictor.metadata_ = dict(meta.get("facts") or {})
     return predictor
 
 
@@ -215,7 +215,7 @@ def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 @cache
 def default() -> Any:
-    """Return the included lexical predictor; its ``facts_`` are its card.
+    """Return the included lexical predictor; its ``metadata_`` are its card.
 
     docs/default-predictor-card.md describes its training data, their licences, its accuracy and its limits.
     """

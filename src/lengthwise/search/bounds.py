@@ -66,13 +66,13 @@ class Ceiling:
 
     Attributes:
         rate_rps: No schedule of the deployment serves more requests per second.
-        shortest_step_s: Time of a step of one token, through all stages.
+        min_step_s: Time of a step of one token, through all stages.
         jct_s: Approximate time of a mean request at full load.
         impossible: Reasons, by metric, why limits cannot hold at any rate.
     """
 
     rate_rps: float
-    shortest_step_s: float
+    min_step_s: float
     jct_s: float
     impossible: dict[str, str]
 
@@ -86,9 +86,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     is_admitted = _admitted(deployment, requests)
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     impossible = _impossible(limits, stages, prompt, output)
-    shortest_s = float(stages.through_s[1])
+    min_step_s = float(stages.through_s[1])
     if not is_admitted.any():
-        return Ceiling(math.inf, shortest_s, 0.0, impossible)
+        return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d = prompt.astype(np.float64), output.astype(np.float64) - 1
     needs = Needs(
         tokens=float((p + d).mean()),
@@ -101,7 +101,7 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     queue_s = deployment.cost.front.queue_s
     front_rps = 1 / queue_s if queue_s else math.inf  # all replicas share one front
     total = min(rate * deployment.parallel.replicas, front_rps) * SLACK / float(is_admitted.mean())
-    return Ceiling(total, shortest_s, jct_s, impossible)
+    return Ceiling(total, min_step_s, jct_s, impossible)
 
 
 def fits_any(deployment: Deployment, load: Load) -> bool:
@@ -245,9 +245,9 @@ def _min_ratio(seconds: Floats, work: Floats) -> float:
 
 def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: Ints) -> dict[str, str]:
     """Return, by metric, the limits that even an idle deployment breaks, with the evidence."""
-    shortest_s, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
-    isolated = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * shortest_s}
-    isolated |= {name: np.full(int((output > 1).sum()), shortest_s) for name in ("tbt", "tpot")}
+    min_step_s, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
+    isolated = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * min_step_s}
+    isolated |= {name: np.full(int((output > 1).sum()), min_step_s) for name in ("tbt", "tpot")}
     found: dict[str, str] = {}
     for limit in limits:
         metric, _, statistic = limit.metric.partition(".")

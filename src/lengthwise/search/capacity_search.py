@@ -1,9 +1,9 @@
 """The largest rate that a deployment sustains.
 
-The requests of a seed are fixed, and a rate only stretches their arrival times. How far a limit is strained (the share
-of requests beyond its bound over the allowed share) therefore rises smoothly with the rate. Strains are pooled over
+The requests of a seed are fixed, and a rate only stretches their arrival times. How far a limit is used (the share
+of requests beyond its bound over the allowed share) therefore rises smoothly with the rate. Usage is pooled over
 independent seeds: the mean share is unbiased even if bursts are rare in a short run, unlike a quantile of each run. The
-rate at which the pooled strain crosses 1 is bracketed and bisected. Its interval is the sum of the seeds' spread there
+rate at which the pooled usage crosses 1 is bracketed and bisected. Its interval is the sum of the seeds' spread there
 over the slope (a t interval) and of the change of the answer when the runs were lengthened, because a run that starts
 from empty tolerates an overload that a longer one does not. Runs grow until the interval is small.
 
@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.metrics import t_quantile
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -30,12 +31,11 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
-from lengthwise.statistics import t_half_width
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
-MIN_STRAIN = 0.02
-"""Smaller strains count as this one, because their logarithm carries no information."""
+MIN_USAGE = 0.02
+"""Smaller usage counts as this one, because its logarithm carries no information."""
 MIN_STEP, MAX_STEP = 1.008, 1.5
 MIN_SLOPE = 1.0
 
@@ -62,21 +62,21 @@ Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[floa
 
 
 def largest(
-    strain: Callable[[float], float], guess: float, top: float, span: float, tolerance: float, slope: float = 0.0
+    usage: Callable[[float], float], guess: float, top: float, span: float, tolerance: float, slope: float = 0.0
 ) -> float:
-    """Return the largest rate up to ``top`` with a strain of at most 1; 0 if none from FLOOR_SHARE of it on has.
+    """Return the largest rate up to ``top`` with a usage of at most 1; 0 if none from FLOOR_SHARE of it on has.
 
     Steps from the guess, with growing width, until two rates bracket the answer. Then bisects where the logarithm of
-    the strain would cross 0, until the rates are within ``tolerance``. Steps have the ratio ``span`` or, where a strain
+    the usage would cross 0, until the rates are within ``tolerance``. Steps have the ratio ``span`` or, where a usage
     is far from 1, the one that its slope calls for.
     """
     low, high, at_low, at_high = 0.0, math.inf, 0.0, math.inf
-    rate, widest = min(guess, top), MIN_STEP if slope else span
+    rate, width = min(guess, top), MIN_STEP if slope else span
     while not (low > 0 and high < math.inf):
-        found = strain(rate)
-        # The logarithm bends down where strains are small, and a step should end slightly beyond the crossing.
+        found = usage(rate)
+        # The logarithm bends down where usage is small, and a step should end slightly beyond the crossing.
         distance = math.log(found if found > 1 else 1 / max(found, 0.3))
-        step = max(widest, min(math.exp(min(distance / (slope or 10.0), 1.0)) * 1.004, MAX_STEP))
+        step = max(width, min(math.exp(min(distance / (slope or 10.0), 1.0)) * 1.004, MAX_STEP))
         if found > 1:
             if math.isfinite(high) and at_high > found:
                 slope = math.log(at_high / found) / math.log(high / rate)
@@ -84,13 +84,13 @@ def largest(
         elif rate >= top:
             return top
         else:
-            low, at_low, rate = rate, found, min(rate * (step if slope else widest), top)
+            low, at_low, rate = rate, found, min(rate * (step if slope else width), top)
         if high < FLOOR_SHARE * top:
             return 0.0
-        widest = min(widest**1.5, 4.0)
+        width = min(width**1.5, 4.0)
     while high > low * (1 + tolerance):
         rate = low * (high / low) ** min(max(_crossing(at_low, at_high), 0.15), 0.85)
-        found = strain(rate)
+        found = usage(rate)
         if found > 1:
             high, at_high = rate, found
         else:
@@ -99,8 +99,8 @@ def largest(
 
 
 def _crossing(at_low: float, at_high: float) -> float:
-    """Return where between two rates the logarithm of the strain is 0, as a share of their distance."""
-    below, above = math.log(max(at_low, MIN_STRAIN)), math.log(max(at_high, MIN_STRAIN))
+    """Return where between two rates the logarithm of the usage is 0, as a share of their distance."""
+    below, above = math.log(max(at_low, MIN_USAGE)), math.log(max(at_high, MIN_USAGE))
     return -below / (above - below) if above > below else 0.5
 
 
@@ -114,7 +114,7 @@ class Effort:
 
 @dataclass
 class Trials:
-    """Strains of the limits by rate, pooled over seeds; ``strains`` caches [seeds, limits + 1] by rate."""
+    """Usage of the limits by rate, pooled over seeds; ``by_rate`` caches [seeds, limits + 1] by rate."""
 
     deployment: Deployment
     load: Load
@@ -123,20 +123,20 @@ class Trials:
     seeds: range
     effort: Effort
     each: Map = map
-    strains: dict[float, Floats] = field(default_factory=dict)
+    by_rate: dict[float, Floats] = field(default_factory=dict)
 
-    def strain(self, rate_rps: float) -> float:
-        """Return the largest strain of the limits and of the queue's growth; above 1, one of them breaks."""
-        if rate_rps not in self.strains:
-            self.strains[rate_rps] = np.array(list(self.each(partial(self._seed_strains, rate_rps), self.seeds)))
+    def usage(self, rate_rps: float) -> float:
+        """Return the largest usage of the limits and of the queue's growth; above 1, one of them breaks."""
+        if rate_rps not in self.by_rate:
+            self.by_rate[rate_rps] = np.array(list(self.each(partial(self._seed_usage, rate_rps), self.seeds)))
             self.effort.simulations += len(self.seeds)
             self.effort.requests += len(self.seeds) * self.requests
         return float(self._pooled(rate_rps).max())
 
-    def _seed_strains(self, rate_rps: float, seed: int) -> list[float]:
+    def _seed_usage(self, rate_rps: float, seed: int) -> list[float]:
         workload = self.load.at(seed, self.requests, rate_rps)
         window = observe(workload, self.deployment, seed, sums=self.promises.needs_sums)
-        return [*self.promises.strains(window).values(), window.queue_growth()]
+        return [*self.promises.usage(window).values(), window.queue_growth()]
 
     def ceiling_rps(self) -> float:
         """Return the bound of all schedules on the requests of any seed."""
@@ -144,14 +144,14 @@ class Trials:
         return max(ceiling(self.deployment, requests, self.promises.limits).rate_rps for requests in each)
 
     def _pooled(self, rate_rps: float) -> Floats:
-        """Return mean strains over seeds: of the limits and, last, of the queue's growth."""
-        means: Floats = self.strains[rate_rps].mean(axis=0)
+        """Return mean usage over seeds: of the limits and, last, of the queue's growth."""
+        means: Floats = self.by_rate[rate_rps].mean(axis=0)
         means[-1] /= QUEUE_GROWTH + self._growth_noise(rate_rps)
         return means
 
     def _growth_noise(self, rate_rps: float) -> float:
         """Return the growth that chance explains: two standard errors over seeds or, for one seed, of the count."""
-        growth, n = self.strains[rate_rps][:, -1], len(self.seeds)
+        growth, n = self.by_rate[rate_rps][:, -1], len(self.seeds)
         if n > 1:
             return 2 * float(growth.std(ddof=1)) / math.sqrt(n)
         return 6 * math.sqrt(max(float(growth[0]), 0.0) * self.requests + 1) / self.requests
@@ -159,46 +159,46 @@ class Trials:
     @property
     def binds(self) -> str:
         """Return the metric that breaks at the lowest rate with a broken limit; "throughput": the queue grows."""
-        broken = [rate for rate in self.strains if self._pooled(rate).max() > 1]
+        broken = [rate for rate in self.by_rate if self._pooled(rate).max() > 1]
         names = [*(limit.metric for limit in self.promises.limits), "throughput"]
         return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
 
     def spread(self, rate_rps: float, level: float) -> float:
-        """Return the half-width of the crossing's interval: the spread of the strain over its slope."""
+        """Return the half-width of the crossing's interval: the spread of the usage over its slope."""
         if len(self.seeds) < 2:
             return math.nan
-        if len(self.strains) < 2:
+        if len(self.by_rate) < 2:
             return 0.0  # the ceiling holds: no limit is crossed
         nearest = min(self._bracket(rate_rps), key=lambda r: abs(r - rate_rps))
-        pooled = max(float(self._pooled(nearest).max()), MIN_STRAIN)
+        pooled = max(float(self._pooled(nearest).max()), MIN_USAGE)
         return self.half_width(nearest, level) / pooled / self.slope(rate_rps) * rate_rps
 
     def half_width(self, rate_rps: float, level: float) -> float:
-        """Return the half-width of the pooled strain at a tried rate; 0 for a single seed."""
-        strains = self.strains[rate_rps]
-        if len(self.seeds) < 2:
+        """Return the half-width of the pooled usage at a tried rate; 0 for a single seed."""
+        usage, n = self.by_rate[rate_rps], len(self.seeds)
+        if n < 2:
             return 0.0
         worst = int(self._pooled(rate_rps).argmax())
-        half = float(t_half_width(strains[:, worst], level))
-        return half if worst < strains.shape[1] - 1 else half / (QUEUE_GROWTH + self._growth_noise(rate_rps))
+        half = t_quantile(level, n - 1) * float(usage[:, worst].std(ddof=1)) / math.sqrt(n)
+        return half if worst < usage.shape[1] - 1 else half / (QUEUE_GROWTH + self._growth_noise(rate_rps))
 
     def undetected_growth(self, rate_rps: float) -> float:
         """Return the share of the rate by which a queue may grow undetected, where its growth binds."""
-        if self.binds != "throughput" or len(self.strains) < 2:
+        if self.binds != "throughput" or len(self.by_rate) < 2:
             return 0.0
         return QUEUE_GROWTH + max(self._growth_noise(rate) for rate in self._bracket(rate_rps))
 
     def slope(self, rate_rps: float) -> float:
-        """Return d log strain / d log rate at a rate; 0 where fewer than two rates were tried."""
-        if len(self.strains) < 2:
+        """Return d log usage / d log rate at a rate; 0 where fewer than two rates were tried."""
+        if len(self.by_rate) < 2:
             return 0.0
         low, high = self._bracket(rate_rps)
-        means = [max(float(self._pooled(r).max()), MIN_STRAIN) for r in (low, high)]
+        means = [max(float(self._pooled(r).max()), MIN_USAGE) for r in (low, high)]
         return max(math.log(means[1] / means[0]) / math.log(high / low), MIN_SLOPE)
 
     def _bracket(self, rate_rps: float) -> tuple[float, float]:
         """Return the nearest tried rates below and above."""
-        rates = sorted(self.strains)
+        rates = sorted(self.by_rate)
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         return rates[at], rates[at + 1]
 
@@ -242,7 +242,7 @@ def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
         )
     requests = run_length(top, promises)
     trials = Trials(deployment, load, promises, requests, range(1), effort)
-    rate = largest(trials.strain, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
+    rate = largest(trials.usage, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, requests, top, effort)
 
 
@@ -251,7 +251,7 @@ def breaks_at(rate_rps: float, deployment: Deployment, load: Load, promises: Pro
     top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
     requests = run_length(replace(top, rate_rps=rate_rps), promises)
     trials = Trials(deployment, load, promises, requests, range(1), effort)
-    is_broken = trials.strain(rate_rps) > 1
+    is_broken = trials.usage(rate_rps) > 1
     return Capacity(Estimate(rate_rps), trials.binds if is_broken else "", requests, top, effort)
 
 
@@ -263,7 +263,7 @@ def rough_capacity(
     requests = min(2 * run_length(top, promises), load.most, MAX_REQUESTS)
     trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), effort)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
-    rate = largest(trials.strain, start, top.rate_rps, 1.05, SEED_TOLERANCE)
+    rate = largest(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, requests, top, effort)
 
 
@@ -299,7 +299,7 @@ def capacity(
         trials = Trials(deployment, load, promises, requests, used, found.effort, each)
         top = trials.ceiling_rps()
         found = replace(found, ceiling=replace(found.ceiling, rate_rps=top))
-        rate = largest(trials.strain, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
+        rate = largest(trials.usage, found.rate_rps.value, top, 1.025, SEED_TOLERANCE, slope)
         spread, slope = trials.spread(rate, level), trials.slope(rate)
         drift = math.inf if math.isnan(previous) else abs(rate - previous)
         half = spread + drift + ROOT_ERROR * rate + trials.undetected_growth(rate) * rate
@@ -348,8 +348,8 @@ def point_of(rate_rps: float, windows: list[Window], promises: Promises, level: 
             values["goodput"] = good_share(window, promises.slo, promises.guard_s)
             values["good_requests_per_s"] = good_rate_rps(window, promises.slo)
         runs.append(values)
-    strains = np.array([list(promises.strains(window).values()) for window in windows])
-    is_satisfied = not promises.limits or bool(strains.mean(axis=0).max() <= 1)
+    usage = np.array([list(promises.usage(window).values()) for window in windows])
+    is_satisfied = not promises.limits or bool(usage.mean(axis=0).max() <= 1)
     return Point(rate_rps, mean_point(runs, level), is_satisfied)
 
 

@@ -1,7 +1,7 @@
 """The search over configurations: bounds first, scouting runs for what they leave, exact answers for the best.
 
-The next evaluations depend on results, never on timing: configurations are evaluated in waves, and the results of a
-wave are read when all are complete. One worker and a hundred therefore give the same plan.
+The next evaluations depend on results, never on timing: configurations are evaluated in batches, and the results of a
+batch are read when all are complete. One worker and a hundred therefore give the same plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BOUND_FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 LEADERS = 6
 MAX_SHARED_VALUES = 4
 
-FIRST_WAVE, LARGEST_WAVE = 16, 256
+FIRST_BATCH, LARGEST_BATCH = 16, 256
 PRUNING_SHARE = 0.85
 """A configuration is pruned if its bound is below this share of the scouted objective of the last of the best. If the
 exact answers turn out lower, pruned configurations are scouted after all."""
@@ -189,7 +189,7 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
     done = [c for c in bounded if c.status is not Status.PRUNED]
     waiting = sorted((c for c in bounded if c.status is Status.PRUNED), key=lambda c: _order(c.bound, question))
     pruned: list[Choice] = []
-    at, size = 0, FIRST_WAVE
+    at, size = 0, FIRST_BATCH
     run.expect("scout", len(waiting))
     while at < len(waiting):
         scouted = [c.objective.value for c in done if c.status is Status.SCOUTED]
@@ -206,7 +206,7 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
             (pruned if is_worse else promising).append(choice)
         done += run.each("scout", promising, threshold)
         run.expect("scout", len(waiting) - len(pruned))
-        at, size = at + size, min(2 * size, LARGEST_WAVE)
+        at, size = at + size, min(2 * size, LARGEST_BATCH)
     reason, region = "even without queueing it would be worse", "cannot be among the best"
     return done + [replace(c, reason=reason, region=region) for c in pruned]
 
@@ -216,10 +216,10 @@ def _unevaluated(settings: Sequence[Settings]) -> list[Choice]:
 
 
 def _explored(run: Run, strategy: Strategy[Settings]) -> list[Choice]:
-    """Return the configurations that a strategy proposes, wave by wave."""
+    """Return the configurations that a strategy proposes, batch by batch."""
     question, done = run.bench.question, list[Choice]()
-    while wave := strategy.suggest():
-        bounded = run.each("bound", _unevaluated(wave))
+    while batch := strategy.suggest():
+        bounded = run.each("bound", _unevaluated(batch))
         scouted = iter(run.each("scout", [c for c in bounded if c.status is Status.PRUNED]))
         results = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
         scores = {c.key: -_order(c.objective.value, question) for c in results if c.status is Status.SCOUTED}
@@ -239,17 +239,17 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
         ranked = (c for c in exact.values() if c.status is Status.RANKED)
         return sorted(ranked, key=lambda c: _order(c.objective.value, question))
 
-    while wave := _contenders(by_key, exact, rough, best_first(), question, options):
-        run.expect("rank", len(exact) + len(wave))
+    while batch := _contenders(by_key, exact, rough, best_first(), question, options):
+        run.expect("rank", len(exact) + len(batch))
         threshold: tuple[float, ...] = ()
         if len(ranked := best_first()) >= options.top:  # below what the best reaches at least, a rough result suffices
             best, half = ranked[0].objective, _half(ranked[0])
             threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
-        for choice in run.each("rank", wave, threshold):
+        for choice in run.each("rank", batch, threshold):
             exact[choice.key] = by_key[choice.key] = choice
         pruned = [c for c in by_key.values() if c.status is Status.PRUNED and not c.simulations]
         if len(ranked := best_first()) < options.top:
-            pruned = pruned[:LARGEST_WAVE]
+            pruned = pruned[:LARGEST_BATCH]
         else:  # scouting promised more than exact results reached
             last = ranked[options.top - 1].objective.value
             pruned = [c for c in pruned if better(c.bound, last, question)]
@@ -276,7 +276,7 @@ def _contenders(
     errors = [sign * (c.objective.value / rough[c.key] - 1) for c in ranked if rough[c.key]]
     factor, best = 1 + sign * max(SCOUTING_ERROR, *errors), ranked[0].objective.value
     near = [c for c in waiting if better(c.objective.value * factor, best, question)]
-    return near[: min(FIRST_WAVE, options.top * MAX_RANKED_FACTOR - len(exact))]
+    return near[: min(FIRST_BATCH, options.top * MAX_RANKED_FACTOR - len(exact))]
 
 
 def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:

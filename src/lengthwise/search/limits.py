@@ -55,16 +55,16 @@ class Promises:
         """Return whether a limit needs sums over the window, and so a run of its beginning."""
         return any(limit.metric.partition(".")[0] not in (*WAITS, "goodput") for limit in self.limits)
 
-    def strains(self, window: Window) -> dict[str, float]:
+    def usage(self, window: Window) -> dict[str, float]:
         """Return how far each limit is used, by metric: at most 1 if it holds, 0 if there is nothing to measure.
 
         For a quantile it is the share of requests (or tokens) beyond the bound divided by the allowed share, which is
         exact even where a quantile of few values is not.
         """
-        used = {limit.metric: self._strain(window, limit) for limit in self.limits}
-        return {metric: 0.0 if math.isnan(strain) else strain for metric, strain in used.items()}
+        used = {limit.metric: self._usage_of(window, limit) for limit in self.limits}
+        return {metric: 0.0 if math.isnan(share) else share for metric, share in used.items()}
 
-    def _strain(self, window: Window, limit: Limit) -> float:
+    def _usage_of(self, window: Window, limit: Limit) -> float:
         metric, _, statistic = limit.metric.partition(".")
         if limit.metric == "goodput":
             return (1 - good_share(window, self.slo, self.guard_s)) / max(1 - limit.bound, 1e-12)

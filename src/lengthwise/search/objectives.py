@@ -214,15 +214,15 @@ class AtRate(Evaluation):
     def _fewest_replicas(self, guess: int, seeds: range, effort: Effort) -> tuple[int, bool]:
         """Return the fewest replicas that sustain the rate, and whether this is significant over the seeds."""
         replicas, low, high, step = guess, 0, 0, 1
-        strains: dict[int, tuple[float, float]] = {}
+        usage_of: dict[int, tuple[float, float]] = {}
         most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
         last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
         while not high or high - low > 1:
             requests = self._requests(self._resized(replicas), EXACT_LENGTHS)
             trials = Trials(self._resized(replicas), self.load, self.question.promises, requests, seeds, effort)
-            strain = trials.strain(self._rate_rps)
-            strains[replicas] = strain, trials.half_width(self._rate_rps, self.question.level)
-            if strain <= 1:
+            usage = trials.usage(self._rate_rps)
+            usage_of[replicas] = usage, trials.half_width(self._rate_rps, self.question.level)
+            if usage <= 1:
                 high = replicas
             elif replicas > last:
                 return replicas, False  # something other than replicas is lacking
@@ -230,7 +230,7 @@ class AtRate(Evaluation):
                 low = replicas
             replicas = (low + high) // 2 if low and high else max(1, high - step) if high else low + step
             step *= 2
-        return high, all(abs(strain - 1) > half for n, (strain, half) in strains.items() if n in (low, high))
+        return high, all(abs(usage - 1) > half for n, (usage, half) in usage_of.items() if n in (low, high))
 
     def _measured(
         self, choice: Choice, deployment: Deployment, effort: Effort, seeds: range, lengths: int, status: Status
@@ -325,8 +325,8 @@ class Makespan(Evaluation):
         seeds = self.load.seeds_up_to(self.question.seeds)
         batches = [self.load.batch(seed, self.question.requests) for seed in seeds]
         rates = [ceiling(self.deployment, batch).rate_rps for batch in batches]
-        shortest_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
-        return replace(choice, bound=shortest_s, bound_rps=max(rates))
+        min_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
+        return replace(choice, bound=min_s, bound_rps=max(rates))
 
     def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
         """Return the choice with the makespan of one seed."""

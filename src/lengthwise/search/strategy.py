@@ -1,4 +1,4 @@
-"""Strategies that propose configurations in waves and learn from their results."""
+"""Strategies that propose configurations in batches and learn from their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C")
 class Strategy(Protocol[C]):
     """Proposes candidates of one kind.
 
-    A strategy is deterministic: equal results bring equal waves, for any number of workers and any order of results.
+    A strategy is deterministic: equal results bring equal batches, for any number of workers and any order of results.
     """
 
     def suggest(self) -> list[C]:
@@ -45,7 +45,7 @@ class Bayesian:
         axes: The alternatives, each with all its axes and their values.
         trials: Number of settings to propose in total.
         seed: Random seed; the same seed and results bring the same settings.
-        batch_size: Number of settings per wave, which are evaluated in parallel.
+        batch_size: Number of settings per batch, which are evaluated in parallel.
 
     Raises:
         MissingExtraError: Optuna is not installed.
@@ -72,20 +72,20 @@ class Bayesian:
         self._seen: set[str] = set()
         with _quiet(optuna):
             # Effects of axes depend on each other (multivariate, group); trials under way count as bad ones, so that
-            # a wave spreads out (constant_liar).
+            # a batch spreads out (constant_liar).
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
             self._study: Any = optuna.create_study(direction="maximize", sampler=sampler)
 
     def suggest(self) -> list[Settings]:
-        """Return the next wave; empty if all trials are made or no settings are left."""
-        wave: list[Settings] = []
+        """Return the next batch; empty if all trials are made or no settings are left."""
+        batch: list[Settings] = []
         with _quiet(self._optuna):
-            while len(wave) < min(self._batch_size, self._remaining):
+            while len(batch) < min(self._batch_size, self._remaining):
                 if (settings := self._proposed() or self._unseen()) is None:
                     break
-                wave.append(settings)
-        self._remaining = self._remaining - len(wave) if wave else 0
-        return wave
+                batch.append(settings)
+        self._remaining = self._remaining - len(batch) if batch else 0
+        return batch
 
     def report(self, results: Sequence[tuple[Settings, float | None]]) -> None:
         """Take the scores to maximize; None or NaN is infeasible, and worse than any score.
