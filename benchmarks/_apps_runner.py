@@ -13,7 +13,7 @@ from _harness import fresh_process, summary
 from lengthwise.apps import run
 from lengthwise.apps.launch import Ask, Draft, Engine, Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
-from lengthwise.apps.plan import RequestSpec, Space, plan
+from lengthwise.apps.plan import PlanOptions, Space, plan
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import InternalError
 
@@ -49,7 +49,7 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
     world = ensembling(-(-tasks // 9), 256)
     (draw,) = world.draws(1, 1)
     times = [time.perf_counter()]
-    made = plan(world.tasks, [draw], world.models, cluster(), requested=RequestSpec(method="min", additional=()))
+    made = plan(world.tasks, [draw], world.models, cluster(), options=PlanOptions(method="min", additional=()))
     times.append(time.perf_counter())
     space = Space(world.models, cluster())
     seconds = (lambda _plan, _how: 0.0) if instant else space.seconds

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from _harness import summary
 
 from lengthwise import catalog, engine
-from lengthwise.apps.plan import DEFAULT, RequestSpec, Served, Space, best_staged, best_unpreempted, plan
+from lengthwise.apps.plan import DEFAULT, PlanOptions, Served, Space, best_staged, best_unpreempted, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import makespans_s, stages_of
 from lengthwise.apps.plan.planner import CHANGE_SHARE
@@ -190,9 +190,9 @@ class Case:
         """Return the plan, checked; search seconds are CPU seconds."""
         engine.warm_up()
         known = self.true if self.knows else self.world.draws(1, 1)
-        options = RequestSpec(additional=tuple(additional), clock=time.process_time)
+        options = PlanOptions(additional=tuple(additional), clock=time.process_time)
         made = plan(
-            self.world.tasks, known, self.world.models, cluster(), true_draws=self.true, requested=options,
+            self.world.tasks, known, self.world.models, cluster(), true_draws=self.true, options=options,
             begin=lambda _: None,  # as in a run, which starts these engines
         )  # fmt: skip
         ran = {one.model for stage in made.stages for one in stage.plans}
@@ -351,8 +351,8 @@ def search(_: Path, quick: bool) -> dict[str, Any]:
 def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]:
     """Time the search of all methods, and check that every repeat finds the same plan."""
     engine.warm_up()
-    draws, options = world.draws(1, 1), RequestSpec(additional=OTHERS, clock=time.process_time)
-    plans = [plan(world.tasks, draws, world.models, cluster(), requested=options) for _ in range(repeats)]
+    draws, options = world.draws(1, 1), PlanOptions(additional=OTHERS, clock=time.process_time)
+    plans = [plan(world.tasks, draws, world.models, cluster(), options=options) for _ in range(repeats)]
     if len({one.planned for one in plans}) != 1:
         raise InternalError("the same application was planned in two ways")
     seconds = [one.search_s for one in plans]
@@ -395,5 +395,5 @@ def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, flo
     """Return by method how much longer its plan is than the optimum of an exact solver, and that optimum."""
     draws, where = world.draws(seed, 1), cluster(gpus)
     best = solve(stages_of(world.tasks, draws, Space(world.models, where))[0])
-    made = plan(world.tasks, draws, world.models, where, requested=RequestSpec(additional=OTHERS))
+    made = plan(world.tasks, draws, world.models, where, options=PlanOptions(additional=OTHERS))
     return {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}, best

@@ -1,9 +1,8 @@
-"""The only place that says njit.
+"""Compile with Numba, and cache the machine code on disk.
 
-Compiled code is cached in the user's cache folder under a stamp of *all* jitted sources, the
-Numba version and the flags that change code. Numba's own stamp covers only the file of the
-function itself, so that a helper edited in another file, or a bounds check asked for with a
-warm cache, would silently run stale code.
+The cache is keyed by a digest of all jitted sources, the Numba version and the flags that change code. Numba's own key
+covers only the file of the function itself: after an edit of a helper in another file, or with bounds checks enabled,
+it would load stale code.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ DISABLED = bool(numba.config.DISABLE_JIT)
 
 @cache
 def source_stamp() -> str:
-    """A digest of every source that machine code is made of, and of what else changes it."""
+    """Return a digest of all jitted sources, the Numba version and the flags that change machine code."""
     root = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} bounds={numba.config.BOUNDSCHECK}".encode())
     for pattern in _COMPILED:
@@ -56,7 +55,7 @@ def source_stamp() -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled code of this version of the sources lies (LENGTHWISE_CACHE_DIR overrides)."""
+    """Return the folder of compiled code for this version of the sources; LENGTHWISE_CACHE_DIR overrides its root."""
     root = os.environ.get("LENGTHWISE_CACHE_DIR") or platformdirs.user_cache_dir("lengthwise")
     return Path(root) / "compiled" / source_stamp()
 
@@ -76,7 +75,7 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, py_func: Function, py_file: str) -> _Locator | None:
-        """Numba asks every locator; None says that nothing can be stored."""
+        """Return the locator, or None if the cache folder is not writable (Numba's interface)."""
         del py_file
         try:
             cache_folder().mkdir(parents=True, exist_ok=True)
@@ -95,24 +94,21 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def jit(function: Function) -> Any:
-    """A compiled function for other compiled functions to call, always inlined into them.
+    """Compile a function that is always inlined into compiled callers; Python must not call it.
 
-    It has no wrapper for Python (a wrapper a helper doubled the time to compile the kernel), so
-    Python must not call it.
-
-    Without inlining, and without turning reference counts off (nothing here allocates), passing
-    the kernel's state costs more than the work: measured 15 us a step against 0.2 us.
+    It has no Python wrapper, since wrappers of helpers doubled the kernel's compile time. Without inlining, and with
+    reference counts (nothing here allocates), passing the kernel's state costs 15 us a step; with both, 0.2 us.
     """
     return numba.njit(**_OPTIONS, **_INSIDE, forceinline=True)(function)
 
 
 def jit_cold(function: Function) -> Any:
-    """As ``jit``, for what is rare: kept out of line, so that the kernel compiles sooner."""
+    """Compile a rarely called function for compiled callers, out of line so that the kernel compiles faster."""
     return numba.njit(**_OPTIONS, **_INSIDE)(function)
 
 
 def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
-    """A function compiled for exactly one signature, from the disk cache where ``cached``.
+    """Compile a function for one signature, or load it from the disk cache if ``cached``.
 
     Raises:
         CannotCompile: The function cannot be compiled.
@@ -121,49 +117,49 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
     if DISABLED:
         return dispatcher
     if cached:
-        _cache_writable_or_off(dispatcher, function)
+        _enable_cache(dispatcher, function)
     try:
         dispatcher.compile(signature)
     except Exception:
         if not cached:
             raise
-        dispatcher = _compile_over_damage(function, signature)
+        dispatcher = _recompile(function, signature)
     dispatcher.disable_compile()
     return dispatcher
 
 
-def _compile_over_damage(function: Function, signature: Any) -> Any:
-    """Compiles anew over cache files that cannot be read (a full disk, a kill while writing)."""
+def _recompile(function: Function, signature: Any) -> Any:
+    """Compile after removing cache files that cannot be read (a full disk, a kill while writing)."""
     for path in cache_folder().glob(f"*{function.__qualname__}-*"):
         path.unlink(missing_ok=True)
     dispatcher = numba.njit(**_OPTIONS)(function)
-    _cache_writable_or_off(dispatcher, function)
+    _enable_cache(dispatcher, function)
     dispatcher.compile(signature)
     return dispatcher
 
 
-def _cache_writable_or_off(dispatcher: Any, function: Function) -> None:
+def _enable_cache(dispatcher: Any, function: Function) -> None:
     try:
         dispatcher._cache = _Cache(function)  # noqa: SLF001
     except (OSError, RuntimeError):
-        return  # a read-only home: compile every time rather than fail
+        return  # a read-only home folder: compile every time
 
 
 def is_cached(name: str) -> bool:
-    """Whether a compiled function whose name holds ``name`` lies in the cache."""
+    """Return whether the cache has a compiled function whose name contains ``name``."""
     return any(name in path.name for path in cache_folder().glob("*.nbi"))
 
 
 def function_type(signature: Any) -> Any:
-    """The type of a function argument of this signature."""
+    """Return the type of a function argument with this signature."""
     return types.FunctionType(signature)
 
 
 def type_of(value: Any) -> Any:
-    """The compiled type of a value."""
+    """Return the compiled type of a value."""
     return numba.typeof(value)
 
 
 def none(*arguments: Any) -> Any:
-    """The signature of a function that returns nothing."""
+    """Return the signature of a function without a result."""
     return types.void(*arguments)

@@ -14,7 +14,7 @@ from plan_world import cluster_of, draw_of, ensemble, served
 from lengthwise.apps.plan import (
     METHODS,
     Effort,
-    RequestSpec,
+    PlanOptions,
     SwitchTimes,
     plan,
     read_plan,
@@ -37,9 +37,9 @@ def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
     rng = np.random.default_rng(seed)
     tasks, first = ensemble(counts, rng)
     more = [draw_of(tasks, rng) for _ in range(draws - 1 + true)]
-    asked = RequestSpec(effort=SMALL, clock=lambda: 0.0, **kw)
+    asked = PlanOptions(effort=SMALL, clock=lambda: 0.0, **kw)
     args = (tasks, [first, *more[: draws - 1]], served(len(counts)), cluster_of(gpus))
-    return args, {"true_draws": more[draws - 1 :], "requested": asked}
+    return args, {"true_draws": more[draws - 1 :], "options": asked}
 
 
 @settings(max_examples=15)
@@ -52,8 +52,8 @@ def test_the_default_is_never_worse_than_any_other_on_the_draws_planned_with(cou
     assert set(scores) == {"lengthwise", *METHODS}
     assert scores["lengthwise"] <= min(scores["min"], scores["min_no_preemption"]) + 1e-9
     assert scores["lengthwise"] <= min(scores.values()) * 1.02
-    rich = replace(more["requested"], effort=replace(SMALL, share=1.0))
-    scores = {one.name: one.planned_s for one in plan(*args, **{**more, "requested": rich}).methods}
+    rich = replace(more["options"], effort=replace(SMALL, share=1.0))
+    scores = {one.name: one.planned_s for one in plan(*args, **{**more, "options": rich}).methods}
     assert scores["lengthwise"] <= min(scores.values()) / (1 - MIN_SHARE)
 
 
@@ -118,9 +118,9 @@ def test_what_cannot_be_planned_is_told():
     with pytest.raises(InputError, match="a model for each"):
         plan(*args[:2], [], args[3])
     with pytest.raises(UnknownNameError, match="samullm"):
-        plan(*args, requested=replace(more["requested"], method="samulm"))
+        plan(*args, options=replace(more["options"], method="samulm"))
     with pytest.raises(InputError, match="quantile"):
-        plan(*args, requested=replace(more["requested"], quantile=1.0))
+        plan(*args, options=replace(more["options"], quantile=1.0))
 
 
 def test_assumed_switch_times_come_to_what_the_paper_measured():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, ensemble, served, tasks_of
 
-from lengthwise.apps.plan import METHODS, Effort, RequestSpec, Space, plan
+from lengthwise.apps.plan import METHODS, Effort, PlanOptions, Space, plan
 from lengthwise.apps.plan.evaluate import stages_of
 from lengthwise.apps.plan.planner import (
     CHANGE_SHARE,
@@ -36,10 +36,10 @@ def made(counts, seed=0, draws=2, gpus=4):
     return tasks, [first, *(draw_of(tasks, rng) for _ in range(draws - 1))], space
 
 
-def looked(counts, **requested):
+def looked(counts, **options):
     tasks, draws, space = made(counts)
     worlds = stages_of(tasks, draws, space)
-    found = {one.name: one for one in search_results(worlds, space, RequestSpec(clock=lambda: 0.0, **requested))}
+    found = {one.name: one for one in search_results(worlds, space, PlanOptions(clock=lambda: 0.0, **options))}
     return found, worlds
 
 
@@ -111,7 +111,7 @@ def test_algorithm_1_is_looked_at_where_models_wait_for_one_another(monkeypatch,
     monkeypatch.setattr(Search, "by", by)
     tasks, draws, space = chained([300, 300]) if waits else made([300, 300], draws=1)
     worlds = stages_of(tasks, draws, space)
-    search_results(worlds, space, RequestSpec(clock=lambda: 0.0, additional=(), effort=Effort(share=1.0)))
+    search_results(worlds, space, PlanOptions(clock=lambda: 0.0, additional=(), effort=Effort(share=1.0)))
     assert ("samullm" in asked_for) is waits
 
 
@@ -120,7 +120,7 @@ def test_algorithm_1_is_paid_for_where_it_is_looked_at_and_else_is_for_compariso
 
     def found(share):
         ticks = itertools.count()
-        asked = RequestSpec(clock=lambda: float(next(ticks)), effort=Effort(share=share))
+        asked = PlanOptions(clock=lambda: float(next(ticks)), effort=Effort(share=share))
         return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}
 
     poor, rich = found(0.0), found(1.0)
@@ -135,7 +135,7 @@ def test_what_others_had_simulated_before_is_no_gift():
     name = "samullm_no_preemption"
 
     def found(*others):
-        asked = RequestSpec(method=name, additional=others, clock=_Ticks())
+        asked = PlanOptions(method=name, additional=others, clock=_Ticks())
         return {one.name: one for one in search_results(stages_of(tasks, draws, space), space, asked)}[name]
 
     alone, after = found(), found("samullm")
@@ -169,8 +169,8 @@ def test_a_slow_clock_changes_no_plan():
     tasks, draws, space = made([120, 60, 200])
     args = (tasks, draws, served(3), space.cluster)
     ticks = itertools.count()
-    slow = plan(*args, requested=RequestSpec(clock=lambda: 1000.0 * next(ticks)))
-    assert slow.planned == plan(*args, requested=RequestSpec(clock=lambda: 0.0)).planned
+    slow = plan(*args, options=PlanOptions(clock=lambda: 1000.0 * next(ticks)))
+    assert slow.planned == plan(*args, options=PlanOptions(clock=lambda: 0.0)).planned
 
 
 def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
@@ -184,12 +184,12 @@ def test_a_plan_that_is_hardly_sooner_than_a_quick_ways_is_not_taken_for_it():
         assert best.planned == quick.planned or sooner or less
 
 
-def begun(tasks, draws, space, **requested):
+def begun(tasks, draws, space, **options):
     """What was told at first sight, and what each way found."""
     told = []
     worlds = stages_of(tasks, draws, space)
-    requested = {"clock": _Ticks(), "additional": ("max", "min", "samullm"), **requested}
-    found = search_results(worlds, space, RequestSpec(**requested), told.append)
+    options = {"clock": _Ticks(), "additional": ("max", "min", "samullm"), **options}
+    found = search_results(worlds, space, PlanOptions(**options), told.append)
     (first,) = told
     return first, {one.name: one for one in found}
 
@@ -228,7 +228,7 @@ def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monke
     beside = ((space.plans(0)[0], space.plans(1)[0]),)
 
     def chosen(gain):
-        search = Search([world], space, RequestSpec(clock=lambda: 0.0))
+        search = Search([world], space, PlanOptions(clock=lambda: 0.0))
         search.scores = {alone: 100.0, beside: 100.0 * (1.0 - gain)}
         first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
         best = Found(DEFAULT, beside, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
@@ -244,8 +244,8 @@ def test_planning_that_outlasts_the_first_stage_holds_the_run_up():
     tasks, draws, space = made([60, 40], draws=1, gpus=2)
     told = []
     ticks = itertools.count()
-    slow = RequestSpec(clock=lambda: 1e6 * next(ticks), additional=())
-    whole = plan(tasks, draws, space.models, space.cluster, requested=slow, begin=told.append)
+    slow = PlanOptions(clock=lambda: 1e6 * next(ticks), additional=())
+    whole = plan(tasks, draws, space.models, space.cluster, options=slow, begin=told.append)
     (mine,) = whole.methods
     (first,) = told
     assert first.planned[:1] == whole.planned[:1]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_world import cluster_of, draw_of, served, tasks_of
 
-from lengthwise.apps.plan import Effort, RequestSpec, plan
+from lengthwise.apps.plan import Effort, PlanOptions, plan
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.methods import METHODS, built
 from lengthwise.apps.plan.space import Space
@@ -67,8 +67,8 @@ def test_a_single_chain_takes_what_its_links_take_one_after_another():
 
 def test_long_documents_leave_gpus_that_the_evaluator_takes():
     tasks, draw = summary([1] * 60 + [2] * 20 + [30], evaluations=4)
-    asked = RequestSpec(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
-    told = plan(tasks, [draw], served(2), cluster_of(4), requested=asked)
+    asked = PlanOptions(effort=Effort(2, 2e5, 1e5), clock=lambda: 0.0)
+    told = plan(tasks, [draw], served(2), cluster_of(4), options=asked)
     ends = {one.name: one.planned_s for one in told.methods}
     assert ends["lengthwise"] <= min(ends.values()) + 1e-9
     assert ends["lengthwise"] < ends["max"]

@@ -14,7 +14,7 @@ from lengthwise.cli import app_profile
 from lengthwise.config.app_file import load_app
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases.app_profile import with_profile
-from lengthwise.usecases.app_profile_folder import read_book
+from lengthwise.usecases.app_profile_folder import read_profile
 
 APP = '''
 name = "judged"
@@ -83,7 +83,7 @@ def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tm
 
     file = load_app(application)
     after = with_profile(file, out)
-    book = read_book(out)
+    book = read_profile(out)
     assert after.times.measured == book.switch_times().measured | {
         (name, "A100-80GB", 2, 1, how): seconds
         for (name, _, _, _, how), seconds in book.switch_times().measured.items()
@@ -91,10 +91,10 @@ def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tm
     assert all(model.lengths is not None for model in after.app.models)
     assert any("no lengths are given" in note for note in file.notes)
     assert not any("no lengths are given" in note for note in after.notes)
-    assert "switch times of judge are measured" in after.notes
+    assert "switching times of judge are measured" in after.notes
 
     again = profile(application, "--out", out, "--rows", 4, "--times", 2)
-    assert again.stderr.count("there already") == 3
+    assert again.stderr.count("already measured") == 3
     assert again.stdout == shown
     assert profile(application, "--out", out, "--rows", 4, "--quiet").output == ""
 
@@ -133,8 +133,8 @@ def test_engines_that_others_run_are_asked_for_lengths_alone(profile, applicatio
         over.set()
         beside.join()
     assert ended.exit_code == 0, ended.output
-    assert "note: engines are run by others" in ended.stdout
-    book = read_book(out)
+    assert "note: the engines already run" in ended.stdout
+    book = read_profile(out)
     assert book.switches == ()
     assert [(one.model, one.outputs) for one in book.lengths] == [("writer", 3), ("judge", 3)]
 

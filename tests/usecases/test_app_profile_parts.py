@@ -23,13 +23,13 @@ from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import EngineError, InputError
 from lengthwise.statistics import mean_estimate
 from lengthwise.usecases.app_profile_folder import (
-    BOOK,
+    PROFILE,
     SWITCH_TIMES,
-    Lengths,
-    ProfileStore,
-    Switched,
-    read_book,
-    write_book,
+    AppProfile,
+    LengthRow,
+    SwitchRow,
+    read_profile,
+    write_profile,
 )
 from lengthwise.usecases.app_profile_measurement import (
     packed,
@@ -37,8 +37,8 @@ from lengthwise.usecases.app_profile_measurement import (
     run_sample,
     sampled_rows,
     switch_seconds,
-    without_limits,
-    write_lengths,
+    uncensored,
+    write_outputs,
 )
 
 
@@ -144,7 +144,7 @@ def test_a_sample_of_rows_has_each_at_most_once_in_order(count, most, seed):
 def test_under_one_limit_the_estimate_is_what_was_seen(lengths, limit):
     whole = np.array(lengths)
     tokens, cut = np.minimum(whole, limit), whole >= limit
-    found = without_limits(tokens, cut)
+    found = uncensored(tokens, cut)
     seen, counts = np.unique(tokens, return_counts=True)
     assert list(found.tokens) == seen.tolist()
     assert np.allclose(found.weights, counts / len(tokens))
@@ -153,7 +153,7 @@ def test_under_one_limit_the_estimate_is_what_was_seen(lengths, limit):
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=40))
 def test_the_estimate_is_a_distribution_never_shorter_than_what_was_seen(outputs):
     tokens, cut = (np.array(column) for column in zip(*outputs, strict=True))
-    found = without_limits(tokens, cut)
+    found = uncensored(tokens, cut)
     weights = np.asarray(found.weights)
     assert np.isclose(weights.sum(), 1.0)
     for at in np.unique(tokens):
@@ -166,7 +166,7 @@ def test_lengths_behind_different_limits_are_found_again():
     whole = rng.geometric(1 / 80, 40_000)
     limit = np.where(rng.random(len(whole)) < 0.5, 40, 400)
     tokens, cut = np.minimum(whole, limit), whole > limit
-    found = without_limits(tokens, cut)
+    found = uncensored(tokens, cut)
     drawn = found.quantile((np.arange(40_000) + 0.5) / 40_000)
     assert drawn.mean() == pytest.approx(np.minimum(whole, 400).mean(), rel=0.02)
     assert tokens.mean() < 0.75 * drawn.mean()
@@ -175,7 +175,7 @@ def test_lengths_behind_different_limits_are_found_again():
 def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path):
     _, said = run_sample(app(), ROWS, space(), launcher(tmp_path), tmp_path / "sample")
     path = tmp_path / "lengths.csv"
-    write_lengths(path, said["writer"])
+    write_outputs(path, said["writer"])
     assert path.read_text().splitlines()[0] == "call,row,prompt_tokens,output_tokens,finish_reason"
     assert np.average(read_lengths(path).tokens, weights=read_lengths(path).weights) == pytest.approx(
         np.mean([one.output_tokens for one in said["writer"]])
@@ -183,19 +183,19 @@ def test_lengths_are_read_as_they_were_written_and_bad_files_are_named(tmp_path)
     path.write_text("call,tokens\nx,3\n")
     with pytest.raises(InputError, match=r"lengths\.csv must be a CSV with the columns call, row, prompt_tokens"):
         read_lengths(path)
-    write_lengths(path, [])
+    write_outputs(path, [])
     with pytest.raises(InputError, match="must hold at least one output"):
         read_lengths(path)
 
 
 def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
-    row = Switched("writer", GPU, 1, 1, "aa", (7.0, 9.0), (1.0, 1.0), (0.5,), (2.0,))
+    row = SwitchRow("writer", GPU, 1, 1, "aa", (7.0, 9.0), (1.0, 1.0), (0.5,), (2.0,))
     wide = replace(row, tp=2, sleep_s=(), wake_s=())
-    length = Lengths("writer", "bb", 6, 12, 3, 20.5, 2.5)
-    book = ProfileStore().with_switched(row).with_switched(wide).with_lengths(length)
-    book = book.with_switched(replace(row, start_s=(8.0, 10.0)))
-    write_book(tmp_path, book)
-    assert read_book(tmp_path) == book
+    length = LengthRow("writer", "bb", 6, 12, 3, 20.5, 2.5)
+    book = AppProfile().with_row(row).with_row(wide).with_row(length)
+    book = book.with_row(replace(row, start_s=(8.0, 10.0)))
+    write_profile(tmp_path, book)
+    assert read_profile(tmp_path) == book
     assert len(book.switches) == 2
     assert read_switch_times(tmp_path / SWITCH_TIMES).measured == {
         ("writer", GPU, 1, 1, "start"): 9.0,
@@ -205,17 +205,17 @@ def test_a_book_is_read_as_it_was_written_a_row_each(tmp_path):
         ("writer", GPU, 2, 1, "start"): 8.0,
         ("writer", GPU, 2, 1, "stop"): 1.0,
     }
-    assert read_book(tmp_path / "nowhere") == ProfileStore()
+    assert read_profile(tmp_path / "nowhere") == AppProfile()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1, "switches": [{"x": 1}]}'])
 def test_a_folder_that_holds_something_else_is_named(tmp_path, text):
-    (tmp_path / BOOK).write_text(text)
-    with pytest.raises(InputError, match="no profile of an application"):
-        read_book(tmp_path)
-    (tmp_path / BOOK).write_text(json.dumps({"version": 9}))
+    (tmp_path / PROFILE).write_text(text)
+    with pytest.raises(InputError, match="is not the profile of an application"):
+        read_profile(tmp_path)
+    (tmp_path / PROFILE).write_text(json.dumps({"version": 9}))
     with pytest.raises(InputError, match="must be of version 1; it is of 9"):
-        read_book(tmp_path)
+        read_profile(tmp_path)
 
 
 def test_a_mean_has_the_interval_of_students_t():

@@ -20,11 +20,11 @@ from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
 from lengthwise.testing.engine_server import EngineServer, Limits, in_thread
-from lengthwise.usecases.app_plan import Planning, drawn_app, planned_app
+from lengthwise.usecases.app_plan import PlanSettings, planned_app, sampled_app
 from lengthwise.usecases.app_run import run_app
 from lengthwise.usecases.app_setup import Engines
 
-QUICK = Planning(draws=1, true_draws=2, what_ifs=False)
+QUICK = PlanSettings(draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows(
     [f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3), "topic": f"t{n}"} for n in range(5)], "", "ab"
 )
@@ -103,7 +103,7 @@ def test_who_cannot_answer_is_told():
     with pytest.raises(InputError, match="there is none for b, c"):
         run_app(planned, ROWS, Engines("static", loaded, {0: ["http://127.0.0.1:1"]}), Path("none"))
     with pytest.raises(InputError, match="follows a plan; there is none"):
-        run_app(drawn_app(small(chain()), ROWS, QUICK), ROWS, Engines("local", loaded), Path("none"))
+        run_app(sampled_app(small(chain()), ROWS, QUICK), ROWS, Engines("local", loaded), Path("none"))
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, cha
         def ran(url, resume=True, **fields):
             loaded = [replace(EngineConfig("a", max_num_seqs=4), **fields)]
             engines = Engines("static", loaded, {0: [url]})
-            planned = drawn_app(app, ROWS, QUICK)
+            planned = sampled_app(app, ROWS, QUICK)
             return run_app(planned, ROWS, engines, tmp_path, settings=Settings(linger_s=0.02), resume=resume)
 
         assert ran(first, resume=False).completed.exit_code == 0

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from lengthwise.schema.errors import InputError
-from lengthwise.usecases.app_plan import Planning
+from lengthwise.usecases.app_plan import PlanSettings
 from lengthwise.usecases.app_run import run_app
-from lengthwise.usecases.app_setup import asked_app
+from lengthwise.usecases.app_setup import load_app_request
 
 FILE = """
 [inputs]
@@ -49,12 +49,12 @@ def asked(folder, sets=(), lengths='lengths = { kind = "uniform", low = 1, high 
     rows = [json.dumps({"id": str(n), "topic": f"t{n}"}) for n in range(1000)]
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "app.toml").write_text(FILE.format(lengths=lengths), encoding="utf-8")
-    return asked_app(folder / "app.toml", sets)
+    return load_app_request(folder / "app.toml", sets)
 
 
 def ran(folder, name, sets=()):
     found = asked(folder, sets)
-    planned = found.planned(Planning(additional=False, draws=2, true_draws=4, what_ifs=False))
+    planned = found.planned(PlanSettings(compare=False, draws=2, true_draws=4, what_ifs=False))
     run = found.file.run
     return run_app(planned, found.file.rows, found.engines(), folder / name, settings=run.settings)
 
@@ -71,6 +71,6 @@ def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(t
 
 def test_true_lengths_of_a_model_without_lengths_are_refused(tmp_path):
     found = asked(tmp_path, lengths="")
-    planned = found.planned(Planning(additional=False, draws=1, true_draws=2, what_ifs=False))
+    planned = found.planned(PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False))
     with pytest.raises(InputError, match="give it lengths"):
         run_app(planned, found.file.rows, found.engines(), tmp_path / "run")

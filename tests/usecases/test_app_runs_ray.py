@@ -17,7 +17,7 @@ from lengthwise.apps.launch import EngineConfig, EngineTimeouts
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import CANCEL, Settings
 from lengthwise.usecases.app_plan import planned_app
-from lengthwise.usecases.app_run import Watching, run_app
+from lengthwise.usecases.app_run import RunMonitor, run_app
 from lengthwise.usecases.app_setup import Engines
 
 pytest.importorskip("ray")
@@ -67,9 +67,9 @@ def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelle
     alone = run_app(planned, ROWS, engines("local", "--fixed-s 0.002"), tmp_path / "isolated", settings=SETTINGS)
     folder = tmp_path / "ray"
     trouble = Trouble(folder / "ledger.sqlite")
-    watching = Watching(trouble, every_s=0.05)
+    watching = RunMonitor(trouble, every_s=0.05)
     slow = engines("ray", "--fixed-s 0.1")
-    first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, watching=watching)
+    first = run_app(planned, ROWS, slow, folder, settings=SETTINGS, monitor=watching)
     assert trouble.killed
     told = [event["what"] for event in first.metadata["events"]]
     # One that was not ready yet when it was killed was never there to die: it is started anew all the same.

@@ -18,11 +18,11 @@ from lengthwise.apps.inputs import Rows
 from lengthwise.apps.plan import Served, Space
 from lengthwise.schema.errors import DoesNotFitError
 from lengthwise.usecases import app_plan
-from lengthwise.usecases.app_plan import Planning, planned_app
+from lengthwise.usecases.app_plan import PlanSettings, planned_app
 from lengthwise.usecases.app_run import run_app
 from lengthwise.usecases.app_setup import Engines
 
-QUICK = Planning(additional=False, draws=1, true_draws=2, what_ifs=False)
+QUICK = PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False)
 ROWS = Rows([f"r{n}" for n in range(5)], [{"chunks": ["x"] * (1 + n % 3)} for n in range(5)], "", "ab")
 
 
@@ -48,11 +48,11 @@ def test_a_plan_to_begin_with_is_there_before_the_search_has_ended(monkeypatch):
         return through(*args, begin=told, **more)
 
     monkeypatch.setattr(app_plan, "plan", held)
-    made = planned_app(*asked(), begins=True)
+    made = planned_app(*asked(), early=True)
     assert made.plan.planned
     assert made.plan.notes
     on.set()
-    found = made.sought()
+    found = made.final_plan()
     assert found.notes == made.plan.notes
     assert found.makespan.value <= made.plan.makespan.value * 1.05
     assert found.planned[:1] == made.plan.planned[:1] or found.methods[0].lead_s == found.search_s
@@ -64,7 +64,7 @@ def test_an_error_of_the_search_is_told_by_whom_it_stops(monkeypatch):
 
     monkeypatch.setattr(app_plan, "plan", fails)
     with pytest.raises(DoesNotFitError, match="no GPU has the memory"):
-        planned_app(*asked(), begins=True)
+        planned_app(*asked(), early=True)
 
 
 def test_what_was_found_is_what_is_told_of_the_run(tmp_path):
@@ -72,7 +72,7 @@ def test_what_was_found_is_what_is_told_of_the_run(tmp_path):
     whole = planned_app(app, rows, space, how)
     # A plan at first sight is another one here: one model after another.
     first = replace(whole.plan, planned=tuple((plans[0],) for plans in whole.plan.planned))
-    ran = run_app(replace(whole, plan=first, sought=lambda: whole.plan), rows, Engines("simulated"), tmp_path)
+    ran = run_app(replace(whole, plan=first, final_plan=lambda: whole.plan), rows, Engines("simulated"), tmp_path)
     assert ran.completed.exit_code == 0
     assert ran.plan == whole.plan
     assert [len(plans) for plans in ran.metadata["plan"]] == [len(plans) for plans in whole.plan.planned]

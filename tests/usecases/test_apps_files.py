@@ -17,14 +17,14 @@ from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.cli import main
 from lengthwise.config.app_file import load_app, loads_app
 from lengthwise.schema.errors import ScenarioError
-from lengthwise.usecases.app_plan import Planning
+from lengthwise.usecases.app_plan import PlanSettings
 from lengthwise.usecases.app_run import run_app
-from lengthwise.usecases.app_setup import asked_app
+from lengthwise.usecases.app_setup import load_app_request
 
 FOLDER = Path(__file__).parents[2] / "examples" / "apps"
 KINDS = ("ensemble", "routing", "chain-summary", "mixed", "critique")
 TINY = tuple(f"{kind}-tiny" for kind in KINDS)
-QUICK = Planning(additional=False, draws=1, true_draws=2, what_ifs=False)
+QUICK = PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False)
 
 
 def example(name):
@@ -93,7 +93,7 @@ def test_lengths_of_the_data_sets_have_the_means_that_the_paper_tells():
 
 @pytest.mark.parametrize("name", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS), *TINY])
 def test_an_example_is_planned_on_its_gpus_and_runs_whole_in_virtual_time(name, tmp_path):
-    asked = asked_app(example(name))
+    asked = load_app_request(example(name))
     planned = asked.planned(QUICK)
     plan, space = planned.plan, planned.space
     assert plan is not None
@@ -119,7 +119,7 @@ class CutError(Exception):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path):
-    asked = asked_app(example(name))
+    asked = load_app_request(example(name))
     planned = asked.planned(QUICK)
     engines = asked.engines("simulated")
     whole = run_app(planned, asked.file.rows, engines, tmp_path / "complete")
@@ -128,15 +128,15 @@ def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path)
 import os, sys
 from pathlib import Path
 from lengthwise.apps.ledger import ENDED
-from lengthwise.usecases.app_setup import asked_app
-from lengthwise.usecases.app_plan import Planning
-from lengthwise.usecases.app_run import Watching, run_app
+from lengthwise.usecases.app_setup import load_app_request
+from lengthwise.usecases.app_plan import PlanSettings
+from lengthwise.usecases.app_run import RunMonitor, run_app
 def cut(progress):
     if sum(one.states.get(state, 0) for one in progress.models for state in ENDED) >= 4:
         os.kill(os.getpid(), 9)
-asked = asked_app(Path({str(example(name))!r}))
-planned = asked.planned(Planning(beside=False, draws=1, true_draws=2, what_ifs=False))
-run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!r}), watching=Watching(cut, 0.05))
+asked = load_app_request(Path({str(example(name))!r}))
+planned = asked.planned(PlanSettings(beside=False, draws=1, true_draws=2, what_ifs=False))
+run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!r}), monitor=RunMonitor(cut, 0.05))
 """
     ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
     assert ended.returncode == -9
@@ -178,7 +178,7 @@ def test_a_batch_file_is_answered_as_one(tmp_path, capsys):
 
 
 def test_the_first_rows_alone_are_another_run():
-    asked = asked_app(example("ensemble-tiny"), ["inputs.rows=4"])
+    asked = load_app_request(example("ensemble-tiny"), ["inputs.rows=4"])
     assert len(asked.file.rows) == 4
     assert asked.file.rows.sha256 != load_app(example("ensemble-tiny")).rows.sha256
     with pytest.raises(ScenarioError, match="a batch is always answered completely; take rows out"):
@@ -186,7 +186,7 @@ def test_the_first_rows_alone_are_another_run():
 
 
 def test_engines_that_start_slowly_are_planned_so():
-    asked = [asked_app(example("critique-tiny"), [f"cluster.engine_start={s}"]) for s in ("7s", "100")]
+    asked = [load_app_request(example("critique-tiny"), [f"cluster.engine_start={s}"]) for s in ("7s", "100")]
     plans = [one.planned(QUICK).plan for one in asked]
     fast, slow = (plan.stages[0].switches for plan in plans if plan is not None)
     assert {round(s.seconds - f.seconds, 6) for f, s in zip(fast, slow, strict=True)} == {93.0}

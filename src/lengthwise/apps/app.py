@@ -92,7 +92,7 @@ class Model:
         limits: Limits of the engine.
         cost: Source of iteration times, as in ``engine.deploy``.
         host: Host of the engine, as in ``engine.deploy``.
-        asked_with: Description of the options and request fields that its engines add; part of every result's key.
+        request_options: Description of the options and request fields that its engines add; part of every result's key.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Model:
     limits: EngineLimits = EngineLimits()
     cost: str = "roofline"
     host: str = "default"
-    asked_with: str = ""
+    request_options: str = ""
 
     @property
     def spec(self) -> str:
@@ -113,7 +113,7 @@ class Model:
 
     def identity(self) -> str:
         """Return everything about the model that determines its answers."""
-        return f"{self.weights or self.spec}@{self.revision}" + (self.asked_with and f" {self.asked_with}")
+        return f"{self.weights or self.spec}@{self.revision}" + (self.request_options and f" {self.request_options}")
 
 
 @dataclass(frozen=True)

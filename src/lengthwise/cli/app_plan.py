@@ -50,11 +50,11 @@ def run(
     with. The report compares it with other planning methods, with one island of GPUs more or less, and with a disk
     twice as fast.
     """
-    from lengthwise.usecases.app_plan import Planning
-    from lengthwise.usecases.app_setup import asked_app
+    from lengthwise.usecases.app_plan import PlanSettings
+    from lengthwise.usecases.app_setup import load_app_request
 
-    planning = Planning(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
-    requested = asked_app(app_file, set_ or (), node or (), profile)
+    planning = PlanSettings(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
+    requested = load_app_request(app_file, set_ or (), node or (), profile)
     outputs.require_answers(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan

@@ -14,8 +14,8 @@ from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, Quiet
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.app_profile import Profiled
-    from lengthwise.usecases.app_profile_folder import Costed, Switched
+    from lengthwise.usecases.app_profile import ProfileResult
+    from lengthwise.usecases.app_profile_folder import CostRow, SwitchRow
 
 EXAMPLES = """\b
 Examples:
@@ -53,28 +53,28 @@ def run(
     from lengthwise.config.app_file import load_app
     from lengthwise.config.cluster import parse_node
     from lengthwise.schema.app import Cluster
-    from lengthwise.usecases.app_profile import profile_app, profiling_of
-    from lengthwise.usecases.app_profile_measurement import Wanted
+    from lengthwise.usecases.app_profile import profile_app, profile_target
+    from lengthwise.usecases.app_profile_measurement import ProfileOptions
 
     names = tuple(name.strip() for name in models.split(",")) if models else ()
-    wanted = Wanted(names, rows, times, shapes, calibrate, repeat, seed)
+    wanted = ProfileOptions(names, rows, times, shapes, calibrate, repeat, seed)
     outputs.require_folder(out)
     file = load_app(app_file, set_ or ())
     if node:
         file = replace(file, cluster=Cluster(tuple(parse_node(text) for text in node)))
     report = (lambda _: None) if quiet else (lambda message: typer.echo(message, err=True))
-    profiled = profile_app(profiling_of(file), out, wanted, report=report)
+    profiled = profile_app(profile_target(file), out, wanted, report=report)
     if not quiet:
         show(profiled)
         typer.echo(f"wrote {out}", err=True)
         typer.echo(f"use it: lengthwise app plan {app_file} --profile {out}", err=True)
 
 
-def show(profiled: Profiled) -> None:
+def show(profiled: ProfileResult) -> None:
     """Print switching times, output lengths, calibrated costs, and notes."""
     from lengthwise.cli.tables import console, print_table
 
-    out, found, notes = console(), profiled.profile_store, list(profiled.notes)
+    out, found, notes = console(), profiled.profile, list(profiled.notes)
     lengths = []
     for row in found.lengths:
         mean = "" if row.mean_tokens is None else f"{row.mean_tokens:.1f}"
@@ -125,5 +125,5 @@ def _mean(values: Sequence[float]) -> str:
     return f"{found.value:.2f}" + (f" ± {found.half_width:.2f}" if found.has_interval else "")
 
 
-def _replica(row: Switched | Costed) -> str:
+def _replica(row: SwitchRow | CostRow) -> str:
     return f"{row.gpu}, tp={row.tp}" + (f", pp={row.pp}" if row.pp > 1 else "")

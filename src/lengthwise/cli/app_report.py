@@ -10,11 +10,11 @@ from lengthwise.report.apps_text import AppFacts
 
 if TYPE_CHECKING:
     from lengthwise.usecases.app_plan import PlannedApp
-    from lengthwise.usecases.app_run import RanApp
-    from lengthwise.usecases.app_setup import AskedApp
+    from lengthwise.usecases.app_run import AppRun
+    from lengthwise.usecases.app_setup import AppRequest
 
 
-def facts_of(requested: AskedApp, planned: PlannedApp, name: str) -> AppFacts:
+def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
     """Return the facts of a plan; ``name`` is that of an application without one."""
     machines = planned.space.cluster.machines if planned.space is not None else ()
     is_mixed = len({machine.gpu.name for machine in machines}) > 1
@@ -42,7 +42,7 @@ def facts_of(requested: AskedApp, planned: PlannedApp, name: str) -> AppFacts:
     return AppFacts(requested.app.name or name, tuple(facts), tuple(gpus), is_mixed)
 
 
-def facts_of_run(requested: AskedApp, planned: PlannedApp, name: str, done: RanApp) -> AppFacts:
+def facts_of_run(requested: AppRequest, planned: PlannedApp, name: str, done: AppRun) -> AppFacts:
     """Return the facts of a run, with its manifest and the recorded answers and tokens of each model."""
     from lengthwise.apps.run import recorded
 

@@ -17,7 +17,7 @@ from lengthwise.cli.progress import compile_note
 
 if TYPE_CHECKING:
     from lengthwise.apps.run import ModelProgress, Progress
-    from lengthwise.usecases.app_run import RanApp
+    from lengthwise.usecases.app_run import AppRun
 
 EXAMPLES = """\b
 Examples:
@@ -53,27 +53,27 @@ def run(
     the disk cannot be used (recorded answers stay), 130 interrupted: continue with --resume.
     """
     from lengthwise.apps.run import RunFolder
-    from lengthwise.usecases.app_setup import asked_app
+    from lengthwise.usecases.app_setup import load_app_request
 
-    requested = asked_app(app_file, set_ or (), node or (), profile)
+    requested = load_app_request(app_file, set_ or (), node or (), profile)
     outputs.require_answers(None, report, requested.file.files)
     store = store or requested.file.run.store
     folder = RunFolder(out, store)
     folder.require_free(resume=resume)
 
     from lengthwise.apps.plan import read_plan
-    from lengthwise.usecases.app_plan import Planning
-    from lengthwise.usecases.app_run import Watching, run_app
+    from lengthwise.usecases.app_plan import PlanSettings
+    from lengthwise.usecases.app_run import RunMonitor, run_app
 
     engines = requested.engines(launcher, ray)
-    planning = Planning(additional=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
+    planning = PlanSettings(compare=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
-        planned = requested.drawn(planning)
+        planned = requested.sampled(planning)
     else:
         given = None if plan is None else read_plan(plan)
         # In virtual time no engine can start during a search for a plan that is limited by the wall clock.
         with compile_note(quiet=quiet):
-            planned = requested.planned(planning, given, begins=engines.launcher != "simulated")
+            planned = requested.planned(planning, given, early=engines.launcher != "simulated")
     notes = planned.plan.notes if planned.plan is not None else ()
     if resume and not folder.is_begun:
         notes = (f"{out} has no run to resume: a new one starts", *notes)
@@ -84,14 +84,14 @@ def run(
 
     interrupts = ("stopping: running requests are recorded; Ctrl-C again kills the engines", "killing engines")
     with progress_display(notes, quiet=quiet) as progress:
-        watching = Watching(
+        monitor = RunMonitor(
             progress,
             stopping=lambda times: print_error(interrupts[0 if times == 1 else 1]),
             started=lambda reused: print_error(f"note: resumed: {reused.words()}"),
         )
         done = run_app(
             planned, requested.file.rows, engines, out, settings=requested.file.run.settings, store=store,
-            resume=resume, watching=watching,
+            resume=resume, monitor=monitor,
         )  # fmt: skip
     if report is not None:
         from lengthwise.cli.app_report import facts_of_run
@@ -105,7 +105,7 @@ def run(
         raise typer.Exit(done.completed.exit_code)
 
 
-def _print_end(done: RanApp, report: Path | None) -> None:
+def _print_end(done: AppRun, report: Path | None) -> None:
     from lengthwise.apps.ledger import FINISHED
     from lengthwise.apps.run import RESUME
     from lengthwise.report.apps_text import duration_text

@@ -130,7 +130,7 @@ WARMUP_SHARE = 0.2
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
     """Return the same requests with their times scaled to a mean rate; raise InputError if they have no times."""
-    workload.require_nobody_after("a lab")
+    workload.require_independent("a lab")
     since_s = workload.arrival_s - workload.arrival_s[0]
     if workload.concurrency is not None or len(workload) < 2 or not since_s[-1] > 0:
         raise InputError(

@@ -305,7 +305,7 @@ def bench(
 
 def under_load(workload: Workload, rate_rps: float | None, concurrency: int | None, seed: int) -> Workload:
     """Return the workload with other arrivals, where these are given; raises InputError."""
-    workload.require_nobody_after("a load on a real server")
+    workload.require_independent("a load on a real server")
     if rate_rps is not None and concurrency is not None:
         raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
     if concurrency is not None:

@@ -94,7 +94,7 @@ _PREDICTIONS = ("total_tokens", "index_tokens")
 
 def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return columns by name, a row per request, and everything else as plain values; raises OutputError."""
-    workload.require_nobody_after("a file of records")
+    workload.require_independent("a file of records")
     columns = {PREFIX + n: v for n in (*_REQUIRED, *_OPTIONAL) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
     columns |= {_EXTRA + name: _extra_column(name, values) for name, values in extra.items()}

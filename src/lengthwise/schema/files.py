@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from lengthwise.schema.errors import OutputError
 
 
 def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
-    """A file at ``path`` that holds all of ``data``, or, on any failure, what stood there before.
+    """Write a file atomically: on any failure the old content remains.
 
-    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. A link
-    is followed; a device or a pipe (``/dev/stdout``) is written in place, since nothing can be renamed
-    over it.
+    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. Links are followed; a
+    device or a pipe (``/dev/stdout``) is written in place.
 
     Args:
-        path: Where the file shall stand. Its folder must exist.
-        data: The bytes, or a function that writes them to the path it is given (which ends like ``path``).
+        path: Its folder must exist.
+        data: The bytes, or a function that writes them to a path with the suffix of ``path``.
 
     Raises:
-        OutputError: The folder is missing or not writable, ``path`` is a folder, or the disk is full.
-            What a ``data`` function raises, other than OSError, passes through.
+        OutputError: The folder is missing or not writable, ``path`` is a folder, or the disk is full. Other errors of a
+            ``data`` function pass through.
     """
     target = Path(path)
     try:
@@ -39,17 +38,17 @@ def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
 
 
 def _replace(target: Path, data: bytes | Callable[[Path], None]) -> None:
-    whole = target.with_name(f".{uuid.uuid4().hex}.{target.name[-128:]}")
+    temporary = target.with_name(f".{uuid.uuid4().hex}.{target.name[-128:]}")
     try:
-        _write(whole, data)
-        with whole.open("rb+") as file:
+        _write(temporary, data)
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         if target.exists():
-            shutil.copymode(target, whole)
-        whole.replace(target)
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
     finally:
-        whole.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not every file system lets a folder be flushed
+        temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         _flush_folder(target.parent)
 
 

@@ -1,4 +1,4 @@
-"""What to do: configurations of a deployment, ranked, with the evidence."""
+"""Results of a search: ranked configurations of a deployment with their measurements."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 
 
 class Status(StrEnum):
-    """How far a configuration came."""
+    """The stage of the search that a configuration reached."""
 
     RANKED = "ranked"
-    """Its objective is known to the precision that was asked for."""
+    """Its objective is known to the requested precision."""
     SCOUTED = "scouted"
-    """Simulated, and clearly worse than the best: its objective is known roughly."""
+    """Simulated, and significantly worse than the best; its objective is known roughly."""
     PRUNED = "pruned"
-    """A bound says that it cannot be among the best; not simulated."""
+    """Not simulated: by a bound it cannot be among the best."""
     REJECTED = "rejected"
-    """It cannot run, or breaks a limit at any rate."""
+    """It cannot run, or violates a limit at every rate."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A promise: ``metric`` stays at most (or, with ``at_least``, at least) at ``bound``.
-
-    ``metric`` is a name of Point.values, such as "ttft.p90" (seconds), "goodput" (a share) or
-    "kv_utilization".
-    """
+    """A limit: ``metric`` (a name of ``Point.values``) is at most ``bound``, or at least with ``at_least``."""
 
     metric: str
     bound: float
@@ -36,17 +32,17 @@ class Limit:
 
     @property
     def direction(self) -> str:
-        """The sign between metric and bound."""
+        """Return the sign between metric and bound."""
         return ">=" if self.at_least else "<="
 
     def is_satisfied(self, value: float) -> bool:
-        """Whether a value keeps the promise; NaN (nothing to measure) does."""
+        """Return whether a value satisfies the limit; NaN (nothing to measure) does."""
         return not (value < self.bound if self.at_least else value > self.bound)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What makes one configuration better than another.
+    """The objective by which configurations are ranked.
 
     Attributes:
         name: "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan" or "energy".
@@ -60,13 +56,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Point:
-    """One deployment under one load: what users and the bill see, means over seeds.
+    """Metrics of one deployment under one load, means over seeds.
 
-    ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on in seconds,
-    "goodput" as a share of requests, "requests_per_s", "output_tokens_per_s",
-    "usd_per_million_output_tokens", "usd_per_thousand_requests", "energy_j_per_output_token",
-    "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
-    "served" (share of requests neither rejected nor given up). ``satisfied`` tells whether all limits hold.
+    ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on in seconds, "goodput" as a share
+    of requests, "requests_per_s", "output_tokens_per_s", "usd_per_million_output_tokens", "usd_per_thousand_requests",
+    "energy_j_per_output_token", "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
+    "served" (share of requests neither rejected nor timed out). ``satisfied``: all limits hold.
     """
 
     rate_rps: float
@@ -74,33 +69,31 @@ class Point:
     satisfied: bool
 
     def value(self, metric: str) -> float:
-        """The middle of a metric; NaN where it was not measured."""
+        """Return the value of a metric, NaN if it was not measured."""
         return self.values.get(metric, UNKNOWN).value
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration and what is known of it.
+    """One configuration and its results.
 
     Attributes:
-        key: Identifies the configuration among those of its search.
-        name: For tables; says what differs from the other configurations.
-        settings: Scenario keys ("deployment.tp") and their values: the axes of the search only.
+        key: Identifies the configuration within its search.
+        name: Differences from the other configurations, for tables.
+        settings: Scenario keys on the axes of the search ("deployment.tp") and their values.
         gpus: Of all replicas.
         price_per_hour_usd: Of all GPUs.
-        status: How far it came.
-        reason: Why it was rejected or pruned, in a sentence; else empty.
-        region: A short name of the reason, the same for all that failed alike; else empty.
+        reason: Why it was rejected or pruned, in a sentence; otherwise "".
+        region: Short name shared by configurations with the same reason; otherwise "".
         objective: In the objective's unit.
-        bound: What the objective could be at best by closed forms; NaN where none was needed.
-        capacity_rps: Largest rate that holds the limits, where the objective asks for it.
-        bound_rps: Rate above which the queue must grow, by closed forms; NaN where none was needed.
-        at: Its operating point, at which the objective was measured; None if it never ran.
-        points: Its load curve, by rate; the operating point among them.
-        binds: What keeps the rate from being higher: a limit's metric, or "throughput".
-        cause: What binds the hardware at the operating point, in a sentence.
-        simulations: Runs that were spent on it.
-        requests: Requests simulated in them.
+        bound: Bound of the objective by closed forms; NaN: not computed.
+        capacity_rps: Largest rate within the limits, if the objective needs it.
+        bound_rps: Rate above which the queue grows, by closed forms; NaN: not computed.
+        at: Operating point, at which the objective was measured; None: not simulated.
+        points: Load curve by rate, including the operating point.
+        binds: The limit that bounds the rate (its metric), or "throughput".
+        cause: The bottleneck of the hardware at the operating point, in a sentence.
+        requests: Requests in all simulations.
     """
 
     key: str
@@ -125,10 +118,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trade:
-    """A configuration on a frontier: nobody is both cheaper and faster.
-
-    ``cost_usd`` is for a thousand requests; ``latency_s`` is the metric of the frontier.
-    """
+    """A configuration on a Pareto frontier of ``cost_usd`` per thousand requests and ``latency_s``."""
 
     choice: str
     rate_rps: float
@@ -138,10 +128,7 @@ class Trade:
 
 @dataclass(frozen=True)
 class Shift:
-    """What another bound of one limit would give: the best configuration then, and its objective.
-
-    ``objective`` NaN: nothing that was measured holds it.
-    """
+    """The best configuration under another bound of one limit; ``objective`` NaN: none satisfies the bound."""
 
     metric: str
     bound: float
@@ -151,7 +138,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Region:
-    """Configurations that failed alike: how many, why (of one of them), and what they share."""
+    """Configurations rejected or pruned for the same reason: their number, an example, and their common settings."""
 
     name: str
     count: int
@@ -161,7 +148,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a search took. ``reused`` evaluations came from an earlier run's store."""
+    """Effort of a search; ``reused`` evaluations come from an earlier run."""
 
     candidates: int
     simulated: int
@@ -175,11 +162,11 @@ class Spent:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer of one search.
+    """The result of one search.
 
     Attributes:
-        tied: So many of the first choices cannot be told from the best: their intervals overlap.
-        shifts: Sensitivity to each limit, by metric and rising bound; the asked one among them.
+        tied: Number of choices at the top whose intervals overlap with the best one's.
+        shifts: Sensitivity to each limit, by metric and rising bound, including the requested one.
     """
 
     name: str
@@ -198,17 +185,16 @@ class Plan:
 
     @property
     def best(self) -> Choice | None:
-        """The winner; None if nothing holds the limits."""
+        """Return the best configuration, None if none satisfies the limits."""
         first = self.choices[0] if self.choices else None
         return first if first is not None and first.status is Status.RANKED else None
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The best configuration of one plan used for the question of another.
+    """The best configuration of one plan under the objective of another.
 
-    ``ratio`` is how many times worse it is there than the best of that question; NaN where it does
-    not hold the limits or cannot run.
+    ``ratio``: how many times worse it is than the other plan's best; NaN if it violates the limits or cannot run.
     """
 
     optimum_of: str
@@ -219,7 +205,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Study:
-    """Plans of several questions side by side, and what confusing them costs."""
+    """Plans of several objectives, and the loss of using one plan's optimum for another."""
 
     name: str
     plans: tuple[Plan, ...]

@@ -1,4 +1,4 @@
-"""What happened: a row a request, a row a step, sums a replica. Columns, no live objects."""
+"""Records of a run: columns by request, by step and by replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Status(IntEnum):
-    """The bucket in which a request ended; every request is in exactly one."""
+    """The outcome of a request."""
 
     FINISHED = 0
     REJECTED = 1
@@ -28,7 +28,7 @@ class Status(IntEnum):
 
 
 class Rejection(IntEnum):
-    """Why not even an idle replica could take a rejected request; the last: who it comes after did not finish."""
+    """Reason of a rejection: not even an idle replica could take the request, or a parent did not finish."""
 
     NONE = 0
     PROMPT_REACHES_MAX_MODEL_LEN = 1
@@ -39,17 +39,16 @@ class Rejection(IntEnum):
 
 @dataclass(frozen=True)
 class RequestRecords:
-    """[n] columns in the order of the workload; a time that never came is NaN.
+    """[n] columns in the order of the workload; the time of an event that did not happen is NaN.
 
-    ``output_tokens`` counts what was produced (0 when rejected); ``replica`` is -1 for a
-    request that no replica took. ``scheduled_s`` is when it was first put into a step.
-    ``arrival_s`` is when the client sent it: what it waited before the engine (``CostTables.front``) is in every time
-    that counts from there, and in ``queued_for_s``: time spent in front, queues and bins in all, up to the last
-    admission or the end.
-    ``rejection`` (Refusal) says why a rejected one could never run. One that came after others
-    (``Workload.after``) arrived when it was sent, or when it was refused because one of these had not
-    finished. In a closed loop that was cut off, and behind requests that were, those that were never let in
-    have arrival NaN.
+    Attributes:
+        arrival_s: When the client sent the request. A child (``Workload.after``) is sent when its parents have
+            finished, or rejected when one of them cannot finish. NaN: never sent, since the run ended before.
+        output_tokens: Produced tokens.
+        replica: -1 if no replica took the request.
+        scheduled_s: Start of its first step.
+        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission or the end.
+        rejection: ``Rejection``.
     """
 
     arrival_s: Floats
@@ -67,11 +66,14 @@ class RequestRecords:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """[m] columns, a row a step in the order in which steps were formed.
+    """[m] columns by step, in the order in which steps were formed.
 
-    ``start_s`` is when the step was formed, ``end_s`` when its last stage ended.
-    ``prefill_tokens`` of ``prefill_seqs`` prompts and one token for each of ``decode_seqs``
-    were computed; ``kv_blocks`` were held and ``waiting`` requests waited when it was formed.
+    Attributes:
+        start_s: When the step was formed.
+        end_s: When its last stage ended.
+        prefill_tokens: Computed prompt tokens, of ``prefill_seqs`` prompts; each of ``decode_seqs`` adds one token.
+        kv_blocks: Allocated blocks when the step was formed.
+        waiting: Waiting requests when the step was formed.
     """
 
     start_s: Floats
@@ -86,12 +88,11 @@ class StepRecords:
 
 @dataclass(frozen=True)
 class TokenGaps:
-    """Times between consecutive tokens of a request (TBT, also called ITL), all requests pooled.
+    """Times between consecutive tokens of a request (TBT, also called ITL), pooled over all requests.
 
-    ``histogram[k]`` counts gaps in [``edges_s[k]``, ``edges_s[k+1]``), the last bin also larger
-    ones; but for the first, a bin is at most 1/128 of its lower edge wide, so that a quantile
-    read at a bin's middle is within 0.4 % of the true one. Small runs also keep every gap:
-    ``gap_s``, ascending, with ``count`` (how many tokens had it), else both are None.
+    ``histogram[k]`` counts gaps in [``edges_s[k]``, ``edges_s[k+1]``), the last bin also larger ones. Except for the
+    first, a bin is at most 1/128 of its lower edge wide, so that the quantile at a bin's middle is within 0.4 % of the
+    true one. Small runs also have every distinct gap, ``gap_s`` ascending with its ``count``; otherwise both are None.
     """
 
     histogram: Ints
@@ -105,12 +106,13 @@ class TokenGaps:
 
 @dataclass(frozen=True)
 class ReplicaTotals:
-    """[replicas] sums over all steps. The ``*_s`` columns are stage-seconds: over all PP stages.
+    """[replicas] sums over all steps; the ``*_s`` columns are stage-seconds, summed over all pipeline stages.
 
-    ``layer_s`` to ``send_s`` split the stages' busy time by where it went; ``busy_s`` is the
-    time in which at least one step was in flight; ``tokens`` counts computed tokens,
-    recomputed ones included; ``attention_pairs`` counts (query, key) pairs; ``kv_read_tokens``
-    counts cached tokens read by decodes.
+    Attributes:
+        tokens: Computed tokens, including recomputed ones.
+        attention_pairs: (query, key) pairs.
+        kv_read_tokens: Cached tokens read by decodes.
+        busy_s: Time with at least one step in flight; ``layer_s`` to ``send_s`` split the stages' busy time by part.
     """
 
     steps: Ints
@@ -132,9 +134,9 @@ class ReplicaTotals:
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Sums over all replicas by time bin of ``bin_s`` seconds; a step counts where it ends.
+    """Sums over all replicas in time bins of ``bin_s`` seconds; a step counts in the bin of its end.
 
-    ``step_s`` is time in steps; dividing the ``*_s`` products by it gives means over steps.
+    ``step_s`` is the time in steps; the ``*_s`` products divided by it are means over steps.
     """
 
     bin_s: float
@@ -148,10 +150,10 @@ class TimeSeries:
 
 @dataclass(frozen=True)
 class Records:
-    """All that a run left behind. ``end_s`` is the time of the last event.
+    """The records of a run; ``end_s`` is the time of the last event.
 
-    Where the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last
-    step under way at it if that is later: such a step counts whole, but hands out no tokens.
+    If the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last step in flight at the
+    limit. Such a step is in all sums, but its tokens are not counted.
     """
 
     requests: RequestRecords
@@ -166,15 +168,17 @@ class Records:
 
 SIMULATED, BENCH = "simulate", "bench"
 IDLE_SHARE = 0.4
-"""Share of a core below which a client was not what was measured."""
+"""Share of a core below which the load generator did not limit a measurement."""
 
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """When pieces of the answers came, request after request.
+    """Arrival times of streamed chunks, request after request; request i has the rows ``start[i]:start[i + 1]``.
 
-    ``at_s`` [pieces] ascending within a request, on the clock of the records; ``tokens`` [pieces] how many
-    came at once (0 where nobody told); request i has the rows ``start[i]`` to ``start[i + 1]``.
+    Attributes:
+        start: [n+1].
+        at_s: [chunks] ascending within a request, on the clock of the records.
+        tokens: [chunks] tokens of the chunk; 0: unknown.
     """
 
     start: npt.NDArray[np.int64]
@@ -184,20 +188,19 @@ class TokenTimes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened, what was asked for, and how far it can be trusted.
+    """Records with the requests behind them and warnings about their quality.
 
     Attributes:
-        records: What happened. A measured run's ``arrival_s`` is when a request was due, not when a late
-            client sent it, so that latencies hold the wait that users would have had; sums over steps that
-            nobody saw are 0 and ``steps`` is None.
-        workload: The requests in the same order; ``output_tokens`` is what was asked for.
-        source: "simulate", "bench", or the program whose result was read ("vllm bench serve", "guidellm"...).
-        metadata: JSON-able: url, engine and version, model (as it is served), arguments, start (ISO), machine, clock;
-            "prefix_cache", where the server tells: prompt tokens that it looked up in it and found there;
-            "deployment", where it is known: model, "model_shape" (``shape_facts``), gpu, tp, pp, replicas, limits.
-        warnings: What limits the trust, a sentence each: a late client, a partial run, lengths not kept.
-        client_s: [n] the client's own part of each TTFT and JCT: from when a request was due until its headers
-            went out, NaN where they never did. None: no client, or it did not say.
+        records: In a measured run, ``arrival_s`` is when a request was due, not when a late client sent it, so that
+            latencies include the delay; ``steps`` is None and sums over steps are 0.
+        workload: The requests in the same order; ``output_tokens`` are the requested ones.
+        source: "simulate", "bench", or the program that wrote the results ("vllm bench serve", "guidellm", ...).
+        metadata: JSON-able: url, engine and version, served model, arguments, start (ISO), machine, clock; if known,
+            "prefix_cache" (prompt tokens looked up and found) and "deployment" (model, "model_shape" as in
+            ``shape_facts``, gpu, tp, pp, replicas, limits).
+        warnings: A sentence each: a late client, a partial run, lengths that differ from the requested ones.
+        client_s: [n] the client's own part of TTFT and JCT, from when a request was due until its headers were sent;
+            NaN: never sent. None: unknown.
     """
 
     records: Records
@@ -212,8 +215,8 @@ class Measured:
     def __post_init__(self) -> None:
         if len(self.workload) != len(self.records.requests.arrival_s):
             raise InputError(
-                f"records and workload must be of the same requests; they are of "
-                f"{len(self.records.requests.arrival_s)} and {len(self.workload)}"
+                f"records and workload must have the same requests; they have {len(self.records.requests.arrival_s)} and "
+                f"{len(self.workload)}"
             )
         if self.client_s is not None and len(self.client_s) != len(self.workload):
             raise InputError(
@@ -222,12 +225,12 @@ class Measured:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether no engine was behind it."""
+        """Return whether the run was simulated."""
         return self.source == SIMULATED
 
 
 def shape_facts(model: ModelSpec) -> dict[str, int]:
-    """What a model is known by whatever it is called: fine-tunes and quantisations of it have the same."""
+    """Return the shapes that identify a model under any name; its fine-tunes and quantisations share them."""
     attention, ffn = model.attention, model.ffn
     return {
         "layers": model.layers,

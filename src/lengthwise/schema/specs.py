@@ -1,4 +1,4 @@
-"""A model as its shapes: what the cost and memory of serving it follow from."""
+"""Models, GPUs, links and nodes by the numbers that determine cost and memory, and dtypes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lengthwise.schema.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One layer's attention. MHA, GQA and MQA differ in ``kv_heads`` alone.
+    """The attention of one layer; MHA, GQA and MQA differ only in ``kv_heads``.
 
-    ``kv_lora_rank`` > 0 makes it MLA (DeepSeek): the cache holds one latent of
-    ``kv_lora_rank + rope_head_dim`` numbers a token, shared by all heads.
+    ``kv_lora_rank`` > 0 means MLA (DeepSeek): the cache stores one latent of ``kv_lora_rank + rope_head_dim`` numbers
+    per token, shared by all heads.
     """
 
     heads: int
@@ -28,22 +28,22 @@ class AttentionSpec:
 
     @property
     def is_mla(self) -> bool:
-        """Whether the cache holds latents rather than keys and values."""
+        """Return whether the cache stores latents instead of keys and values."""
         return self.kv_lora_rank > 0
 
     @property
     def is_gqa(self) -> bool:
-        """Whether several query heads share a key-value head."""
+        """Return whether several query heads share a key-value head."""
         return self.heads > self.kv_heads
 
 
 @dataclass(frozen=True)
 class FfnSpec:
-    """One layer's feed-forward part. ``experts`` == 0 is dense.
+    """The feed-forward network of one layer; ``experts`` == 0 is dense.
 
-    ``dense_layers`` first layers are dense with ``intermediate``; in the others every
-    token visits ``experts_per_token`` of ``experts`` (each ``expert_intermediate`` wide)
-    and a shared one of ``shared_intermediate`` (0: none).
+    The first ``dense_layers`` layers are dense with ``intermediate``; in the others every token uses
+    ``experts_per_token`` of ``experts`` (each ``expert_intermediate`` wide) and a shared expert of
+    ``shared_intermediate`` (0: none).
     """
 
     intermediate: int
@@ -58,10 +58,10 @@ class FfnSpec:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model beside its shapes.
+    """Facts about a model other than its main shapes.
 
-    ``learned_positions`` counts rows of a learned position table (OPT, GPT-3; 0: none);
-    ``norm_bias`` says that norms are LayerNorms with a bias rather than RMSNorms.
+    ``learned_positions`` is the number of rows of a learned position table (OPT, GPT-3; 0: none). With ``norm_bias``,
+    norms are LayerNorms with a bias, otherwise RMSNorms.
     """
 
     dtype: str = "bfloat16"
@@ -74,10 +74,10 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer by its shapes; no weights.
+    """The shapes of a transformer.
 
-    ``layers`` counts decoder layers; an encoder-decoder has ``encoder_layers`` more and
-    cross-attention in every decoder layer. ``dtype`` is the published weights' dtype.
+    ``layers`` counts decoder layers; an encoder-decoder has ``encoder_layers`` more, and cross-attention in every
+    decoder layer.
     """
 
     name: str
@@ -93,17 +93,17 @@ class ModelSpec:
 
     @property
     def dtype(self) -> str:
-        """The published weights' dtype."""
+        """Return the dtype of the published weights."""
         return self.metadata.dtype
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One accelerator (or a CPU socket) from its data sheet.
+    """A GPU (or a CPU socket) by its data sheet.
 
-    ``peak_flops`` maps a dtype's one spelling (units.dtype_name) to dense FLOP/s, without
-    sparsity; ``memory_bytes`` is what the driver offers; ``bandwidth_bytes_per_s`` is the
-    memory's; ``price_per_hour_usd`` is one on-demand price with ``price_source``.
+    ``peak_flops`` maps a dtype (as spelled by ``dtype_name``) to dense FLOP/s without sparsity; ``memory_bytes`` is
+    what the driver reports; ``bandwidth_bytes_per_s`` is that of the memory; ``price_per_hour_usd`` is an on-demand
+    price from ``price_source``.
     """
 
     name: str
@@ -118,7 +118,7 @@ class GpuSpec:
     aliases: tuple[str, ...] = ()
 
     def flops(self, dtype: str) -> float:
-        """Peak FLOP/s for weights of this dtype; formats without units of their own run as bf16."""
+        """Return the peak FLOP/s for weights of this dtype; formats without hardware support run as bf16."""
         for name in (dtype, "bfloat16", "float16", "float32"):
             if name in self.peak_flops:
                 return self.peak_flops[name]
@@ -127,7 +127,7 @@ class GpuSpec:
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A link: bytes a second in one direction for one GPU, and the latency of one message."""
+    """A link: bandwidth in one direction for one GPU, and the latency of one message."""
 
     name: str
     bandwidth_bytes_per_s: float
@@ -137,10 +137,10 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A machine: how many GPUs, and what joins them.
+    """A machine: its GPUs and the links between them.
 
-    ``link`` joins GPUs of one ``link_group`` (2 for pairwise NVLink, all of them for
-    NVSwitch); ``fallback_link`` joins the groups inside the node; ``network`` joins nodes.
+    ``link`` connects the GPUs of one ``link_group`` (2 for pairwise NVLink, all GPUs for NVSwitch); ``fallback_link``
+    connects the groups of a node; ``network`` connects nodes.
     """
 
     name: str
@@ -153,7 +153,7 @@ class NodeSpec:
     aliases: tuple[str, ...] = ()
 
     def link_for(self, gpus: int) -> LinkSpec:
-        """The slowest link inside a group of so many neighbouring GPUs."""
+        """Return the slowest link within a group of this many neighbouring GPUs."""
         if gpus <= self.link_group:
             return self.link
         return self.fallback_link if gpus <= self.gpus else self.network
@@ -188,7 +188,7 @@ _ALIASES = {
 
 
 def dtype_name(name: str) -> str:
-    """The one spelling of a dtype ("bf16" -> "bfloat16"); raises UnknownNameError."""
+    """Return the standard name of a dtype ("bf16" -> "bfloat16"); raise UnknownNameError."""
     name = _ALIASES.get(name.lower(), name.lower())
     if name not in DTYPE_BYTES:
         raise UnknownNameError("dtype", name, [*DTYPE_BYTES, *_ALIASES])
@@ -196,5 +196,5 @@ def dtype_name(name: str) -> str:
 
 
 def dtype_bytes(name: str) -> float:
-    """Bytes of one element, scales of block formats left out; raises UnknownNameError."""
+    """Return the bytes of one element, without the scales of block formats; raise UnknownNameError."""
     return DTYPE_BYTES[dtype_name(name)]

@@ -69,7 +69,7 @@ class Load:
         n = min(requests, len(workload))
         if n < 2:
             raise InputError(f"a rate needs at least two requests; the workload has {n}")
-        workload.require_nobody_after("a search for a rate")
+        workload.require_independent("a search for a rate")
         since_s = workload.arrival_s[:n] - workload.arrival_s[0]
         if workload.concurrency is not None or not since_s[-1] > 0:
             raise InputError(

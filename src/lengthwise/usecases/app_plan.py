@@ -1,4 +1,4 @@
-"""An application planned: unrolled over its rows, drawn, and laid out in stages on its GPUs."""
+"""Plan an application: expand it over its rows, sample output lengths, and place its models in stages on the GPUs."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from lengthwise import catalog
 from lengthwise.apps.app import App, Model
 from lengthwise.apps.expand import Unrolled, expand
 from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
-from lengthwise.apps.plan import DEFAULT, METHODS, RequestSpec, Space, plan, what_if
+from lengthwise.apps.plan import DEFAULT, METHODS, PlanOptions, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
-SeekFunction = Callable[[Callable[[AppPlan], None]], AppPlan]
-"""Finds a plan, and tells before that with which to begin."""
+PlanSearch = Callable[[Callable[[AppPlan], None]], AppPlan]
+"""Return the final plan; call the argument with a first plan before that."""
+_PLANNING, _EVALUATION = 0, 1
+"""Second entry of the seeds of length samples to plan with, and of those that evaluate the makespan."""
 
 
-class Seeking:
-    """Looks at once; a process that ends does not wait for it."""
+class BackgroundPlan:
+    """Search for a plan in a daemon thread, so that engines of its first plan can start meanwhile."""
 
-    def __init__(self, poll: SeekFunction) -> None:
-        self._poll = poll
+    def __init__(self, search: PlanSearch) -> None:
+        self._search = search
         self._first: Future[AppPlan] = Future()
-        self._complete: Future[AppPlan] = Future()
+        self._final: Future[AppPlan] = Future()
         threading.Thread(target=self._run, name="plan", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            made = self._poll(self._first.set_result)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the plan is told
-            self._complete.set_exception(error)
+            final = self._search(self._first.set_result)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits for the plan
+            self._final.set_exception(error)
             if not self._first.done():
                 self._first.set_exception(error)
         else:
-            self._complete.set_result(made)
+            self._final.set_result(final)
             if not self._first.done():
-                self._first.set_result(made)
+                self._first.set_result(final)
 
     def first(self) -> AppPlan:
-        """The plan to begin with, once it is there."""
+        """Wait for the first plan."""
         return self._first.result()
 
-    def complete(self) -> AppPlan:
-        """The plan, once it is found."""
-        return self._complete.result()
-
-
-_WITH, _TRUE = 0, 1
-"""Draws that are planned with, and those that tell the makespan."""
+    def final(self) -> AppPlan:
+        """Wait for the final plan."""
+        return self._final.result()
 
 
 @dataclass(frozen=True)
-class Planning:
-    """How to plan.
+class PlanSettings:
+    """How to plan an application.
 
     Attributes:
         method: "lengthwise", or a name of ``apps.plan.METHODS``.
-        quantile: Plan against this quantile of the makespan; None: the mean.
+        compare: Evaluate the other methods too.
+        draws: Length samples to plan with.
+        true_draws: Length samples that evaluate the makespan.
+        quantile: Minimize this quantile of the makespan; None: its mean.
     """
 
     method: str = DEFAULT
-    additional: bool = True
+    compare: bool = True
     draws: int = 3
     true_draws: int = 12
     quantile: float | None = None
@@ -76,145 +77,132 @@ class Planning:
     def __post_init__(self) -> None:
         if self.draws < 1 or self.true_draws < 2:
             raise InputError(
-                f"a plan needs at least 1 draw to plan with and 2 to tell its makespan; they are {self.draws} and "
-                f"{self.true_draws}"
+                "a plan needs at least 1 length sample to plan with and 2 to evaluate its makespan; got "
+                f"{self.draws} and {self.true_draws}"
             )
         if self.method != DEFAULT and self.method not in METHODS:
             raise UnknownNameError("planning method", self.method, (DEFAULT, *METHODS))
 
     @property
-    def requested(self) -> RequestSpec:
-        """As the planner takes it."""
-        return RequestSpec(self.method, tuple(METHODS) if self.additional else (), self.quantile)
+    def options(self) -> PlanOptions:
+        """Return the options of the planner."""
+        return PlanOptions(self.method, tuple(METHODS) if self.compare else (), self.quantile)
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedApp:
-    """A plan with all that it was made from.
+    """A plan and its inputs.
 
     Attributes:
-        space: Plans and deployments of its models; None: engines are given.
-        plan: What runs when; None: all engines are there at once.
-        sought: Waits for the plan that is still looked for while engines of this one start; None: it is this one.
+        space: Plans and deployments of the models; None: the engines are given.
+        plan: None: the engines are given.
+        final_plan: Waits for the plan that a background search still refines; None: ``plan`` is final.
     """
 
     expanded: Unrolled
     draws: tuple[TaskDraw, ...]
     space: Space | None = None
     plan: AppPlan | None = None
-    sought: Callable[[], AppPlan] | None = None
+    final_plan: Callable[[], AppPlan] | None = None
 
 
 def planned_app(
     app: App,
     rows: Rows,
     space: Space,
-    how: Planning | None = None,
+    settings: PlanSettings | None = None,
     *,
     given: AppPlan | None = None,
-    begins: bool = False,
+    early: bool = False,
 ) -> PlannedApp:
-    """An application's plan on its rows.
+    """Return an application with its plan for these rows.
 
     Args:
-        begins: Whether to come back with a plan at first sight, whose engines can start while a better one is sought.
+        given: Use this plan instead of a search.
+        early: Return with the first plan found, and refine it in the background while its engines start.
     """
-    how = how or Planning()
-    whole = drawn_app(app, rows, how)
+    settings = settings or PlanSettings()
+    sampled = replace(sampled_app(app, rows, settings), space=space)
     if given is not None:
-        return replace(whole, space=space, plan=_of_this(given, app))
-    whole = replace(whole, space=space)
-    if not begins:
-        return replace(whole, plan=_plan_of(whole, space, how))
-    seeking = Seeking(lambda begin: _plan_of(whole, space, how, begin))
-    return replace(whole, plan=seeking.first(), sought=seeking.complete)
+        _require_models_of(given, app)
+        return replace(sampled, plan=given)
+    if not early:
+        return replace(sampled, plan=_find_plan(sampled, space, settings))
+    search = BackgroundPlan(lambda begin: _find_plan(sampled, space, settings, begin))
+    return replace(sampled, plan=search.first(), final_plan=search.final)
 
 
-def _plan_of(
-    complete: PlannedApp, space: Space, how: Planning, begin: Callable[[AppPlan], None] | None = None
+def sampled_app(app: App, rows: Rows, settings: PlanSettings | None = None) -> PlannedApp:
+    """Return an application with length samples and without a plan, for given engines."""
+    settings = settings or PlanSettings()
+    expanded = expand(app, rows.rows, rows.ids)
+    if not len(expanded.tasks):
+        raise InputError("the application has no requests on these rows: every list that it iterates over is empty")
+    seeds = [(settings.seed, _PLANNING, k) for k in range(settings.draws)]
+    return PlannedApp(expanded, length_samples(expanded, seeds))
+
+
+def _find_plan(
+    sampled: PlannedApp, space: Space, settings: PlanSettings, begin: Callable[[AppPlan], None] | None = None
 ) -> AppPlan:
-    true_draws = draws_of(complete.expanded, [(how.seed, _TRUE, k) for k in range(how.true_draws)])
-    tasks, models, times = complete.expanded.tasks, space.models, space.times
-    notes = _notes(complete.expanded)
+    seeds = [(settings.seed, _EVALUATION, k) for k in range(settings.true_draws)]
+    true_draws = length_samples(sampled.expanded, seeds)
+    tasks, models, cluster, options = sampled.expanded.tasks, space.models, space.cluster, settings.options
+    notes = _notes(sampled.expanded)
 
-    def noted(made: AppPlan) -> AppPlan:
+    def with_notes(made: AppPlan) -> AppPlan:
         return replace(made, notes=(*notes, *made.notes))
 
     made = plan(
-        tasks, complete.draws, models, space.cluster, true_draws=true_draws, times=times, requested=how.requested,
-        begin=None if begin is None else lambda one: begin(noted(one)),
+        tasks, sampled.draws, models, cluster, true_draws=true_draws, times=space.times, options=options,
+        begin=None if begin is None else lambda first: begin(with_notes(first)),
     )  # fmt: skip
-    if how.what_ifs:
+    if settings.what_ifs:
         others = what_if(
-            tasks,
-            complete.draws,
-            models,
-            space.cluster,
-            made,
-            true_draws=true_draws,
-            times=times,
-            requested=how.requested,
+            tasks, sampled.draws, models, cluster, made, true_draws=true_draws, times=space.times, options=options
         )
         made = replace(made, what_ifs=others)
-    return noted(made)
+    return with_notes(made)
 
 
-def drawn_app(app: App, rows: Rows, how: Planning | None = None) -> PlannedApp:
-    """An application on its rows, and lengths to expect, without a plan: its engines are given."""
-    how = how or Planning()
-    expanded = expand(app, rows.rows, rows.ids)
-    if not len(expanded.tasks):
-        raise InputError("the application asks nothing on these rows: every list that it goes over is empty")
-    return PlannedApp(expanded, draws_of(expanded, [(how.seed, _WITH, k) for k in range(how.draws)]))
-
-
-def _of_this(plan: AppPlan, app: App) -> AppPlan:
+def _require_models_of(plan: AppPlan, app: App) -> None:
     names = tuple(model.name for model in app.models)
     if plan.models != names:
         raise InputError(
-            f"the plan is of the models {', '.join(plan.models)}, the application's are {', '.join(names)}; plan it "
-            "anew (lengthwise app plan --json)"
+            f"the plan must have the application's models {', '.join(names)}; it has {', '.join(plan.models)}. Plan "
+            "again: lengthwise app plan --json"
         )
-    return plan
 
 
-def longest_of(models: Sequence[Model]) -> list[int]:
-    """Tokens of prompt and output that each model takes."""
-    return [one.max_model_len or catalog.model(one.spec).max_model_len for one in models]
+def context_lengths(models: Sequence[Model]) -> list[int]:
+    """Return the maximum tokens of prompt and output of each model."""
+    return [model.max_model_len or catalog.model(model.spec).max_model_len for model in models]
 
 
-def draws_of(expanded: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
-    """Ways in which an application may turn out."""
+def length_samples(expanded: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
+    """Return one sample of the output lengths of all tasks for each seed."""
     models = expanded.app.models
-    lengths, longest = [one.lengths for one in models], longest_of(models)
-    return tuple(draw(expanded.tasks, lengths, longest, seed) for seed in seeds)
+    lengths, contexts = [model.lengths for model in models], context_lengths(models)
+    return tuple(draw(expanded.tasks, lengths, contexts, seed) for seed in seeds)
 
 
 def _notes(expanded: Unrolled) -> list[str]:
-    """What is assumed for want of anything better, and what engines will refuse."""
-    app = expanded.app
-    unknown = [one.name for one in app.models if one.lengths is None]
-    notes = []
-    if unknown:
-        notes.append(
-            f"outputs of {', '.join(unknown)} are taken to be as long as they may be; give lengths, or measure them "
-            "(lengthwise app profile)"
-        )
-    return notes + _too_long(expanded)
-
-
-def _too_long(expanded: Unrolled) -> list[str]:
-    """By call and model: requests that ask, with their own prompts alone, for more than the model's context."""
+    """Return warnings: models without lengths, and requests that exceed a model's context."""
     tasks, models, notes = expanded.tasks, expanded.app.models, []
-    longest = np.array(longest_of(models))
-    asked = tasks.prompt_tokens + tasks.max_tokens
-    # What has no limit is not sent with one.
-    over = (asked > longest[tasks.model]) & (tasks.max_tokens < UNLIMITED_TOKENS)
-    for call, model in sorted(set(zip(tasks.call[over].tolist(), tasks.model[over].tolist(), strict=True))):
-        mine = over & (tasks.call == call) & (tasks.model == model)
+    if unknown := [model.name for model in models if model.lengths is None]:
         notes.append(
-            f"{int(mine.sum()):,} requests of {tasks.calls[call]} ask for up to {int(asked[mine].max()):,} tokens, "
-            f"prompt and output, and {tasks.models[model]} takes {longest[model]:,}: engines refuse such requests, and "
-            "their tasks are dead then. Lower max_tokens, or shorten the prompt"
+            f"lengths of {', '.join(unknown)} are unknown, so their outputs count as long as max_tokens allows; give "
+            "lengths, or measure them (lengthwise app profile)"
+        )
+    contexts = np.array(context_lengths(models))
+    requested = tasks.prompt_tokens + tasks.max_tokens
+    # A request without max_tokens is sent without a limit, so engines do not refuse it.
+    over = (requested > contexts[tasks.model]) & (tasks.max_tokens < UNLIMITED_TOKENS)
+    for call, model in sorted(set(zip(tasks.call[over].tolist(), tasks.model[over].tolist(), strict=True))):
+        rows = over & (tasks.call == call) & (tasks.model == model)
+        notes.append(
+            f"{int(rows.sum()):,} requests of {tasks.calls[call]} need up to {int(requested[rows].max()):,} tokens for "
+            f"prompt and output, and {tasks.models[model]} has a context of {contexts[model]:,}: engines refuse them, "
+            "and their tasks are dead. Lower max_tokens, or shorten the prompt"
         )
     return notes

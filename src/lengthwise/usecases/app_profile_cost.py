@@ -1,9 +1,9 @@
-"""What an engine's steps cost: it is put under the lengths that the sample had, and tables are calibrated to that."""
+"""Calibrate an engine's cost tables: send requests with the sample's lengths, and fit the tables to their records."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,14 +22,12 @@ from lengthwise.schema.records import Measured, shape_facts
 from lengthwise.schema.workload import Workload
 
 Ints = npt.NDArray[np.int64]
-Report = Callable[[int, int], None]
-_LEAST = (24, 32, 48)
-"""Requests at least at one at a time, at the middle and at the most: a calibration fits to 50 and holds 10 out."""
-_TURNS = (1, 3, 3)
-"""How often each seat is taken."""
+_MIN_REQUESTS = (24, 32, 48)
+"""By concurrency, lowest first: a calibration fits to at least 50 requests and holds out at least 10."""
+_REQUESTS_PER_SEQUENCE = (1, 3, 3)
 
 
-def calibrated(
+def calibrate_replica(
     launcher: Launcher,
     plan: ModelPlan,
     gpus: Replica,
@@ -37,32 +35,27 @@ def calibrated(
     lengths: tuple[Ints, Ints],
     *,
     seed: int = 0,
-    report: Report = lambda *_: None,
 ) -> tuple[Calibration, int]:
-    """Cost tables that agree with one replica, held against a load that they were not fitted to; and its requests.
+    """Return cost tables fitted to one replica under load, and the number of requests sent.
 
-    Closed loops: one request at a time, as many as there are seats, and the geometric mean of these, which is held out.
+    Closed loops: one request at a time, the maximum, and their geometric mean. One load is held out of the fit.
 
     Args:
-        lengths: (prompt, output) tokens of each of the sample's requests.
+        lengths: (prompt, output) tokens of each request of the sample.
 
     Raises:
         EngineError: The engine did not start.
     """
-    with _up(launcher, plan, gpus) as (server, max_num_seqs):
-        loads = list(_loads(min(max_num_seqs, deployment.limits.max_num_seqs), lengths, deployment.max_model_len, seed))
-        of = sum(len(load) for load in loads)
-        runs, done = [], 0
-        for load in loads:
-            runs.append(_bench(server, load, deployment, seed, lambda n, _, done=done: report(done + n, of)))  # type: ignore[misc]
-            done += len(load)
-    found = measure.calibrate(runs, deployment, seed=seed)
-    return found, of
+    with _running(launcher, plan, gpus) as (server, max_num_seqs):
+        max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
+        loads = list(_loads(max_concurrency, lengths, deployment.max_model_len, seed))
+        runs = [_bench(server, load, deployment, seed) for load in loads]
+    return measure.calibrate(runs, deployment, seed=seed), sum(map(len, loads))
 
 
 @contextmanager
-def _up(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Server, int]]:
-    """An engine's address and seats while it runs; its loop stands still while the load generator has its own."""
+def _running(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Server, int]]:
+    """Start an engine and yield its address and concurrency limit; its event loop pauses while the load is sent."""
     with asyncio.Runner() as runner:
         engine = runner.run(launcher.start(plan, gpus))
         try:
@@ -74,41 +67,26 @@ def _up(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Se
 
 
 def concurrencies(max_num_seqs: int) -> tuple[int, ...]:
-    """How many requests at a time: one, some and all."""
+    """Return the concurrencies to measure at: one, the geometric mean, and the maximum."""
     return tuple(sorted({1, max(1, round(max_num_seqs**0.5)), max_num_seqs}))
 
 
-def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], longest: int, seed: int) -> Iterator[Workload]:
-    """Requests drawn from the sample's; no two loads have the same."""
+def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int) -> Iterator[Workload]:
+    """Yield one load for each concurrency, of requests drawn from the sample; every load has other requests."""
     rng = np.random.default_rng(seed)
     levels = concurrencies(max_num_seqs)
-    least = _LEAST if len(levels) == 3 else (sum(_LEAST),) * len(levels)
-    for level, few, turns in zip(levels, least, _TURNS, strict=False):
-        yield _load(level, max(few, turns * level), lengths, longest, rng)
+    min_requests = _MIN_REQUESTS if len(levels) == 3 else (sum(_MIN_REQUESTS),) * len(levels)
+    for level, fewest, factor in zip(levels, min_requests, _REQUESTS_PER_SEQUENCE, strict=False):
+        count = max(fewest, factor * level)
+        rows = rng.integers(0, len(lengths[0]), count)
+        output = np.clip(lengths[1][rows], 2, max(2, max_model_len // 2))
+        prompt = np.clip(lengths[0][rows], 1, max_model_len - output)
+        yield Workload(np.zeros(count), prompt, output, concurrency=level, name=f"{level} at a time")
 
 
-def _load(level: int, count: int, lengths: tuple[Ints, Ints], longest: int, rng: np.random.Generator) -> Workload:
-    drawn = rng.integers(0, len(lengths[0]), count)
-    output = np.clip(lengths[1][drawn], 2, max(2, longest // 2))
-    prompt = np.clip(lengths[0][drawn], 1, longest - output)
-    return Workload(np.zeros(count), prompt, output, concurrency=level, name=f"{level} at a time")
-
-
-def _bench(
-    server: Server, load: Workload, deployment: Deployment, seed: int, report: Callable[[int, int], None]
-) -> Measured:
-    measured = measure.bench(
-        server, load, seed=seed, warmup_requests=2, deployment=_metadata(deployment), report=report
-    )
-    if any(f"ended by {measure.INTERRUPTED}" in doubt for doubt in measured.warnings):
-        raise KeyboardInterrupt
-    return measured
-
-
-def _metadata(deployment: Deployment) -> dict[str, Any]:
-    """What is behind the server, as records keep it."""
+def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> Measured:
     parallel, limits = deployment.parallel, deployment.limits
-    return {
+    metadata: dict[str, Any] = {
         "model": deployment.model.name,
         "model_shape": shape_facts(deployment.model),
         "gpu": deployment.gpu.name,
@@ -119,22 +97,24 @@ def _metadata(deployment: Deployment) -> dict[str, Any]:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
     }
+    measured = measure.bench(server, load, seed=seed, warmup_requests=2, deployment=metadata)
+    if any(f"ended by {measure.INTERRUPTED}" in warning for warning in measured.warnings):
+        raise KeyboardInterrupt
+    return measured
 
 
-def require_help(found: Calibration) -> None:
-    """Nothing, if the tables are worth having."""
+def require_improvement(found: Calibration) -> None:
+    """Raise InputError if the calibrated tables are only worse than the given ones, or disagree with the runs."""
     if not found.helps:
-        raise InputError(f"calibrated tables must not only be worse than those given: {'; '.join(found.warnings)}")
+        raise InputError(f"the calibrated tables are only worse than the given ones: {'; '.join(found.warnings)}")
     if not found.changed and found.disagreement:
         raise InputError(
-            f"runs and tables must agree, or tell which part of a step is off; they disagree ({found.disagreement})"
+            f"runs and tables disagree ({found.disagreement}), and the noise of the runs hides which part of a step is "
+            "off"
         )
 
 
-def off(found: Calibration) -> tuple[float, float]:
-    """By how much single held-out requests' JCT is off before and after, as a share."""
-    change = next(one for one in found.changes if one.metric == "jct")
+def jct_errors(found: Calibration) -> tuple[float, float]:
+    """Return the mean absolute relative error of single held-out requests' JCT, before and after."""
+    change = next(change for change in found.changes if change.metric == "jct")
     return change.before, change.after
-
-
-__all__: Sequence[str] = ["calibrated", "concurrencies", "off", "require_help"]

@@ -1,4 +1,4 @@
-"""What a profile's folder holds: a book of all that was measured, and the files that others read."""
+"""The folder of an application's profile: profile.json with all measurements, and the files that planning reads."""
 
 from __future__ import annotations
 
@@ -16,47 +16,50 @@ from lengthwise.apps.plan import SwitchTimes, write_switch_times
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.files import write_whole
 
-BOOK, SWITCH_TIMES = "profile.json", "switch-times.toml"
+PROFILE, SWITCH_TIMES = "profile.json", "switch-times.toml"
 _VERSION = 1
 Shape = tuple[str, int, int]
 """(GPU, tp, pp) of one replica."""
 
 
 @dataclass(frozen=True)
-class Switched:
-    """Seconds that one replica took, each time; ``of`` tells the command that started it from others.
+class SwitchRow:
+    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition.
 
     Attributes:
-        sleep_s: Until it slept; none where it cannot.
+        source: Digest of the command that starts it.
+        sleep_s: Empty if the engine cannot sleep.
     """
 
     model: str
     gpu: str
     tp: int
     pp: int
-    of: str
+    source: str
     start_s: tuple[float, ...]
     stop_s: tuple[float, ...]
     sleep_s: tuple[float, ...] = ()
     wake_s: tuple[float, ...] = ()
 
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of the replica."""
+        return self.gpu, self.tp, self.pp
+
 
 @dataclass(frozen=True)
-class Lengths:
-    """Output lengths of a model in a sample of rows.
+class LengthRow:
+    """Output lengths of a model on a sample of rows.
 
     Attributes:
-        model: As the application calls it.
-        of: What was asked.
-        rows: Of the sample.
-        outputs: How many there are.
-        cut: Of them those that ended at their limit.
-        mean_tokens: Of them; None: there are none.
-        half_width: Of the mean's 95 % interval, over rows; None: of one row nobody knows.
+        source: Digests of the application and of the sample.
+        cut: Outputs that reached their limit.
+        mean_tokens: None without outputs.
+        half_width: Of the mean's 95 % interval over rows; None if one row had outputs.
     """
 
     model: str
-    of: str
+    source: str
     rows: int
     outputs: int
     cut: int
@@ -65,123 +68,117 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Costed:
+class CostRow:
     """Calibrated cost tables of one replica.
 
     Attributes:
-        before: Mean absolute error of single held-out requests' JCT with the tables before, as a share.
+        before: Mean absolute relative error of single held-out requests' JCT, with the tables before.
+        after: The same with the calibrated tables.
     """
 
     model: str
     gpu: str
     tp: int
     pp: int
-    of: str
+    source: str
     requests: int
     before: float
     after: float
 
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of the replica."""
+        return self.gpu, self.tp, self.pp
 
-_Row = TypeVar("_Row")
+
+_Row = TypeVar("_Row", SwitchRow, LengthRow, CostRow)
 
 
 @dataclass(frozen=True)
-class ProfileStore:
-    """All that a folder knows; a row a model, or a model and a shape."""
+class AppProfile:
+    """All measurements of a folder: a row for each model, or for each model and shape."""
 
-    switches: tuple[Switched, ...] = ()
-    lengths: tuple[Lengths, ...] = ()
-    costs: tuple[Costed, ...] = ()
+    switches: tuple[SwitchRow, ...] = ()
+    lengths: tuple[LengthRow, ...] = ()
+    costs: tuple[CostRow, ...] = ()
 
-    def switched(self, model: str, shape: Shape) -> Switched | None:
-        """What was measured of a replica."""
-        return next((one for one in self.switches if (one.model, one.gpu, one.tp, one.pp) == (model, *shape)), None)
+    def switch(self, model: str, shape: Shape) -> SwitchRow | None:
+        """Return the switching times of a replica."""
+        return next((row for row in self.switches if (row.model, row.shape) == (model, shape)), None)
 
-    def length(self, model: str) -> Lengths | None:
-        """What was measured of a model's outputs."""
-        return next((one for one in self.lengths if one.model == model), None)
+    def length(self, model: str) -> LengthRow | None:
+        """Return the output lengths of a model."""
+        return next((row for row in self.lengths if row.model == model), None)
 
-    def cost(self, model: str) -> Costed | None:
-        """What was calibrated of a model."""
-        return next((one for one in self.costs if one.model == model), None)
+    def cost(self, model: str) -> CostRow | None:
+        """Return the calibrated costs of a model."""
+        return next((row for row in self.costs if row.model == model), None)
 
-    def with_switched(self, row: Switched) -> ProfileStore:
-        """The same with a replica's row."""
-        return replace(self, switches=_put(self.switches, row, ("model", "gpu", "tp", "pp")))
-
-    def with_lengths(self, row: Lengths) -> ProfileStore:
-        """The same with a model's row."""
-        return replace(self, lengths=_put(self.lengths, row, ("model",)))
-
-    def with_cost(self, row: Costed) -> ProfileStore:
-        """The same with a model's row: one shape each."""
-        return replace(self, costs=_put(self.costs, row, ("model",)))
+    def with_row(self, row: SwitchRow | LengthRow | CostRow) -> AppProfile:
+        """Return the profile with a row added; it replaces the row of the same model (and shape, for switches)."""
+        if isinstance(row, SwitchRow):
+            others = [one for one in self.switches if (one.model, one.shape) != (row.model, row.shape)]
+            return replace(self, switches=(*others, row))
+        if isinstance(row, LengthRow):
+            return replace(self, lengths=(*(one for one in self.lengths if one.model != row.model), row))
+        return replace(self, costs=(*(one for one in self.costs if one.model != row.model), row))
 
     def switch_times(self) -> SwitchTimes:
-        """Means of what was measured, as planning takes them."""
-        measured: dict[tuple[str, str, int, int, str], float] = {}
-        for one in self.switches:
-            key = (one.model, one.gpu, one.tp, one.pp)
-            told = {"start": one.start_s, "wake": one.wake_s, "stop": one.stop_s, "sleep": one.sleep_s}
-            measured |= {(*key, how): float(np.mean(times)) for how, times in told.items() if times}
-        return SwitchTimes(measured)
+        """Return the mean switching times, in the planner's form."""
+        means: dict[tuple[str, str, int, int, str], float] = {}
+        for row in self.switches:
+            each = {"start": row.start_s, "wake": row.wake_s, "stop": row.stop_s, "sleep": row.sleep_s}
+            means |= {(row.model, *row.shape, how): float(np.mean(times)) for how, times in each.items() if times}
+        return SwitchTimes(means)
 
 
-def read_book(folder: Path) -> ProfileStore:
-    """What is in a folder; nothing where it is none."""
-    path = folder / BOOK
+def read_profile(folder: Path) -> AppProfile:
+    """Return the measurements in a folder, none if it has no profile; raise InputError if it is unreadable."""
+    path = folder / PROFILE
     if not path.exists():
-        return ProfileStore()
+        return AppProfile()
     try:
-        told = json.loads(path.read_text("utf-8"))
-        if told["version"] != _VERSION:
+        tables = json.loads(path.read_text("utf-8"))
+        if tables["version"] != _VERSION:
             raise InputError(
-                f"{path} must be of version {_VERSION}; it is of {told['version']}. Measure into another folder"
+                f"{path} must be of version {_VERSION}; it is of {tables['version']}. Measure into another folder"
             )
-        return ProfileStore(
-            tuple(_row(Switched, one) for one in told["switches"]),
-            tuple(_row(Lengths, one) for one in told["lengths"]),
-            tuple(_row(Costed, one) for one in told["costs"]),
+        return AppProfile(
+            _rows(SwitchRow, tables["switches"]), _rows(LengthRow, tables["lengths"]), _rows(CostRow, tables["costs"])
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} is no profile of an application ({error!r}); measure into another folder") from error
+        raise InputError(
+            f"{path} is not the profile of an application ({error!r}); measure into another folder"
+        ) from error
 
 
-def write_book(folder: Path, profile_store: ProfileStore) -> None:
-    """Writes the book, and the switch times that follow from it; each file is whole."""
-    told = {"version": _VERSION, **{name: [asdict(one) for one in getattr(profile_store, name)] for name in _TABLES}}
-    write_whole(folder / BOOK, (json.dumps(told, indent=1) + "\n").encode())
-    if profile_store.switches:
-        write_switch_times(folder / SWITCH_TIMES, profile_store.switch_times())
+def _rows(kind: type[_Row], tables: Sequence[Mapping[str, Any]]) -> tuple[_Row, ...]:
+    return tuple(
+        kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+        for table in tables
+    )
 
 
-_TABLES = ("switches", "lengths", "costs")
+def write_profile(folder: Path, profile: AppProfile) -> None:
+    """Write profile.json and the switching times, each atomically."""
+    tables = {name: list(map(asdict, getattr(profile, name))) for name in ("switches", "lengths", "costs")}
+    write_whole(folder / PROFILE, (json.dumps({"version": _VERSION, **tables}, indent=1) + "\n").encode())
+    if profile.switches:
+        write_switch_times(folder / SWITCH_TIMES, profile.switch_times())
 
 
 def lengths_path(folder: Path, model: str) -> Path:
-    """Where a model's output lengths are."""
+    """Return the path of a model's output lengths."""
     return folder / f"lengths-{safe(model)}.csv"
 
 
 def cost_path(folder: Path, model: str) -> Path:
-    """Where a model's cost tables are."""
+    """Return the path of a model's cost tables."""
     return folder / f"cost-{safe(model)}.npz"
 
 
 def digest(*words: object) -> str:
-    """Tells things from others of their kind, in 16 hex digits."""
-    return hashlib.sha256(json.dumps([str(one) for one in words]).encode()).hexdigest()[:16]
-
-
-def _put(rows: tuple[_Row, ...], row: _Row, keys: Sequence[str]) -> tuple[_Row, ...]:
-    def key(one: _Row) -> tuple[object, ...]:
-        return tuple(getattr(one, name) for name in keys)
-
-    return (*[one for one in rows if key(one) != key(row)], row)
-
-
-def _row(kind: type[_Row], report: Mapping[str, Any]) -> _Row:
-    values: dict[str, Any] = {n: tuple(one) if isinstance(one, list) else one for n, one in report.items()}
-    return kind(**values)
+    """Return 16 hex digits that identify these objects by their text."""
+    return hashlib.sha256(json.dumps([str(word) for word in words]).encode()).hexdigest()[:16]

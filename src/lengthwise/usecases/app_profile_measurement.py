@@ -1,4 +1,4 @@
-"""An application measured on this machine, one thing after another; what a folder holds already is kept."""
+"""Measure an application on this machine: switching times, output lengths and costs, one after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
-from lengthwise.apps.launch.engine import Engine
 from lengthwise.apps.launch.local import DEFAULT, HOST
 from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.placement import place
@@ -30,7 +29,6 @@ from lengthwise.apps.run import (
     Job,
     Layout,
     Planned,
-    Progress,
     RunFolder,
     RunPlan,
     RunResult,
@@ -47,29 +45,34 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
-    Costed,
-    Lengths,
-    ProfileStore,
-    Switched,
+    AppProfile,
+    CostRow,
+    LengthRow,
+    SwitchRow,
     cost_path,
     digest,
     lengths_path,
-    read_book,
-    write_book,
+    read_profile,
+    write_profile,
 )
 from lengthwise.workload import Empirical
 
 Ints = npt.NDArray[np.int64]
-SAMPLE = "sample"
-"""Folder of the sample's run, in the profile's."""
+SAMPLE, LOGS = "sample", "logs"
+"""Folders of the sample's run and of the engines' logs, in the profile's folder."""
 COLUMNS = ("call", "row", "prompt_tokens", "output_tokens", "finish_reason")
+SHAPES = ("smallest", "all")
 _DRAWS = 4
-_PAGE = 5_000
+_PAGE_ROWS = 5_000
+_STATIC_NOTE = (
+    "the engines already run, so only their output lengths were measured: they cannot be restarted for switching "
+    "times, and costs are calibrated by lengthwise bench and calibrate"
+)
 
 
 @dataclass(frozen=True)
-class Message:
-    """One output."""
+class SampleOutput:
+    """One output of the sample."""
 
     call: str
     row: int
@@ -78,47 +81,42 @@ class Message:
     finish_reason: str
 
 
-def sampled_rows(count: int, most: int, seed: int) -> Ints:
-    """[at most ``most``] numbers of rows, drawn without putting back, in order."""
-    if count <= most:
+def sampled_rows(count: int, max_rows: int, seed: int) -> Ints:
+    """Return at most ``max_rows`` row numbers, drawn without replacement, ascending."""
+    if count <= max_rows:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False)).astype(np.int64)
+    return np.sort(np.random.default_rng(seed).choice(count, max_rows, replace=False)).astype(np.int64)
 
 
 def run_sample(
-    app: App,
-    rows: Sequence[Mapping[str, Any]],
-    space: Space,
-    launcher: Launcher,
-    folder: Path,
-    monitor: Callable[[Progress], None] | None = None,
-) -> tuple[RunResult, dict[str, list[Message]]]:
-    """How the application ended on these rows, and what its models said by their names.
-
-    Goes on with what is in the folder: what was answered is not asked again.
-    """
+    app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher, folder: Path
+) -> tuple[RunResult, dict[str, list[SampleOutput]]]:
+    """Run the application on these rows, or resume that run; return its result and its outputs by model."""
     job = _job(app, rows, space, launcher)
     with RunFolder(folder).taken(resume=True) as ledger:
-        ended = run_on_engines(job, ledger, launcher, monitor=monitor)
-        return ended, _message(ledger, job.layout)
+        completed = run_on_engines(job, ledger, launcher)
+        return completed, _outputs(ledger, job.layout)
 
 
 def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> Job:
     expanded = expand(app, rows)
     stages = packed(space, expanded.tasks)
-    spare = tuple(plan for stage in stages for plan in stage)
-    longest = [space.deployment(plan).max_model_len for plan in sorted(spare)]
+    plans = tuple(plan for stage in stages for plan in stage)
+    contexts = [space.deployment(plan).max_model_len for plan in sorted(plans)]
     lengths = [model.lengths for model in app.models]
-    draws = [draw(expanded.tasks, lengths, longest, seed) for seed in range(_DRAWS)]
+    draws = [draw(expanded.tasks, lengths, contexts, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
     work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
         return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()))
-    return job_of(work, Planned(RunPlan(stages, spare), ClusterPlacer(space.cluster, space.seconds)))
+    return job_of(work, Planned(RunPlan(stages, plans), ClusterPlacer(space.cluster, space.seconds)))
 
 
 def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
-    """Stages with as many models as have room, each on as few GPUs as it can, in the order in which they are asked."""
+    """Return stages that each hold as many models as fit, in the order of their first requests.
+
+    Each model runs on as few GPUs as possible.
+    """
     order = list(dict.fromkeys(tasks.model.tolist()))
     stages: list[tuple[ModelPlan, ...]] = []
     for model in (*order, *(one for one in range(len(tasks.models)) if one not in order)):
@@ -130,77 +128,97 @@ def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
     return tuple(stages)
 
 
-def _message(ledger: Ledger, layout: Layout) -> dict[str, list[Message]]:
-    """Outputs by model, in the application's order."""
-    tasks, found = layout.tasks, {}
-    for first in range(0, len(tasks), _PAGE):
-        for row in ledger.rows(first, _PAGE):
+def _outputs(ledger: Ledger, layout: Layout) -> dict[str, list[SampleOutput]]:
+    """Return the outputs by model, in the application's order of tasks."""
+    tasks, by_task = layout.tasks, {}
+    for first in range(0, len(tasks), _PAGE_ROWS):
+        for row in ledger.rows(first, _PAGE_ROWS):
             if row.output is not None:
-                found[int(layout.task_of[row.task])] = row
-    said: dict[str, list[Message]] = {name: [] for name in tasks.models}
-    for task in sorted(found):
-        place, output = int(layout.place_of[task]), found[task].output
+                by_task[int(layout.task_of[row.task])] = row.output
+    outputs: dict[str, list[SampleOutput]] = {name: [] for name in tasks.models}
+    for task in sorted(by_task):
+        place, output = int(layout.place_of[task]), by_task[task]
         call, model = layout.pairs[int(tasks.call[place])]
-        if output is not None:
-            name, number = tasks.calls[call], int(tasks.row[place])
-            said[tasks.models[model]].append(
-                Message(name, number, output.prompt_tokens, output.output_tokens, output.finish_reason)
+        outputs[tasks.models[model]].append(
+            SampleOutput(
+                tasks.calls[call],
+                int(tasks.row[place]),
+                output.prompt_tokens,
+                output.output_tokens,
+                output.finish_reason,
             )
-    return said
+        )
+    return outputs
 
 
-def write_lengths(path: Path, message: Sequence[Message]) -> None:
-    """Writes outputs as CSV, a line each."""
+def write_outputs(path: Path, outputs: Sequence[SampleOutput]) -> None:
+    """Write outputs as CSV, one line each."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(astuple(one) for one in message)
+    writer.writerows(map(astuple, outputs))
     write_whole(path, text.getvalue().encode())
 
 
-def read_lengths(path: Path) -> Empirical:
-    """The distribution of a file's outputs without a limit, as far as those that ended at theirs tell.
-
-    An output that was cut is at least so long: the product-limit estimate (Kaplan and Meier, 1958), what lies behind
-    the longest counting as that one. Where all have one limit it is the plain empirical distribution.
-    """
-    said = read_said(path)
-    cut = np.array([one.finish_reason == "length" for one in said], bool)
-    return without_limits(np.array([one.output_tokens for one in said], np.int64), cut)
-
-
-def read_said(path: Path) -> list[Message]:
-    """Outputs as they were written."""
+def read_outputs(path: Path) -> list[SampleOutput]:
+    """Return the outputs of a CSV file; raise InputError if it has none or other columns."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            said = [_one(row) for row in csv.DictReader(file)]
+            outputs = [
+                SampleOutput(
+                    row["call"],
+                    int(row["row"]),
+                    int(row["prompt_tokens"]),
+                    int(row["output_tokens"]),
+                    row["finish_reason"],
+                )
+                for row in csv.DictReader(file)
+            ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} must be a CSV with the columns {', '.join(COLUMNS)} ({error!r})") from error
-    if not said:
+    if not outputs:
         raise InputError(f"{path} must hold at least one output; it holds none")
-    return said
+    return outputs
 
 
-def _one(row: Mapping[str, str]) -> Message:
-    prompt, output = int(row["prompt_tokens"]), int(row["output_tokens"])
-    return Message(row["call"], int(row["row"]), prompt, output, row["finish_reason"])
+def read_lengths(path: Path) -> Empirical:
+    """Return the distribution of a file's output lengths without a limit.
+
+    An output that reached its limit is censored. The estimate is Kaplan and Meier's (1958); the mass beyond the longest
+    output is placed on it. If all outputs have one limit, this is the plain empirical distribution.
+    """
+    outputs = read_outputs(path)
+    is_cut = np.array([output.finish_reason == "length" for output in outputs], bool)
+    return uncensored(np.array([output.output_tokens for output in outputs], np.int64), is_cut)
 
 
-def without_limits(tokens: Ints, cut: npt.NDArray[np.bool_]) -> Empirical:
-    """Lengths with the weights of the product-limit estimate; ``cut`` ones are at least so long."""
-    lengths, cdf = kaplan_meier(tokens, cut & (tokens < tokens.max()))
+def uncensored(tokens: Ints, is_cut: npt.NDArray[np.bool_]) -> Empirical:
+    """Return the Kaplan-Meier estimate of lengths, of which those in ``is_cut`` are lower bounds."""
+    lengths, cdf = kaplan_meier(tokens, is_cut & (tokens < tokens.max()))
     return Empirical(lengths, np.diff(cdf, prepend=0.0))
 
 
-SHAPES = ("smallest", "all")
+def mean_over_rows(outputs: Sequence[SampleOutput]) -> Estimate:
+    """Return the mean output tokens with a 95 % interval over rows, since outputs of a row depend on one another.
+
+    A ratio estimator with linearised residuals (Cochran, Sampling Techniques, 6.3).
+    """
+    if not outputs:
+        return UNKNOWN
+    row = np.unique([output.row for output in outputs], return_inverse=True)[1]
+    tokens = np.bincount(row, [output.output_tokens for output in outputs])
+    counts = np.bincount(row)
+    mean = float(tokens.sum() / counts.sum())
+    residuals = (tokens - mean * counts) / counts.mean()
+    return Estimate(mean, float(t_half_width(residuals, 0.95)))
 
 
 @dataclass(frozen=True)
-class Profiling:
-    """What is measured, and where.
+class ProfileTarget:
+    """What to measure, and where.
 
     Attributes:
-        urls: Of engines that others run, by the models' numbers: they are asked, neither started nor stopped.
+        urls: By model number: addresses of running engines, which are neither started nor stopped; None: start engines.
     """
 
     app: App
@@ -212,12 +230,15 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How much is measured.
+class ProfileOptions:
+    """How much to measure.
 
     Attributes:
-        rows: Of the sample, at most; 0: no lengths.
-        shapes: "smallest": on as few GPUs of each kind as will do; "all": every replica that a plan may have.
+        models: Only these; (): all.
+        rows: Maximum rows of the sample; 0: do not measure lengths.
+        times: Starts of each engine.
+        shapes: "smallest": replicas on the fewest GPUs of each kind; "all": every replica that a plan may use.
+        repeat: Measure again what the folder has.
     """
 
     models: tuple[str, ...] = ()
@@ -232,49 +253,28 @@ class Wanted:
         if self.shapes not in SHAPES:
             raise UnknownNameError("choice of shapes", self.shapes, SHAPES)
         if self.rows < 0 or self.times < 1:
-            raise InputError(f"rows must be at least 0 and times at least 1; they are {self.rows} and {self.times}")
+            raise InputError(f"rows must be at least 0 and times at least 1; got {self.rows} and {self.times}")
 
 
 def shapes(space: Space, model: int, choice: str) -> list[ModelPlan]:
-    """One replica of each shape that a model may have, from the fewest GPUs; or of the smallest of each kind."""
-    each = [plan for plan in space.plans(model) if plan.dp == 1]
+    """Return one-replica plans of a model, fewest GPUs first: all, or the smallest for each kind of GPU."""
+    plans = [plan for plan in space.plans(model) if plan.dp == 1]
     if choice == "all":
-        return each
-    first: dict[str, ModelPlan] = {}
-    for plan in each:
-        first.setdefault(plan.gpu, plan)
-    return list(first.values())
+        return plans
+    smallest: dict[str, ModelPlan] = {}
+    for plan in plans:
+        smallest.setdefault(plan.gpu, plan)
+    return list(smallest.values())
 
 
 def identity(app: App) -> str:
-    """Tells what an application asks of its models from what others ask."""
+    """Return a digest of the application's calls, loops and models."""
     return digest(app.calls, app.loops, [model.identity() for model in app.models])
 
 
-def mean_over_rows(message: Sequence[Message]) -> Estimate:
-    """Mean output tokens; the interval is that of rows, whose outputs have much in common.
-
-    A ratio of sums: by the linearised residuals of rows (Cochran, Sampling Techniques, 6.3).
-    """
-    if not message:
-        return UNKNOWN
-    row = np.unique([one.row for one in message], return_inverse=True)[1]
-    tokens = np.bincount(row, [one.output_tokens for one in message])
-    counts = np.bincount(row)
-    mean = float(tokens.sum() / counts.sum())
-    residuals = (tokens - mean * counts) / counts.mean()
-    return Estimate(mean, float(t_half_width(residuals, 0.95)))
-
-
-def where(plan: ModelPlan) -> str:
-    """A replica's shape in words."""
-    extra = f", pp={plan.pp}" if plan.pp > 1 else ""
-    return f"{plan.gpu}, tp={plan.tp}{extra}"
-
-
-Clock = Callable[[], float]
-Seconds = dict[str, tuple[float, ...]]
-"""By "start_s", "sleep_s", "wake_s" and "stop_s": each time's."""
+def shape_text(plan: ModelPlan) -> str:
+    """Return the shape of a replica in words."""
+    return f"{plan.gpu}, tp={plan.tp}" + (f", pp={plan.pp}" if plan.pp > 1 else "")
 
 
 def switch_seconds(
@@ -283,148 +283,129 @@ def switch_seconds(
     gpus: Replica,
     *,
     times: int,
-    now_s: Clock,
+    now_s: Callable[[], float],
     report: Callable[[int], None] = lambda _: None,
-) -> Seconds:
-    """Seconds of a replica's start, sleep, wake and stop, each as often as it was started.
+) -> dict[str, tuple[float, ...]]:
+    """Return by "start_s", "sleep_s", "wake_s" and "stop_s" the seconds of each of ``times`` starts of a replica.
 
-    The first start finds weights and caches cold where they are; all count alike.
+    The first start may find weights and caches cold; it counts like the others.
 
     Raises:
-        EngineError: It did not start, or did not wake.
+        EngineError: The engine did not start, or did not wake.
     """
 
-    async def all_times() -> list[Mapping[str, float]]:
+    async def once() -> dict[str, float]:
+        seconds, begin_s = {}, now_s()
+        engine = await launcher.start(plan, gpus)
+        seconds["start_s"] = now_s() - begin_s
+        try:
+            begin_s = now_s()
+            if await launcher.sleep(engine):
+                asleep_s = now_s()
+                await launcher.wake(engine)
+                seconds |= {"sleep_s": asleep_s - begin_s, "wake_s": now_s() - asleep_s}
+        finally:
+            begin_s = now_s()
+            await launcher.stop(engine)
+        return seconds | {"stop_s": now_s() - begin_s}
+
+    async def repeat() -> list[dict[str, float]]:
         rounds = []
         for done in range(times):
-            rounds.append(await _once(launcher, plan, gpus, now_s))
+            rounds.append(await once())
             report(done + 1)
         return rounds
 
-    rounds = asyncio.run(all_times())
+    rounds = asyncio.run(repeat())
     names = ("start_s", "stop_s", "sleep_s", "wake_s")
-    return {name: tuple(one[name] for one in rounds if name in one) for name in names}
-
-
-async def _once(launcher: Launcher, plan: ModelPlan, gpus: Replica, now_s: Clock) -> Mapping[str, float]:
-    found, at_s = {}, now_s()
-    engine = await launcher.start(plan, gpus)
-    found["start_s"] = now_s() - at_s
-    try:
-        found |= await _sleep(launcher, engine, now_s)
-    finally:
-        at_s = now_s()
-        await launcher.stop(engine)
-    return {**found, "stop_s": now_s() - at_s}
-
-
-async def _sleep(launcher: Launcher, engine: Engine, now_s: Clock) -> Mapping[str, float]:
-    """Seconds to sleep and to wake; nothing of an engine that cannot."""
-    at_s = now_s()
-    if not await launcher.sleep(engine):
-        return {}
-    asleep_s = now_s()
-    await launcher.wake(engine)
-    return {"sleep_s": asleep_s - at_s, "wake_s": now_s() - asleep_s}
-
-
-LOGS = "logs"
-_GIVEN = (
-    "engines are run by others: they were asked for their outputs, but neither started nor stopped, so switches and "
-    "costs are not measured (of costs: lengthwise bench and calibrate)"
-)
+    return {name: tuple(seconds[name] for seconds in rounds if name in seconds) for name in names}
 
 
 @dataclass
-class Run:
-    """Measures into a folder; the book is written after each thing.
+class ProfileRun:
+    """Measure into a folder; profile.json is written after each measurement.
 
     Attributes:
-        what: Is measured.
-        desired: How much of it.
-        folder: Where it is kept.
-        report: Hears what is being done, in words.
-        now_s: A clock that never goes back.
-        notes: What could not be measured, and why.
+        report: Called with a sentence about each measurement.
+        now_s: A monotonic clock.
+        notes: Measurements that failed, and why.
     """
 
-    what: Profiling
-    desired: Wanted
+    target: ProfileTarget
+    options: ProfileOptions
     folder: Path
     report: Callable[[str], None] = lambda _: None
     now_s: Callable[[], float] = time.perf_counter
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        known = [model.name for model in self.what.app.models]
-        for name in self.desired.models:
+        known = [model.name for model in self.target.app.models]
+        for name in self.options.models:
             if name not in known:
                 raise UnknownNameError("model of the application", name, known)
-        self.models = [n for n, name in enumerate(known) if not self.desired.models or name in self.desired.models]
-        self.plans = {n: shapes(self.what.space, n, self.desired.shapes) for n in self.models}
-        self.of = {plan: self._command(plan) for plans in self.plans.values() for plan in plans}
+        self.models = [n for n, name in enumerate(known) if not self.options.models or name in self.options.models]
+        self.plans = {n: shapes(self.target.space, n, self.options.shapes) for n in self.models}
+        self.sources = {plan: self._source(plan) for plans in self.plans.values() for plan in plans}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot measure into {self.folder}: {error.strerror or error}") from error
-        self.profile_store = read_book(self.folder)
+        self.profile = read_profile(self.folder)
 
-    def complete(self) -> ProfileStore:
-        """Everything that is wanted, measured now or before."""
-        if self.what.urls:
-            self.notes.append(_GIVEN)
+    def complete(self) -> AppProfile:
+        """Measure everything that the options select and the folder lacks; return the profile."""
+        if self.target.urls:
+            self.notes.append(_STATIC_NOTE)
         else:
-            for plan in self.of:
-                self._switches(plan)
-        if self.desired.rows:
-            self._lengths()
-        if self.desired.calibrate and not self.what.urls:
+            for plan in self.sources:
+                self._measure_switches(plan)
+        if self.options.rows:
+            self._measure_lengths()
+        if self.options.calibrate and not self.target.urls:
             for number in self.models:
-                self._cost(self.plans[number][0])
-        return self.profile_store
+                self._calibrate(self.plans[number][0])
+        return self.profile
 
-    def _command(self, plan: ModelPlan) -> str:
-        """Tells what is started from others; fails where nothing could be."""
-        loaded = self.what.loaded[plan.model]
-        if self.what.urls:
-            return digest(loaded)
-        launch = loaded.launch(plan, tuple(range(plan.gpus)), HOST, 0, self.what.space.deployment)
-        return digest(launch.command, sorted(launch.environment.items()), loaded.sleeps)
+    def _source(self, plan: ModelPlan) -> str:
+        """Return a digest of the command that starts the plan's engine; raise InputError if it cannot be started."""
+        config = self.target.loaded[plan.model]
+        if self.target.urls:
+            return digest(config)
+        launch = config.launch(plan, tuple(range(plan.gpus)), HOST, 0, self.target.space.deployment)
+        return digest(launch.command, sorted(launch.environment.items()), config.sleeps)
 
-    def _name(self, plan: ModelPlan) -> str:
-        return self.what.app.models[plan.model].name
+    def _is_current(self, row: SwitchRow | LengthRow | CostRow | None, source: str) -> bool:
+        return not self.options.repeat and row is not None and row.source == source
 
-    def _keep(self, profile_store: ProfileStore) -> None:
-        self.profile_store = profile_store
-        write_book(self.folder, profile_store)
+    def _save(self, row: SwitchRow | LengthRow | CostRow) -> None:
+        self.profile = self.profile.with_row(row)
+        write_profile(self.folder, self.profile)
 
     @contextmanager
     def _launcher(self) -> Iterator[LocalLauncher | StaticLauncher]:
-        what = self.what
-        made = (
-            StaticLauncher(what.loaded, what.urls, what.timeouts)
-            if what.urls
-            else LocalLauncher(what.loaded, self.folder / LOGS, what.space.deployment, what.timeouts)
+        target = self.target
+        launcher = (
+            StaticLauncher(target.loaded, target.urls, target.timeouts)
+            if target.urls
+            else LocalLauncher(target.loaded, self.folder / LOGS, target.space.deployment, target.timeouts)
         )
         try:
-            yield made
+            yield launcher
         finally:
-            asyncio.run(made.close())
+            asyncio.run(launcher.close())
 
     def _gpus(self, plan: ModelPlan) -> Replica:
-        space = self.what.space
-        found = place([plan], {}, space.cluster, space.seconds)
-        if found is None:
+        space = self.target.space
+        placed = place([plan], {}, space.cluster, space.seconds)
+        if placed is None:
             raise InternalError(f"a valid plan must have a place; {plan} has none")
-        return found[plan.model][0]
+        return placed[plan.model][0]
 
-    def _switches(self, plan: ModelPlan) -> None:
-        name, of = self._name(plan), self.of[plan]
-        before = self.profile_store.switched(name, plan.shape)
-        if not self.desired.repeat and before is not None and before.of == of:
-            self.report(f"{name}: switches on {where(plan)} are there already")
+    def _measure_switches(self, plan: ModelPlan) -> None:
+        name, source, times = self.target.app.models[plan.model].name, self.sources[plan], self.options.times
+        if self._is_current(self.profile.switch(name, plan.shape), source):
+            self.report(f"{name}: switching times on {shape_text(plan)} are already measured")
             return
-        times = self.desired.times
         with self._launcher() as launcher:
             seconds = switch_seconds(
                 launcher,
@@ -432,79 +413,74 @@ class Run:
                 self._gpus(plan),
                 times=times,
                 now_s=self.now_s,
-                report=lambda n: self.report(f"{name}: started and stopped {n} of {times} times on {where(plan)}"),
+                report=lambda n: self.report(f"{name}: started and stopped {n} of {times} times on {shape_text(plan)}"),
             )
-        self._keep(self.profile_store.with_switched(Switched(name, plan.gpu, plan.tp, plan.pp, of, **seconds)))
+        self._save(SwitchRow(name, plan.gpu, plan.tp, plan.pp, source, **seconds))
 
-    def _lengths(self) -> None:
-        names = [self.what.app.models[n].name for n in self.models]
-        numbers = sampled_rows(len(self.what.rows), self.desired.rows, self.desired.seed)
-        rows = [self.what.rows[int(n)] for n in numbers]
-        of = f"{identity(self.what.app)}-{digest(numbers.tolist(), rows)}"
-        if not self.desired.repeat and all(self._has_lengths(name, of) for name in names):
-            self.report(f"lengths of {len(rows)} rows are there already")
+    def _measure_lengths(self) -> None:
+        target, names = self.target, [self.target.app.models[n].name for n in self.models]
+        numbers = sampled_rows(len(target.rows), self.options.rows, self.options.seed)
+        rows = [target.rows[int(n)] for n in numbers]
+        source = f"{identity(target.app)}-{digest(numbers.tolist(), rows)}"
+        if all(self._has_lengths(name, source) for name in names):
+            self.report(f"lengths of {len(rows)} rows are already measured")
             return
-        self.report(f"{len(rows)} of {len(self.what.rows)} rows are run for their lengths")
-        place = self.folder / SAMPLE
-        space = replace(self.what.space, times=self.profile_store.switch_times())
+        self.report(f"running {len(rows)} of {len(target.rows)} rows for their output lengths")
+        folder = self.folder / SAMPLE
+        space = replace(target.space, times=self.profile.switch_times())
         with self._launcher() as launcher:
-            ended, said = run_sample(self.what.app, rows, space, launcher, place)
-        if ended.how != "done":
+            completed, outputs = run_sample(target.app, rows, space, launcher, folder)
+        if completed.how != "done":
             raise KeyboardInterrupt
-        if ended.exit_code:
-            self.notes.append(f"some of the sample's tasks failed; their errors are in the ledger in {place}")
+        if completed.exit_code:
+            self.notes.append(f"some of the sample's tasks failed; their errors are in the ledger in {folder}")
         for name in names:
-            self._keep_lengths(name, of, len(rows), said[name])
+            self._save_lengths(name, source, len(rows), outputs[name])
 
-    def _has_lengths(self, name: str, of: str) -> bool:
-        row = self.profile_store.length(name)
-        return row is not None and row.of == of and (not row.outputs or lengths_path(self.folder, name).exists())
+    def _has_lengths(self, name: str, source: str) -> bool:
+        row = self.profile.length(name)
+        if not self._is_current(row, source) or row is None:
+            return False
+        return not row.outputs or lengths_path(self.folder, name).exists()
 
-    def _keep_lengths(self, name: str, of: str, rows: int, message: Sequence[Message]) -> None:
-        mean = mean_over_rows(message)
-        cut = sum(one.finish_reason == "length" for one in message)
-        if message:
-            write_lengths(lengths_path(self.folder, name), message)
+    def _save_lengths(self, name: str, source: str, rows: int, outputs: Sequence[SampleOutput]) -> None:
+        mean = mean_over_rows(outputs)
+        cut = sum(output.finish_reason == "length" for output in outputs)
+        if outputs:
+            write_outputs(lengths_path(self.folder, name), outputs)
         else:
-            self.notes.append(f"{name} was asked nothing in the sample: its lengths are not known")
-        self._keep(
-            self.profile_store.with_lengths(
-                Lengths(name, of, rows, len(message), cut, _known(mean.value), _known(mean.half_width))
-            )
-        )
+            self.notes.append(f"{name} had no requests in the sample: its lengths are unknown")
+        known = [None if math.isnan(value) else value for value in (mean.value, mean.half_width)]
+        self._save(LengthRow(name, source, rows, len(outputs), cut, *known))
 
-    def _cost(self, plan: ModelPlan) -> None:
+    def _calibrate(self, plan: ModelPlan) -> None:
         from lengthwise import cost
-        from lengthwise.usecases import app_profile_cost as costs
+        from lengthwise.usecases.app_profile_cost import calibrate_replica, jct_errors, require_improvement
 
-        name, of = self._name(plan), self.of[plan]
-        path, before = cost_path(self.folder, name), self.profile_store.cost(name)
-        if not self.desired.repeat and before is not None and before.of == of and path.exists():
-            self.report(f"{name}: cost tables are there already")
+        name, source = self.target.app.models[plan.model].name, self.sources[plan]
+        path, deployment = cost_path(self.folder, name), self.target.space.deployment(plan)
+        if self._is_current(self.profile.cost(name), source) and path.exists():
+            self.report(f"{name}: cost tables are already calibrated")
             return
-        self.report(f"{name}: measured under load on {where(plan)}")
+        self.report(f"{name}: measuring under load on {shape_text(plan)}")
         try:
+            lengths = self._sampled_lengths(name)
             with self._launcher() as launcher:
-                found, requests = costs.calibrated(
-                    launcher, plan, self._gpus(plan), self.what.space.deployment(plan), self._sampled(name),
-                    seed=self.desired.seed,
-                )  # fmt: skip
-            costs.require_help(found)
+                found, requests = calibrate_replica(
+                    launcher, plan, self._gpus(plan), deployment, lengths, seed=self.options.seed
+                )
+            require_improvement(found)
         except InputError as error:
             self.notes.append(f"{name} was not calibrated: {error}")
             return
-        cost.save(found.tables, path, cost.MadeFor.of_deployment(self.what.space.deployment(plan)))
-        row = Costed(name, plan.gpu, plan.tp, plan.pp, of, requests, *costs.off(found))
-        self._keep(self.profile_store.with_cost(row))
+        cost.save(found.tables, path, cost.MadeFor.of_deployment(deployment))
+        self._save(CostRow(name, plan.gpu, plan.tp, plan.pp, source, requests, *jct_errors(found)))
 
-    def _sampled(self, name: str) -> tuple[Any, Any]:
-        """(prompt, output) tokens of what the model was asked in the sample."""
+    def _sampled_lengths(self, name: str) -> tuple[Ints, Ints]:
+        """Return the (prompt, output) tokens of a model's requests in the sample."""
         path = lengths_path(self.folder, name)
         if not path.exists():
-            raise InputError("it must have lengths first; measure them (rows above 0)")
-        said = read_said(path)
-        return tuple(np.array([getattr(one, n) for one in said], np.int64) for n in ("prompt_tokens", "output_tokens"))  # type: ignore[return-value]
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+            raise InputError("its lengths must be measured before (rows above 0)")
+        outputs = read_outputs(path)
+        prompt = np.array([output.prompt_tokens for output in outputs], np.int64)
+        return prompt, np.array([output.output_tokens for output in outputs], np.int64)

@@ -1,4 +1,4 @@
-"""An application run: on engines of this machine, of a Ray cluster, at given addresses, or in virtual time."""
+"""Run an application: on engines of this machine or a Ray cluster, at given addresses, or in virtual time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lengthwise.apps.expand import Rendered
 from lengthwise.apps.inputs import Rows, is_batch, write_batch
 from lengthwise.apps.launch import Launcher, SimulatedLauncher, StaticLauncher
-from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.run import (
     ClusterPlacer,
     EnginesFailedError,
@@ -21,6 +19,7 @@ from lengthwise.apps.run import (
     Planned,
     Progress,
     Reused,
+    RunFolder,
     RunPlan,
     RunResult,
     RunTasks,
@@ -37,23 +36,23 @@ from lengthwise.apps.run import (
     write_manifest,
 )
 from lengthwise.apps.run.replanning import Replanner
-from lengthwise.apps.run.results import DEAD, OUTPUTS, Exported, RunFolder, sha256
+from lengthwise.apps.run.results import DEAD, OUTPUTS, Exported, sha256
 from lengthwise.schema.app import AppPlan
 from lengthwise.schema.errors import EngineError
-from lengthwise.usecases.app_plan import PlannedApp, longest_of
+from lengthwise.usecases.app_plan import PlannedApp, context_lengths
 from lengthwise.usecases.app_setup import Engines, launcher_of
 
 FORMS = ("jsonl", "parquet")
 BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
-"""What a run of an OpenAI batch file writes beside its outputs, in the form that such batches are answered in."""
+"""Additional outputs of an OpenAI batch file, in the format of such batches."""
 
 
 @dataclass(frozen=True)
-class RanApp:
-    """A run that is over, for now.
+class AppRun:
+    """A run that has ended or was interrupted.
 
     Attributes:
-        plan: That it began with, or that was found while its engines started; None: engines were given.
+        plan: The plan followed, including one found while engines started; None: the engines were given.
     """
 
     completed: RunResult
@@ -64,13 +63,12 @@ class RanApp:
 
 
 @dataclass(frozen=True)
-class Watching:
-    """Who is told how far it is.
+class RunMonitor:
+    """Callbacks of a run.
 
     Attributes:
-        progress: Shown how far it is; None: nobody.
-        every_s: How often, in seconds of the run's clock.
-        started: Told what is kept of a run before, before engines start; of a first run nothing.
+        every_s: Interval of ``progress`` on the run's clock.
+        started: Called before engines start with the answers of an interrupted run that are reused, if there are any.
     """
 
     progress: Callable[[Progress], None] | None = None
@@ -89,119 +87,96 @@ def run_app(
     store: str | None = None,
     resume: bool = False,
     forms: Sequence[str] = FORMS,
-    watching: Watching | None = None,
-) -> RanApp:
-    """Runs an application by its plan, or goes on with it, and writes what was answered.
+    monitor: RunMonitor | None = None,
+) -> AppRun:
+    """Run an application by its plan, or resume its run, and write its outputs.
 
     Args:
-        store: Where the ledger is; None: in the folder.
+        store: Location of the ledger; None: in the folder.
 
     Raises:
-        OutputError: What was answered cannot be written.
-        EngineError: A model's engines do not start, or end again and again; what was answered is written all the same.
+        OutputError: The outputs cannot be written.
+        EngineError: Engines of a model cannot start, or crash repeatedly; recorded answers are written before.
     """
-    watching = watching or Watching()
-    planned = _asked_with(planned, engines)
+    monitor = monitor or RunMonitor()
+    planned = _with_request_options(planned, engines)
     launcher = launcher_of(planned, engines, folder)
-    found = _Found(planned.plan)
-    job = _job(planned, rows, launcher, settings or Settings(seed=0), found)
+    # The list's only entry is the current plan; a search in the background replaces it.
+    current = [planned.plan]
+    job = _job(planned, rows, launcher, settings or Settings(seed=0), current)
     failed: EnginesFailedError | None = None
     with RunFolder(folder, store).taken(resume=resume) as ledger:
+        callbacks = {"monitor": monitor.progress, "watch_s": monitor.every_s, "started": monitor.started}
         try:
-            ended = _finished(job, ledger, launcher, watching)
+            if isinstance(launcher, SimulatedLauncher):
+                completed = run_simulated(job, ledger, launcher, **callbacks)
+            else:
+                completed = run_on_engines(job, ledger, launcher, stopping=monitor.stopping, **callbacks)
         except EnginesFailedError as error:
-            ended, failed = error.completed, error
+            completed, failed = error.completed, error
         exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
     if "jsonl" in forms and is_batch(planned.expanded.app):
-        exported = _as_batch(exported, folder)
+        write_batch(folder / OUTPUTS, folder / DEAD, folder / BATCH_ANSWERS, folder / BATCH_ERRORS)
+        digests = {name: sha256(folder / name) for name in (BATCH_ANSWERS, BATCH_ERRORS)}
+        exported = replace(exported, files={**exported.files, **digests})
+    (plan,) = current
     metadata = manifest(
-        replace(job, run_plan=run_plan_of(found.plan)) if found.plan is not None else job,
-        ended,
+        job if plan is None else replace(job, run_plan=run_plan_of(plan)),
+        completed,
         exported,
         app=identity(planned),
         inputs=rows.sha256,
-        models={one.name: one.identity() for one in planned.expanded.app.models},
+        models={model.name: model.identity() for model in planned.expanded.app.models},
     )
     write_manifest(folder, metadata)
     if failed is not None:
-        raise EngineError(f"{failed}. What was answered until then is in {folder}") from failed
-    return RanApp(ended, exported, metadata, folder, found.plan)
+        raise EngineError(f"{failed}. Answers recorded before are in {folder}") from failed
+    return AppRun(completed, exported, metadata, folder, plan)
 
 
-@dataclass
-class _Found:
-    """The plan, as far as it is known."""
-
-    plan: AppPlan | None
-
-
-def _finished(job: Job, ledger: Ledger, launcher: Launcher, watching: Watching) -> RunResult:
-    watch, every_s, begun = watching.progress, watching.every_s, watching.started
-    if isinstance(launcher, SimulatedLauncher):
-        return run_simulated(job, ledger, launcher, monitor=watch, watch_s=every_s, started=begun)
-    return run_on_engines(
-        job, ledger, launcher, monitor=watch, watch_s=every_s, stopping=watching.stopping, started=begun
-    )
-
-
-def _asked_with(planned: PlannedApp, engines: Engines) -> PlannedApp:
-    """Its models know what their engines put into every request: answers to another request are not theirs."""
-    told = [
-        json.dumps([loaded.served, dict(loaded.body)], sort_keys=True, default=str)
-        if loaded.served or loaded.body
+def _with_request_options(planned: PlannedApp, engines: Engines) -> PlannedApp:
+    """Add the request options of engines to their models, so that results of other options are not reused."""
+    options = [
+        json.dumps([config.served, dict(config.body)], sort_keys=True, default=str)
+        if config.served or config.body
         else ""
-        for loaded in engines.loaded
+        for config in engines.loaded
     ]
-    if engines.launcher == "simulated" or not any(told):
+    if engines.launcher == "simulated" or not any(options):
         return planned
     app = planned.expanded.app
-    models = [replace(model, asked_with=words) for model, words in zip(app.models, told, strict=True)]
+    models = [replace(model, request_options=text) for model, text in zip(app.models, options, strict=True)]
     return replace(planned, expanded=replace(planned.expanded, app=replace(app, models=models)))
 
 
-def _as_batch(exported: Exported, folder: Path) -> Exported:
-    """What was exported, and the same as OpenAI's batch files."""
-    write_batch(folder / OUTPUTS, folder / DEAD, folder / BATCH_ANSWERS, folder / BATCH_ERRORS)
-    digests = {name: sha256(folder / name) for name in (BATCH_ANSWERS, BATCH_ERRORS)}
-    return replace(exported, files={**exported.files, **digests})
-
-
 def identity(planned: PlannedApp) -> str:
-    """SHA-256 of what the application asks and of whom, in hex."""
+    """Return the SHA-256 of the application's calls and models, in hex."""
     app = planned.expanded.app
-    whole = repr((app.calls, app.loops, [model.identity() for model in app.models]))
-    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+    text = repr((app.calls, app.loops, [model.identity() for model in app.models]))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, found: _Found) -> Job:
-    expanded = planned.expanded
-    words = f"{identity(planned)} {rows.sha256}"
-    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), words)
+def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, current: list[AppPlan | None]) -> Job:
+    expanded, space = planned.expanded, planned.space
+    work = RunTasks(
+        expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), f"{identity(planned)} {rows.sha256}"
+    )
     if isinstance(launcher, StaticLauncher):
         return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()), settings)
-    assert planned.space is not None
+    assert space is not None
     assert planned.plan is not None
-    placer = ClusterPlacer(planned.space.cluster, planned.space.seconds)
-    job = job_of(work, Planned(run_plan_of(planned.plan), placer), settings)
-    replanner = _replanner(planned, job)
+    job = job_of(work, Planned(run_plan_of(planned.plan), ClusterPlacer(space.cluster, space.seconds)), settings)
+    models, run_plan, wait = expanded.app.models, job.run_plan, planned.final_plan
+    replanner = Replanner(
+        job.layout.tasks, [model.lengths for model in models], context_lengths(models), space, run_plan.stages,
+        run_plan.reserve,
+    )  # fmt: skip
 
-    def seek(sought: Callable[[], AppPlan]) -> RunPlan:
-        found.plan = sought()
-        run_plan = run_plan_of(found.plan)
-        replanner.stages, replanner.reserve = run_plan.stages, run_plan.reserve
-        return run_plan
+    def final_run_plan() -> RunPlan:
+        assert wait is not None
+        found = wait()
+        current[0], made = found, run_plan_of(found)
+        replanner.stages, replanner.reserve = made.stages, made.reserve
+        return made
 
-    return replace(
-        job,
-        replan=replanner if settings.replans else None,
-        seek=None if planned.sought is None else partial(seek, planned.sought),
-    )
-
-
-def _replanner(planned: PlannedApp, job: Job) -> Replanner:
-    """Plans what is left anew, should lengths or the clock leave what was planned with."""
-    assert planned.space is not None
-    models = planned.expanded.app.models
-    lengths, longest = [one.lengths for one in models], longest_of(models)
-    run_plan = job.run_plan
-    return Replanner(job.layout.tasks, lengths, longest, planned.space, run_plan.stages, run_plan.reserve)
+    return replace(job, replan=replanner if settings.replans else None, seek=None if wait is None else final_run_plan)

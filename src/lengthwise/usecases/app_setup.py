@@ -1,4 +1,4 @@
-"""An application's file with the GPUs and the profile that a command names beside it."""
+"""Load an application's file together with the GPUs and the profile named on the command line."""
 
 from __future__ import annotations
 
@@ -19,33 +19,23 @@ if TYPE_CHECKING:
     from lengthwise.apps.plan import Space
     from lengthwise.config.app_file import AppFile
     from lengthwise.schema.app import AppPlan, TaskDraw
-    from lengthwise.usecases.app_plan import PlannedApp, Planning
+    from lengthwise.usecases.app_plan import PlannedApp, PlanSettings
     from lengthwise.workload import Marginal
+
+TRUE_SEED = (0, 2)
+"""Seed of the lengths of simulated engines; no plan uses it."""
 
 
 @dataclass(frozen=True)
-class Stretched:
-    """A distribution of lengths."""
+class ScaledLengths:
+    """A length distribution times a factor."""
 
     lengths: Marginal
-    times: float
+    factor: float
 
     def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Tokens at each level."""
-        return np.asarray(self.times * np.asarray(self.lengths.quantile(np.asarray(level, np.float64))))
-
-
-def stretched(lengths: Marginal | None, times: float) -> Stretched:
-    """So many times as long; raises InputError where no lengths are known."""
-    if lengths is None:
-        raise InputError(
-            "true_lengths are told as times of a model's lengths; give it lengths, or take true_lengths out"
-        )
-    return Stretched(lengths, times)
-
-
-TRUE_SEED = (0, 2)
-"""Of lengths that are not those planned with."""
+        """Return the tokens at each level."""
+        return np.asarray(self.factor * np.asarray(self.lengths.quantile(np.asarray(level, np.float64))))
 
 
 def _default_timeouts() -> EngineTimeouts:
@@ -56,11 +46,13 @@ def _default_timeouts() -> EngineTimeouts:
 
 @dataclass(frozen=True)
 class Engines:
-    """Who answers.
+    """The engines of a run.
 
     Attributes:
-        loaded: How engines of each model are started and asked, in the application's order.
-        true_lengths: Of simulated engines, by the models' numbers: answers are drawn so many times as long as planned.
+        loaded: How engines of each model are started and called, in the application's order.
+        urls: By model number: addresses of running engines (launcher "static").
+        ray: Address of the Ray cluster; "local" starts one.
+        true_lengths: By model number: simulated engines answer this many times as long as planned.
     """
 
     launcher: str = "local"
@@ -78,17 +70,17 @@ class Engines:
 
 
 def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
-    """What makes a plan's engines be there; raises InputError where they cannot be had."""
+    """Return the launcher for a plan's engines; raise InputError if it cannot start them."""
     from lengthwise.apps.launch import Lengths, LocalLauncher, SimulatedLauncher, StaticLauncher
 
-    names = [one.name for one in planned.expanded.app.models]
     space, logs = planned.space, folder / "logs"
     if engines.launcher == "static":
         return StaticLauncher(engines.loaded, engines.urls, engines.timeouts)
     if space is None or planned.plan is None:
-        raise InputError(f"the launcher {engines.launcher} follows a plan; there is none. Name the GPUs (--node)")
+        raise InputError(f"the launcher {engines.launcher} needs a plan; name the GPUs to plan for (--node)")
     if engines.launcher == "simulated":
-        lengths = Lengths.of(planned.expanded.tasks, _truth(planned, engines.true_lengths))
+        names = [model.name for model in planned.expanded.app.models]
+        lengths = Lengths.of(planned.expanded.tasks, _true_lengths(planned, engines.true_lengths))
         return SimulatedLauncher(names, space.deployment, lengths, space.seconds, space.sleeps)
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
@@ -99,43 +91,39 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
         )
     if (machines := len(space.cluster.machines)) > 1:
         raise InputError(
-            f"the local launcher starts engines on one machine; the plan is of {machines}. Take --launcher ray, or "
-            "one --node"
+            f"the local launcher starts engines on one machine; the plan has {machines}. Use --launcher ray, or one "
+            "--node"
         )
-    for one in engines.loaded:
-        _require_weights(one)
+    for config in engines.loaded:
+        # An engine takes a minute to start before it reports a missing folder.
+        if config.weights and Path(config.weights).is_absolute() and not Path(config.weights).exists():
+            raise InputError(
+                f"weights of {config.name} must be a folder with a model, or the name of a model on a hub; "
+                f"{config.weights} does not exist"
+            )
     return LocalLauncher(engines.loaded, logs, space.deployment, engines.timeouts)
 
 
-def _truth(planned: PlannedApp, times: Mapping[int, float]) -> TaskDraw:
-    """The lengths of simulated engines, which nobody planned with: as given, or by model so many times as long."""
-    from lengthwise.usecases.app_plan import draws_of
+def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw:
+    """Return a length sample for simulated engines that no plan uses, scaled by model."""
+    from lengthwise.usecases.app_plan import length_samples
 
-    expanded = planned.expanded
-    models = [
-        replace(one, lengths=stretched(one.lengths, times[number])) if number in times else one
-        for number, one in enumerate(expanded.app.models)
-    ]
-    other = replace(expanded, app=replace(expanded.app, models=models))
-    (drawn,) = draws_of(other, [TRUE_SEED])
-    return drawn
-
-
-def _require_weights(loaded: EngineConfig) -> None:
-    """Engines start for a minute before they say that a folder is not there."""
-    if loaded.weights and Path(loaded.weights).is_absolute() and not Path(loaded.weights).exists():
-        raise InputError(
-            f"weights of {loaded.name} must be a folder with a model, or a name of a hub; there is no {loaded.weights}"
-        )
+    expanded, models = planned.expanded, list(planned.expanded.app.models)
+    for number, factor in factors.items():
+        if (lengths := models[number].lengths) is None:
+            raise InputError("true_lengths scales a model's lengths; give the model lengths, or remove true_lengths")
+        models[number] = replace(models[number], lengths=ScaledLengths(lengths, factor))
+    (sample,) = length_samples(replace(expanded, app=replace(expanded.app, models=models)), [TRUE_SEED])
+    return sample
 
 
 @dataclass(frozen=True, eq=False)
-class AskedApp:
-    """What a command is asked to plan or run.
+class AppRequest:
+    """An application that a command plans or runs.
 
     Attributes:
-        space: Of its plans; None: no GPUs are named.
-        notes: What a profile held and what it did not, in words; what is assumed without one the plan says itself.
+        space: Possible plans; None: no GPUs are named.
+        notes: Which parts of a profile were used.
     """
 
     file: AppFile
@@ -143,37 +131,39 @@ class AskedApp:
     space: Space | None
     notes: tuple[str, ...]
 
-    def planned(self, how: Planning, given: AppPlan | None = None, *, begins: bool = False) -> PlannedApp:
-        """Its plan, or with ``begins`` one to begin with; raises InputError where no GPUs are named."""
+    def planned(self, settings: PlanSettings, given: AppPlan | None = None, *, early: bool = False) -> PlannedApp:
+        """Return the application with its plan (see ``planned_app``)."""
         from lengthwise.usecases.app_plan import planned_app
 
         if self.space is None:
             raise InputError('a plan needs GPUs: --node 8xA100-80GB, or [cluster] nodes = ["8xA100-80GB"] in the file')
-        made = planned_app(self.app, self.file.rows, self.space, how, given=given, begins=begins)
+        made = planned_app(self.app, self.file.rows, self.space, settings, given=given, early=early)
         assert made.plan is not None
-        sought = made.sought
-        later = None if sought is None else lambda: self._recorded(sought())
-        return replace(made, plan=self._recorded(made.plan), sought=later)
+        wait = made.final_plan
+        final_plan = None if wait is None else lambda: self._with_notes(wait())
+        return replace(made, plan=self._with_notes(made.plan), final_plan=final_plan)
 
-    def _recorded(self, made: AppPlan) -> AppPlan:
-        return replace(made, notes=tuple(dict.fromkeys((*self.notes, *made.notes))))
+    def sampled(self, settings: PlanSettings) -> PlannedApp:
+        """Return the application without a plan, for given engines."""
+        from lengthwise.usecases.app_plan import sampled_app
 
-    def drawn(self, how: Planning) -> PlannedApp:
-        """Without a plan, for engines that are given."""
-        from lengthwise.usecases.app_plan import drawn_app
+        return sampled_app(self.app, self.file.rows, settings)
 
-        return drawn_app(self.app, self.file.rows, how)
+    def _with_notes(self, plan: AppPlan) -> AppPlan:
+        return replace(plan, notes=tuple(dict.fromkeys((*self.notes, *plan.notes))))
 
     def engines(self, launcher: str | None = None, ray: str = "auto") -> Engines:
-        """Who answers, as the file says, or by another launcher."""
+        """Return the engines of the file, or those of another launcher."""
         run = self.file.run
         name = launcher or run.launcher
         return Engines(name, self.file.loaded, run.urls or {}, run.timeouts, ray, run.true_lengths)
 
 
-def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None) -> AskedApp:
-    """An application's file, on GPUs, under a profile."""
-    # Names of GPUs are checked before what it takes to read the file is imported.
+def load_app_request(
+    path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None
+) -> AppRequest:
+    """Load an application's file on these GPUs (default: the file's), with a profile's measurements."""
+    # GPU names are checked before the imports that reading the file needs.
     cluster = parse_cluster(nodes, Path()) if nodes else None
     from lengthwise.apps.plan import Space
     from lengthwise.config.app_file import load_app
@@ -182,12 +172,12 @@ def asked_app(path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), p
     cluster = cluster or file.cluster
     if cluster is None:
         if profile is not None:
-            raise InputError("a profile is of GPUs; name them: --node, or [cluster] nodes in the file")
-        return AskedApp(file, file.app, None, ())
+            raise InputError("a profile needs GPUs; name them: --node, or [cluster] nodes in the file")
+        return AppRequest(file, file.app, None, ())
     space, app = Space(file.served, cluster, file.times), file.app
     notes: tuple[str, ...] = ()
     if profile is not None:
         from lengthwise.usecases.app_profile import profiled
 
         app, space, notes = profiled(app, space, profile, file.loaded)
-    return AskedApp(replace(file, app=app), app, space, tuple(notes))
+    return AppRequest(replace(file, app=app), app, space, tuple(notes))

@@ -167,7 +167,7 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
         UnknownNameError: ``format`` is unknown.
         InputError: Requests start after others finish, which no format can represent.
     """
-    workload.require_nobody_after("a file")
+    workload.require_independent("a file")
     path = Path(path)
     is_gzip = path.suffix.lower() == ".gz"
     chosen = format or _BY_SUFFIX.get((path.with_suffix("") if is_gzip else path).suffix.lower())

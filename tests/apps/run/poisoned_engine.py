@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from lengthwise.testing.engine_server import EngineServer, EngineConfig, completions, request_handler
+from lengthwise.testing.engine_server import EngineConfig, EngineServer, completions, request_handler
 
 
 def deadly(raw, *rest, **more):

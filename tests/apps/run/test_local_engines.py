@@ -13,7 +13,7 @@ from lengthwise.apps.launch import EngineConfig, StaticLauncher
 from lengthwise.apps.ledger import State, open_ledger
 from lengthwise.apps.run import PlanDeviation, StaticPlacer
 from lengthwise.schema.errors import EngineError, InputError
-from lengthwise.testing.engine_server import EngineServer, EngineConfig
+from lengthwise.testing.engine_server import EngineConfig, EngineServer
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from simulated_world import fresh
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
-from lengthwise.apps.plan import RequestSpec, Space, SwitchTimes, plan
+from lengthwise.apps.plan import PlanOptions, Space, SwitchTimes, plan
 from lengthwise.apps.run import (
     ClusterPlacer,
     Drawn,
@@ -38,7 +38,7 @@ def chained(rng):
 def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, times=None):
     """(plan, end of the run) of one draw, planned with and run."""
     models, cluster = served(len(tasks.models), "opt-1.3b", "llama-2-13b"), cluster_of(gpus)
-    made = plan(tasks, [draw], models, cluster, times=times, requested=RequestSpec(method=method, additional=()))
+    made = plan(tasks, [draw], models, cluster, times=times, options=PlanOptions(method=method, additional=()))
     space = Space(models, cluster, times or SwitchTimes())
     placer = ClusterPlacer(cluster, space.seconds)
     work = RunTasks(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")

@@ -13,7 +13,7 @@ from simulated_world import plan as model_plan
 
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import State
-from lengthwise.apps.plan import RequestSpec, Space, plan
+from lengthwise.apps.plan import PlanOptions, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterPlacer,
@@ -61,7 +61,7 @@ def planned(counts, means):
     lengths, longest = [Geometric(mean) for mean in means], [LONGEST] * len(means)
     space = Space(served(len(means), "opt-1.3b", "llama-2-13b"), cluster_of(4))
     draws, truth = ([draw(tasks, lengths, longest, (kind, k)) for k in range(n)] for kind, n in ((0, 2), (1, 8)))
-    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, requested=RequestSpec(additional=()))
+    made = plan(tasks, draws, space.models, space.cluster, true_draws=truth, options=PlanOptions(additional=()))
     return tasks, draws, space, made
 
 

@@ -1,12 +1,12 @@
 from .methods import METHODS, Effort, best_staged, best_unpreempted
-from .planner import DEFAULT, RequestSpec, plan, read_plan, what_if, write_plan
+from .planner import DEFAULT, PlanOptions, plan, read_plan, what_if, write_plan
 from .space import Served, Space, SwitchRates, SwitchTimes, read_switch_times, write_switch_times
 
 __all__ = [
     "DEFAULT",
     "METHODS",
     "Effort",
-    "RequestSpec",
+    "PlanOptions",
     "Served",
     "Space",
     "SwitchRates",

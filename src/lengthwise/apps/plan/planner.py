@@ -113,7 +113,7 @@ MIN_SHARE = 0.003
 
 
 @dataclass(frozen=True)
-class RequestSpec:
+class PlanOptions:
     """Options of planning.
 
     Attributes:
@@ -156,7 +156,7 @@ class Found:
 
 
 def search_results(
-    worlds: Sequence[Stages], space: Space, requested: RequestSpec, begin: Callable[[Found], None] | None = None
+    worlds: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[Found], None] | None = None
 ) -> list[Found]:
     """Return the plan of each method, "lengthwise" first.
 
@@ -168,13 +168,13 @@ def search_results(
     Args:
         worlds: Samples used for planning.
         space: Space of plans.
-        requested: Options.
+        options: Options.
         begin: Receives a first plan of "lengthwise". Engines of its first stage can start during the search, which
             then takes no extra time if they remain.
     """
-    search = Search(worlds, space, requested)
-    names = [name for name in dict.fromkeys((*requested.additional, requested.method)) if name != DEFAULT]
-    has_default = DEFAULT in (requested.method, *requested.additional)
+    search = Search(worlds, space, options)
+    names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]
+    has_default = DEFAULT in (options.method, *options.additional)
     first, found = None, dict[str, Found]()
     if begin is not None and has_default:
         # Even splits are rarely far from the best plan, unless models wait for one another.
@@ -197,7 +197,7 @@ def search_results(
                     elapsed_s=best.elapsed_s + other.elapsed_s,
                 )
         found[DEFAULT] = best if first is None else search.overlapped(first, best)
-    return [found[name] for name in (DEFAULT, *METHODS) if name in (requested.method, *requested.additional)]
+    return [found[name] for name in (DEFAULT, *METHODS) if name in (options.method, *options.additional)]
 
 
 def loaded_gpus(plan: Planned) -> int:
@@ -220,10 +220,10 @@ class Search:
         scores: Makespans of plans on the samples.
     """
 
-    def __init__(self, worlds: Sequence[Stages], space: Space, requested: RequestSpec) -> None:
-        self._worlds, self._space, self._requested = worlds, space, requested
+    def __init__(self, worlds: Sequence[Stages], space: Space, options: PlanOptions) -> None:
+        self._worlds, self._space, self._options = worlds, space, options
         for world in worlds:
-            world.runs.clock = requested.clock
+            world.runs.clock = options.clock
         self.scores: dict[Planned, float] = {}
 
     def by(self, name: str) -> Found:
@@ -231,10 +231,10 @@ class Search:
         cached_s = [dict(world.runs.duration_s) for world in self._worlds]
         for world in self._worlds:
             world.runs.requested.clear()
-        started_s, budget = self._requested.clock(), SearchBudget(self._worlds)
+        started_s, budget = self._options.clock(), SearchBudget(self._worlds)
         planned = rolled_out(self._worlds[0], METHODS[name])
         planned_s = self._score(planned)
-        elapsed_s = self._requested.clock() - started_s
+        elapsed_s = self._options.clock() - started_s
         # On its own, the method would have to simulate the runs that earlier methods left in the cache.
         search_s = elapsed_s + sum(
             seconds.get(key, 0.0)
@@ -269,13 +269,13 @@ class Search:
 
         Affordable methods are added to ``found``, whether requested or not.
         """
-        effort, first, paid = self._requested.effort, self._worlds[0], list(found.values())
+        effort, first, paid = self._options.effort, self._worlds[0], list(found.values())
         quick = Stages(Runs(first.load, self._space, fast=True, known=first.runs))
         scores, fits = self.scores, self._space.fits
-        started_s = self._requested.clock()
+        started_s = self._options.clock()
         budget = SearchBudget((*self._worlds, quick), sum(one.cost_s for one in paid))
         scores |= {one.planned: one.planned_s for one in paid}
-        self._add(one for one in self._requested.known if all(fits(plans) for plans in one))
+        self._add(one for one in self._options.known if all(fits(plans) for plans in one))
         listed = [rolled_out(quick, choose) for choose in STEPS]
         quick_s = {one: play(quick, one, self._spare(one), places=False).end_s for one in listed}
         self._add(sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES])
@@ -297,19 +297,19 @@ class Search:
             usual = min(cheap, key=lambda one: one.planned_s)
             if not _is_worth(scores[best], usual.planned_s):
                 best = min((usual.planned, best), key=loaded_gpus)
-        elapsed_s = self._requested.clock() - started_s + sum(one.elapsed_s for one in paid)
+        elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
         return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
     def _spare(self, planned: Planned) -> tuple[ModelPlan, ...]:
         return spare_plans(self._space, len(self._space.models), planned)
 
     def _score(self, planned: Planned) -> float:
-        return judged(makespans_s(self._worlds, planned, self._spare(planned)), self._requested.quantile)
+        return judged(makespans_s(self._worlds, planned, self._spare(planned)), self._options.quantile)
 
     def _improve(self, quick: Stages, has_left: Callable[[], bool]) -> Planned:
         """Improve the best plan so far; return the new best one, and of equals the previous one."""
         before = min(self.scores, key=lambda one: (self.scores[one], one))
-        self._add([bettered(quick, before, self._requested.effort, has_left)])
+        self._add([bettered(quick, before, self._options.effort, has_left)])
         return min(self.scores, key=lambda one: (self.scores[one], one != before, one))
 
     def _add(self, plans: Iterable[Planned]) -> None:
@@ -326,7 +326,7 @@ def plan(
     *,
     true_draws: Sequence[TaskDraw] = (),
     times: SwitchTimes | None = None,
-    requested: RequestSpec | None = None,
+    options: PlanOptions | None = None,
     begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
     """Return which models run when, on how many GPUs each, to minimize the makespan.
@@ -338,7 +338,7 @@ def plan(
         cluster: The GPUs.
         true_draws: Independent samples to evaluate the makespan on; empty: those used for planning.
         times: Switch times; None: assumed.
-        requested: Options.
+        options: Options.
         begin: Receives a first plan if the method is "lengthwise". Engines of its first stage can start during the
             search; the final plan usually continues from there.
 
@@ -346,16 +346,16 @@ def plan(
         InputError: There is no sample, or a name is unknown.
         DoesNotFitError: A model fits no GPUs of the cluster.
     """
-    requested = requested or RequestSpec()
+    options = options or PlanOptions()
     if not draws:
         raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
     if len(models) != len(tasks.models):
         raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
     if any(len(draw.present) != len(tasks) for draw in draws):
         raise InputError(f"every draw must be of all {len(tasks)} tasks")
-    if requested.quantile is not None and not 0 < requested.quantile < 1:
-        raise InputError(f"quantile must be above 0 and below 1; it is {requested.quantile}")
-    for name in (requested.method, *requested.additional):
+    if options.quantile is not None and not 0 < options.quantile < 1:
+        raise InputError(f"quantile must be above 0 and below 1; it is {options.quantile}")
+    for name in (options.method, *options.additional):
         if name not in METHODS and name != DEFAULT:
             raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
     space = Space(models, cluster, times or SwitchTimes())
@@ -368,8 +368,8 @@ def plan(
         assert begin is not None
         begin(_report(worlds, space, worlds[0], one, early))
 
-    found = search_results(worlds, space, requested, None if begin is None else first)
-    best = next(one for one in found if one.name == requested.method)
+    found = search_results(worlds, space, options, None if begin is None else first)
+    best = next(one for one in found if one.name == options.method)
     truth = stages_of(tasks, true_draws, space) if true_draws else worlds
     return _report(truth, space, worlds[0], best, found)
 
@@ -448,7 +448,7 @@ def what_if(
     *,
     true_draws: Sequence[TaskDraw] = (),
     times: SwitchTimes | None = None,
-    requested: RequestSpec | None = None,
+    options: PlanOptions | None = None,
 ) -> tuple[AppWhatIf, ...]:
     """Return makespans with an island of GPUs more or less, one more GPU, and a disk twice as fast, each planned anew.
 
@@ -456,13 +456,13 @@ def what_if(
     model does not fit are omitted. The other arguments are those of ``plan``.
     """
     times = times or SwitchTimes()
-    requested = replace(requested or RequestSpec(), method=report.method, additional=(), known=(report.planned,))
+    options = replace(options or PlanOptions(), method=report.method, additional=(), known=(report.planned,))
     variants = [(name, other, times) for name, other in _clusters(cluster)]
     variants.append(("disk_twice_as_fast", cluster, faster_disk(times, 2.0)))
     found = []
     for name, gpus, switching in variants:
         try:
-            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, requested=requested)
+            then = plan(tasks, draws, models, gpus, true_draws=true_draws, times=switching, options=options)
         except DoesNotFitError:
             continue
         difference = [b - a for a, b in zip(report.makespans_s, then.makespans_s, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.apps.ledger.contracts import State
-from lengthwise.apps.plan import RequestSpec, Space, plan
+from lengthwise.apps.plan import PlanOptions, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
 from lengthwise.apps.plan.stages import Plans
@@ -248,7 +248,7 @@ class Replanner:
     space: Space
     stages: tuple[Plans, ...]
     reserve: Plans = ()
-    requested: RequestSpec = field(default_factory=lambda: RequestSpec(additional=()))
+    options: PlanOptions = field(default_factory=lambda: PlanOptions(additional=()))
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -293,7 +293,7 @@ class Replanner:
         reserve = (*self.reserve, *(plan_ for model, plan_ in sorted(last.items()) if model not in planned))
         kept = [play(one, old, reserve, started=started) for one in stages]
         found = plan(
-            rest.tasks, draws, self.space.models, self.space.cluster, times=self.space.times, requested=self.requested
+            rest.tasks, draws, self.space.models, self.space.cluster, times=self.space.times, options=self.options
         )
         new = [play(one, found.planned, found.reserve, started=started) for one in stages]
         kept_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (kept, new))

@@ -19,7 +19,7 @@ from lengthwise.gateway.config import Key, Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
 from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
-from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
+from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
 
@@ -393,7 +393,7 @@ def ascii_tokens(text: str) -> int:
     digits = len(data) - len(data.translate(None, b"0123456789"))
     words = data.translate(_WORDS)
     pieces = words.count(b" w") + words.startswith(b"w") + marks
-    return max(1, round(PER_BYTE * len(data) + PER_PIECE * pieces + PER_DIGIT * digits))
+    return max(1, round(PER_BYTE * len(data) + PER_WORD * pieces + PER_DIGIT * digits))
 
 
 _NON_STRUCTURAL = bytes(set(range(256)) - set(b'"[]{},'))
