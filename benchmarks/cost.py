@@ -28,12 +28,13 @@ ROOFLINE = (
 def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
     """Write the iteration time of many different steps: every table is read, as in the kernel."""
     for i in range(len(out)):
-        tokens, seqs = decodes[i] + chunks[i], decodes[i] + (1 if chunks[i] > 0 else 0)
+        prompts = 1 if chunks[i] > 0 else 0
+        tokens, seqs = decodes[i] + chunks[i], decodes[i] + prompts
         layer = _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 0)
         layer += _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 1)
-        if chunks[i] > 0:
+        if prompts:
             layer += _lookup.prefill_attention(tables, chunks[i], contexts[i])
-        layer += _lookup.decode_attention(tables, decodes[i], kv_tokens[i])
+        layer += _lookup.decode_attention(tables, decodes[i], kv_tokens[i], prompts)
         out[i] = (
             tables.stage_layers[0] * layer
             + _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 2)
