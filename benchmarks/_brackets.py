@@ -1,11 +1,9 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
 Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host and front of other models and GPUs ("unseen", the headline), with the engine's by name, which these points
-shaped ("engine"), and with the default, which has no front ("default"). Recorded runs are predicted by kernels of the
-same GPU, and by the roofline. Nothing of a point enters its own interval, but the standard deviations were published
-with fits of kernels on these GPUs. Points of a pair of model and GPU are sweeps of loads and settings: intervals of a
-coverage draw complete pairs.
+with the host and front of other models and GPUs. Nothing of a point enters its own interval, but the standard
+deviations were published with fits of kernels on these GPUs. Points of a pair of model and GPU are sweeps of loads and
+settings: intervals of a coverage draw complete pairs.
 
 The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is fitted to the TTFT of
 one half of the pairs: that with which the share of points above their intervals is closest to one in twenty. The
@@ -17,12 +15,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import _recorded
 import numpy as np
 from _intervals import MIN_GROUPS, share_interval
 from _silicon import deployed, is_expressible, unseen_factors, unseen_host
@@ -31,7 +28,7 @@ from _silicon_rows import Point, loop_of, means, read
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
 from lengthwise.cost.roofline_tables import FRONT_SLOW_LOG_SD
-from lengthwise.engine import deploy, simulate
+from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
@@ -47,17 +44,8 @@ _TAIL = (1 - LEVEL) / 2
 
 @dataclass(frozen=True)
 class Bracket:
-    """One measured number, its prediction and interval.
+    """One measured number, its prediction and interval; ``of`` has further words by which it is counted."""
 
-    Attributes:
-        truth: "silicon" or "recorded".
-        costs: Costs or host of the prediction.
-        metric: "ttft", "tpot" or "latency".
-        of: Further words by which it is counted: model, gpu, backend, ...
-    """
-
-    truth: str
-    costs: str
     metric: str
     of: dict[str, str]
     measured: float
@@ -72,17 +60,15 @@ class Bracket:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows ``fidelity.brackets``: coverage of TTFT and TPOT; every ground truth in the details."""
+    """Return the rows ``fidelity.brackets``: coverage of TTFT and TPOT."""
     points = read(shared)[0]
     thetas = unseen_factors(points)
     able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in thetas]
     fitted = fitted_pairs(able)
     chosen = np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None]
-    found = list(recorded(shared))
+    found = []
     for point in (able[i] for i in sorted(chosen)):
-        hosts = {"unseen": unseen_host(thetas, point), "engine": point.backend, "default": "default"}
-        for costs, host in hosts.items():
-            found += of_point(point, costs, host, FITTED if point.pair in fitted else HELD_OUT)
+        found += of_point(point, unseen_host(thetas, point), FITTED if point.pair in fitted else HELD_OUT)
     rows = {f"fidelity.brackets.{metric}_coverage": _row(found, metric) for metric in METRICS}
     half = [point for point in able if point.pair in fitted][:: EVERY if quick else 1]
     again = spread(half, lambda point: unseen_host(thetas, point))
@@ -91,8 +77,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     return rows
 
 
-def of_point(point: Point, costs: str, host: str | HostOverhead, half: str) -> list[Bracket]:
-    """Return the brackets of a point's TTFT and TPOT with one host; [] where it does not fit."""
+def of_point(point: Point, host: HostOverhead, half: str) -> list[Bracket]:
+    """Return the brackets of a point's TTFT and TPOT; [] where it does not fit."""
     try:
         deployment = deployed(point, "roofline", host)
     except InputError:
@@ -102,35 +88,9 @@ def of_point(point: Point, costs: str, host: str | HostOverhead, half: str) -> l
     of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id), "half": half}
     of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
     return [
-        Bracket("silicon", costs, metric, of, getattr(point, f"{metric}_s"), *numbers)
+        Bracket(metric, of, getattr(point, f"{metric}_s"), *numbers)
         for metric, numbers in zip(METRICS, zip(*ends, strict=True), strict=True)
     ]
-
-
-def recorded(shared: Path) -> Iterator[Bracket]:
-    """Yield means, medians and P95 of the recorded runs, predicted by profiles of the GPU and by the roofline."""
-    names = [(m, s) for m in _recorded.LATENCIES for s in ("Mean", "Median", "P95")]
-
-    def values(seconds: dict[str, Any]) -> list[float]:
-        statistics = {
-            m: dict(zip(_recorded.STATISTICS, _recorded.statistics(of), strict=True)) for m, of in seconds.items()
-        }
-        return [float(statistics[metric][statistic]) for metric, statistic in names]
-
-    for run in _recorded.RUNS:
-        requests = _recorded.read_requests(shared / _recorded.ROOT / "measured_runs" / run.folder)
-        profiled, measured = _recorded.deployment(shared, run), values(requests.latencies())
-        parallel = {
-            "node": profiled.node,
-            "tp": run.tp,
-            "limits": profiled.limits,
-            "num_blocks": profiled.kv.num_blocks,
-        }
-        for costs, deployment in (("profile", profiled), ("roofline", deploy(run.model, run.gpu, **parallel))):
-            ends = interval(lambda one, requests=requests: values(requests.simulated(one)), deployment)
-            for (metric, statistic), real, *numbers in zip(names, measured, *ends, strict=True):
-                of = {"model": run.model, "gpu": run.gpu, "statistic": statistic, "id": run.name}
-                yield Bracket("recorded", costs, metric, of, real, *numbers)
 
 
 def interval(
@@ -173,21 +133,15 @@ def _row(found: Sequence[Bracket], metric: str) -> dict[str, Any]:
             groups.setdefault(key(one), []).append(one)
         return {name: coverage(groups[name]) for name in sorted(groups)}
 
-    mine = [b for b in found if b.metric == metric]
-    head = [b for b in mine if b.truth == "silicon" and b.costs == "unseen"]
+    head = [b for b in found if b.metric == metric]
     report = coverage([b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT])
     details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)}
-    details["by_truth"] = by(mine, lambda b: f"{b.truth}, {b.costs}")
     details["by_pair"] = by(head, lambda b: f"{b.of['model']} on {b.of['gpu']}")
     details["by_engine_and_gpu"] = by(head, lambda b: f"{b.of['backend']} on {b.of['gpu']}")
     for key in ("half", "waits"):
         details[f"by_{key}"] = by(head, lambda b, key=key: b.of[key])
-    details["columns"] = ["costs", "point", "measured_s", "said_s", "low_s", "high_s"]
-    details["rows"] = [
-        [b.costs, b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.said, b.low, b.high))]
-        for b in mine
-        if b.costs in ("unseen", "profile", "roofline")
-    ]
+    details["columns"] = ["point", "measured_s", "said_s", "low_s", "high_s"]
+    details["rows"] = [[b.of["id"], *(float(f"{x:.4g}") for x in (b.measured, b.said, b.low, b.high))] for b in head]
     about = {"unit": "share", "target": LEVEL, "better": "higher", "ci": report["ci"]}
     return {"value": report["coverage"], "details": details} | about
 

@@ -23,45 +23,21 @@ BLOCK = 32
 NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
 """Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
 LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
 """Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
 LLAMA_32_1B = LLAMA_3_8B | {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "head_dim": 64,
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 """Shapes of Meta's Llama 3.2 1B."""
-TINY = LLAMA_3_8B | {
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 8192,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-}
+TINY = LLAMA_32_1B | {
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,13 +61,12 @@ class Plan:
     @property
     def needs_bytes(self) -> float:
         """Return the GPU's memory for weights and cache, and for libraries and activations of both processes."""
+        from lengthwise import catalog
+
         c, itemsize = self.config, 4 if self.dtype == "float32" else 2
-        wide = (c["num_attention_heads"] + c["num_key_value_heads"]) * c["head_dim"]
-        layer = 2 * c["hidden_size"] * wide + 3 * c["hidden_size"] * c["intermediate_size"]
-        tables = c["vocab_size"] * c["hidden_size"] * (1 if c["tie_word_embeddings"] else 2)
-        per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"]
-        weights = c["num_hidden_layers"] * layer + tables
-        return float(itemsize * (weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
+        per_token = 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * itemsize
+        weights = catalog.weight_bytes(catalog.model_from_config(dict(c), self.name), self.dtype)
+        return float((weights + per_token * self.blocks * BLOCK) * 1.05 + 4e9)
 
 
 BIG = Plan(

@@ -69,8 +69,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
             "mae": number(found.scores["mae"]),
             "by_window": by_window(found),
         }
-    if not quick:
-        rows["predict.tau_from_to"] = from_to(text)
     return rows
 
 
@@ -137,27 +135,6 @@ def reached(text: Path) -> dict[str, float]:
 
     tau = float(np.mean([kendall(p[run == r], y[run == r]) for r in np.unique(run)]))
     return {"value": within(y, p), "log_r2_within_run": within(np.log(y), log_p), "tau_within_run": round(tau, 4)}
-
-
-def from_to(text: Path) -> dict[str, dict[str, float]]:
-    """Return mean tau within a model, from a training set to a test set of other prompts and models."""
-    sets: dict[str, Samples] = {
-        "oasst": _texts.oasst(text),
-        "zeroeval": _texts.together([_texts.zeroeval(text, task) for task in _texts.ZEROEVAL]),
-        "arena_hard": _texts.arena_hard(text),
-        "alpaca_en_demo": _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo"),
-        "gpteacher": _texts.together([_texts.instructions(text, "gpteacher", name) for name in _texts.GPTEACHER]),
-    }
-    tests = {"alpaca_eval": _texts.alpaca_eval(text), "oasst": sets["oasst"], "zeroeval": sets["zeroeval"]}
-    out: dict[str, dict[str, float]] = {source: {} for source in sets}
-    for source, samples in sets.items():
-        model = Lexical(most_windows=1).fit(samples)
-        for target, other in tests.items():
-            if target != source:
-                rest = _texts.without(other, samples.prompts.text)
-                found = evaluate(model, rest, windows=(), draws=0, clock=None)
-                out[source][target] = round(found.scores["tau_within"].value, 4)
-    return out
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ fit on those, and stand in the details.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -37,17 +38,12 @@ from lengthwise.schema.profile import Profile
 
 Thetas = dict[tuple[str, str], Floats]
 """Logs of the fitted factors by pair of model and GPU."""
-HOSTS = ("engine", "default", "unseen")
 EVERY, FEW_FITS = 12, 3
 FITTED = (
     "host and front (waits before the engine) fitted on other models and GPUs, waits by an engine's settings added, "
     "which `simulate` has no term for; kernel curves beneath fitted to kernels of these GPUs"
 )
-SHIPPED = (
-    "deploy and simulate alone, no waits by settings; the engine's host and its front (cost.ENGINE_HOSTS) were fitted "
-    "to these points, the default host, which has no front, to none of them, the unseen host and front to none of "
-    "this model or GPU"
-)
+SHIPPED = "deploy and simulate alone, no waits by settings; host and front (cost.ENGINE_HOSTS) fitted to these points"
 NO_SETTING = "attention data parallelism, or experts not cut by tensor parallelism: no setting ships"
 NO_ROOM = "does not fit by the memory planner that ships"
 
@@ -63,7 +59,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     about = {"kernels": "AIConfigurator's of vLLM 0.24; all-reduce, streams and sampler by the roofline"}
     by_tables = _engine(_with_tables(known), thetas.__getitem__, shared)
     found |= _figures("fidelity.silicon.tables", *by_tables, about | {"assumes": FITTED})
-    return found | shipped(shared, known, thetas, quick=quick) | _silicon_argonne.figures(shared, quick)
+    return found | shipped(shared, known, quick=quick) | _silicon_argonne.figures(shared, quick)
 
 
 def unseen_factors(points: Sequence[Point]) -> Thetas:
@@ -97,13 +93,8 @@ def _engine(
         theta = theta_of(point.pair)
         ops, host = RankOperators(point, curves(theta, point.backend)), host_of(theta, point)
         try:
-            said.append(
-                simulated(
-                    point,
-                    tabled(shared, point, ops) if shared else ops,
-                    host if front else replace(host, request_s=0.0, queue_s=0.0),
-                )
-            )
+            ops = tabled(shared, point, ops) if shared else ops
+            said.append(simulated(point, ops, host if front else replace(host, request_s=0.0, queue_s=0.0)))
             found.append(point)
         except (InputError, ValueError):
             continue
@@ -123,41 +114,33 @@ def _figures(name: str, points: Sequence[Point], said: Floats, about: dict[str, 
         error = said[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
         row = summary(error[known], [p.pair for p in points if p.inferencemax]) | about
         row |= {"unit": "relative", "better": "lower"}
-        row |= {"all_agg_points": described(error), "sweeps": described(error[~known])}
-        for key in ("model", "gpu", "backend", "dtype"):
-            row[f"by_{key}"] = by([getattr(p, key) + ("" if p.inferencemax else " (sweep)") for p in points], error)
+        row["all_agg_points"] = described(error)
+        row["by_backend"] = by([p.backend + ("" if p.inferencemax else " (sweep)") for p in points], error)
         row["by_pair"] = by([" on ".join(p.pair) + ("" if p.inferencemax else " (sweep)") for p in points], error)
         out[f"{name}.{part}_median_ape"] = row
     return out
 
 
-def shipped(shared: Path, points: Sequence[Point], thetas: Thetas, *, quick: bool) -> dict[str, Any]:
+def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, Any]:
     """Return figures of ``deploy`` and the engine alone: by the roofline, and by profiles of imported kernels."""
     able = [point for point in points if is_expressible(point)]
-    found = [(point, said) for point in able if (said := _by_host(point, "roofline", thetas))]
-    left = {NO_SETTING: len(points) - len(able), NO_ROOM: len(able) - len(found)}
     groups: dict[Any, list[Point]] = {}
     for point in _with_tables(able):
         groups.setdefault(point.group, []).append(point)
     groups = dict(list(groups.items())[: FEW_FITS if quick else None])
-    fitted = [
-        (point, said)
-        for group in groups.values()
-        for tables in [_fitted_tables(group, shared)]
-        for point in group
-        if (said := _by_host(point, tables, thetas))
-    ]
-    kernels = {"kernels": "import_aiconfigurator of vLLM 0.24, fit_profile", "fits": len(groups)}
-    out = {}
-    for name, predicted, about in (("shipped", found, {"left_out": left}), ("shipped_tables", fitted, kernels)):
-        some = [point for point, _ in predicted]
-        said = {host: np.array([of[host] for _, of in predicted]).reshape(-1, 2) for host in HOSTS}
-        rows = _figures(f"fidelity.silicon.{name}", some, said["engine"], {"assumes": SHIPPED} | about)
-        known = np.array([point.inferencemax for point in some])
-        for at, (row, part) in enumerate(zip(rows.values(), ("ttft", "tpot"), strict=True)):
-            measured = np.array([getattr(point, f"{part}_s") for point in some])
-            row["by_host"] = {host: described((both[:, at] / measured - 1)[known]) for host, both in said.items()}
-        out |= rows
+    tables = {key: _fitted_tables(group, shared) for key, group in groups.items()}
+    out, costs = {}, {"shipped": [(p, "roofline") for p in able]}
+    costs["shipped_tables"] = [(p, tables[key]) for key, group in groups.items() for p in group]
+    for name, priced in costs.items():
+        found, said = [], []
+        for point, cost in priced:
+            with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
+                deployment = deployed(point, cost, point.backend)
+                said.append(means(simulate(loop_of(point).workload(), deployment, keep_steps=0)))
+                found.append(point)
+        left = {NO_SETTING: len(points) - len(able), NO_ROOM: len(priced) - len(found)}
+        about = {"assumes": SHIPPED, "left_out": left}
+        out |= _figures(f"fidelity.silicon.{name}", found, np.array(said).reshape(-1, 2), about)
     return out
 
 
@@ -188,18 +171,6 @@ def deployed(point: Point, cost: str | CostTables, host: str | HostOverhead) -> 
 def _limits(point: Point, seqs: int, longest: int, budget: int = 8192) -> EngineLimits:
     tokens, kinds = max(budget, seqs), {"weight_dtype": point.dtype, "kv_dtype": point.kv_dtype}
     return EngineLimits(seqs, tokens, max_model_len=longest, **kinds)
-
-
-def _by_host(point: Point, cost: str | CostTables, thetas: Thetas) -> dict[str, tuple[float, float]]:
-    """Return (mean TTFT, mean TPOT) with each host; {} where the deployment does not fit."""
-    try:
-        plain = deployed(point, cost, "default")
-    except InputError:
-        return {}
-    hosts = {"engine": point.backend, "unseen": unseen_host(thetas, point)}
-    deployments = {"default": plain} | {name: deployed(point, plain.cost, host) for name, host in hosts.items()}
-    requests = loop_of(point).workload()
-    return {name: means(simulate(requests, one, keep_steps=0)) for name, one in deployments.items()}
 
 
 @cache

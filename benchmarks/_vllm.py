@@ -79,15 +79,8 @@ def cpu_seconds(group: int) -> float:
 class Watched:
     """A served engine under load, with its log's iterations and its processor time for each run.
 
-    Args:
-        url: Of the server.
-        model: Served name.
-        log: The engine's log.
-        group: Process group of the engine.
-        notes: Receives notes by the runs' names.
-        out: Folder for the logs of iterations.
-        scrape: Records contain the server's counters, which count steps where the log's seconds do not.
-        deployment: Facts of the served deployment for the records.
+    ``notes`` receives notes by the runs' names, ``out`` the logs of iterations; ``group`` is the engine's process
+    group. With ``scrape`` records contain the server's counters, which count steps where the log's seconds do not.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ finally:
 
 def bracket(measured, low=0.5, high=2.0, gpu="x"):
     of = {"model": "m", "gpu": gpu}
-    return _brackets.Bracket("silicon", "unseen", "ttft", of, measured, 1.0, low, high)
+    return _brackets.Bracket("ttft", of, measured, 1.0, low, high)
 
 
 def test_coverage_counts_what_lies_within_and_on_which_side_the_rest_fell():
