@@ -175,7 +175,7 @@ def stop(
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a free port, another one at each call.
 
-    It is outside the ephemeral range: the system could give such a port to another program before the engine listens,
+    It is outside the ephemeral range: the system could give such a port to another program until the engine listens,
     and engines use some themselves while they start.
 
     Raises:

@@ -65,25 +65,25 @@ def run(
         planned = requested.planned(planning)
     plan = planned.plan
     assert plan is not None
-    facts = facts_of(requested, planned, app_file.stem)
+    details = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
-        show(plan, facts)
+        show(plan, details)
     written = outputs.write_answers(
-        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, facts)
+        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, details)
     )
     if not quiet:
         outputs.print_written(written)
 
 
-def show(plan: AppPlan, facts: AppFacts) -> None:
+def show(plan: AppPlan, details: AppFacts) -> None:
     """Print makespan, stages, idle GPUs, other methods, hypothetical clusters, and notes."""
     from lengthwise.cli.tables import console, plural, print_table
     from lengthwise.report import apps_text as text
     from lengthwise.report import percent
 
     out = console()
-    stages, gpus = plural(len(plan.stages), "stage"), plural(len(facts.gpus), "GPU")
-    out.print(f"{facts.name}: {text.estimate_duration_text(plan.makespan)} on {gpus}, {stages}")
+    stages, gpus = plural(len(plan.stages), "stage"), plural(len(details.gpus), "GPU")
+    out.print(f"{details.name}: {text.estimate_duration_text(plan.makespan)} on {gpus}, {stages}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
         out.print(f"90 % of the samples lie within {text.duration_text(low)} to {text.duration_text(high)}")
@@ -98,19 +98,19 @@ def show(plan: AppPlan, facts: AppFacts) -> None:
                     *stage_cells,
                     plan.models[model.model],
                     text.shape(model),
-                    text.gpus_text(model, is_mixed=facts.is_mixed),
+                    text.gpus_text(model, is_mixed=details.is_mixed),
                     text.duration_text(ready[model.model][1]) if model.model in ready else "",
                     "finishes" if stage.ends_by == model.model else "",
                 )
             )
             stage_cells = ("", "", "")  # only in the first row of a stage
-    drops = ("ready after", "from") if facts.is_mixed else ("ready after", "GPUs", "from")
+    drops = ("ready after", "from") if details.is_mixed else ("ready after", "GPUs", "from")
     print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)
     if (more := len(plan.stages) - _MAX_STAGES) > 0:
         out.print(f"... and {more} more: --json or --report has all", style="dim")
     idle = [
         f"{percent(share)} {text.IDLE_REASONS.get(cause, cause)}"
-        for cause, share in text.idle_shares(plan, len(facts.gpus))
+        for cause, share in text.idle_shares(plan, len(details.gpus))
         if share >= text.MIN_SHARE
     ]
     out.print(f"GPU time without work: {', '.join(idle)}" if idle else "GPUs are busy all the time")

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
-    """Return the facts of a plan; ``name`` is that of an application without one."""
+    """Return the details of a plan; ``name`` is that of an application without one."""
     machines = planned.space.cluster.machines if planned.space is not None else ()
     is_mixed = len({machine.gpu.name for machine in machines}) > 1
-    facts = [
+    details = [
         f"{len(requested.file.rows.rows):,} rows",
         f"{len(planned.expanded.tasks):,} tasks at most",
         plural(len(requested.app.models), "model"),
@@ -33,19 +33,19 @@ def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
         else:
             small = {1: ", no fast links", 2: ", fast links in pairs"}
             links = small.get(group, f", fast links between {group} each")
-        facts.append(f"{machine.gpus} x {machine.gpu.name}{links}")
+        details.append(f"{machine.gpus} x {machine.gpu.name}{links}")
         node = f"node {number}, " if len(machines) > 1 else ""
         kind = f" ({machine.gpu.name})" if is_mixed else ""
         gpus += [f"{node}GPU {k}{kind}" for k in range(machine.gpus)]
     if planned.plan is not None:
-        facts.append(f"planned by {planned.plan.method.replace('_', ' ')}")
-    return AppFacts(requested.app.name or name, tuple(facts), tuple(gpus), is_mixed)
+        details.append(f"planned by {planned.plan.method.replace('_', ' ')}")
+    return AppFacts(requested.app.name or name, tuple(details), tuple(gpus), is_mixed)
 
 
 def facts_of_run(requested: AppRequest, planned: PlannedApp, name: str, done: AppRun) -> AppFacts:
-    """Return the facts of a run, with its manifest and the recorded answers and tokens of each model."""
+    """Return the details of a run, with its manifest and the recorded answers and tokens of each model."""
     from lengthwise.apps.run import recorded
 
     answers, tokens = recorded(done.folder)
-    facts = facts_of(requested, replace(planned, plan=done.plan), name)
-    return replace(facts, manifest=done.metadata, tokens=tokens, answers=answers)
+    details = facts_of(requested, replace(planned, plan=done.plan), name)
+    return replace(details, manifest=done.metadata, tokens=tokens, answers=answers)

@@ -97,8 +97,8 @@ def run(
         from lengthwise.cli.app_report import facts_of_run
         from lengthwise.report.apps import write_app_html
 
-        facts = facts_of_run(requested, planned, app_file.stem, done)
-        write_app_html(report, done.plan, facts, [model.name for model in requested.app.models])
+        details = facts_of_run(requested, planned, app_file.stem, done)
+        write_app_html(report, done.plan, details, [model.name for model in requested.app.models])
     if not quiet:
         _print_end(done, report)
     if done.completed.exit_code:

@@ -1,8 +1,7 @@
-"""What was measured of operators on a device: a row a point, with how far repeats lay apart.
+"""Measured operators of a device: one row for each point, with the spread over its repeats.
 
-A row belongs to an operator of a model's shard (``tp`` >= 1; then ``ProfileFacts.model`` names the model)
-or to a kernel of no model (``tp`` 0), which its shape columns describe. Columns that say nothing of a row
-hold 0.
+A row belongs to an operator of a model's shard (``tp`` >= 1; then ``ProfileFacts.model`` names the model), or to a
+kernel without a model (``tp`` 0) that its shape columns describe. Columns that do not apply to a row are 0.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ OPERATOR_PARTS: dict[str, str] = {
     "mixed attention": "mixed",
     "gemm": "gemm",
 }
-"""The part of the cost tables that an operator's seconds belong to: once a layer for "layer", "prefill" and
-"decode", twice a layer for an all-reduce, once a step for the others. "mixed attention" (prompts and decodes
-in one kernel) and "gemm" (of no model) are parts of their own, which an estimator may use."""
+"""The part of the cost tables of each operator. Its seconds count once per layer for "layer", "prefill" and "decode",
+twice per layer for an all-reduce, and once per step for the others. "mixed attention" (prompts and decodes in one
+kernel) and "gemm" (of no model) are separate parts, which an estimator may use."""
 
 PRODUCTS = frozenset(
     {
@@ -77,7 +76,7 @@ PRODUCTS = frozenset(
         "lm head",
     }
 )
-"""Operators that are one product of all tokens of a step and a matrix."""
+"""Operators that multiply all tokens of a step by one matrix."""
 
 WHOLE_COLUMNS = (
     "tp",
@@ -105,11 +104,11 @@ attention: ``seqs`` sequences with ``kv_tokens`` cached tokens in all. Mixed att
 the experts' width, ``k`` the hidden size. Collectives and send: ``bytes`` of the message over ``gpus``."""
 
 REAL_COLUMNS = ("skew", "seconds", "spread_s")
-"""``skew``: longest over mean context of the sequences (1: all equal; 0: not told). ``seconds``: the median
-over ``repeats``; ``spread_s``: the distance between their quartiles (NaN where it is not known)."""
+"""``skew``: longest over mean context of the sequences (1: all equal; 0: unknown). ``seconds``: the median
+over ``repeats``; ``spread_s``: the distance between their quartiles (NaN: unknown)."""
 
 TEXT_COLUMNS = ("operator", "dtype", "kv_dtype", "backend")
-"""``backend``: the kernel's or library's name where it is known, such as an attention backend or "nccl"."""
+"""``backend``: the kernel's or library's name if known, such as an attention backend or "nccl"."""
 
 MADE_UP = "made_up"
 """Of ``ProfileFacts.machine``: {operator: [TP degree, ...]} whose rows are no measurements."""
@@ -119,15 +118,15 @@ COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Where a profile comes from.
+    """Origin of a profile.
 
     Attributes:
         source: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator".
-        gpu: The device: a catalog name where there is one, else what the source calls it.
-        engine: Whose kernels these are, such as "vLLM 0.19.0" or "torch 2.13.0".
+        gpu: The device: its catalog name, or the name in the source.
+        engine: Origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0".
         measured: Date or dates (ISO), or "".
-        machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, where rows are no measurements.
-        notes: What a reader must know: points skipped, units converted.
+        machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
+        notes: Such as skipped points and converted units.
     """
 
     name: str
@@ -143,12 +142,10 @@ class ProfileFacts:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured points as columns of one length, see the module's first lines.
-
-    Columns that are not given are filled with 0, "" or (``spread_s``) NaN.
+    """Measured points as columns of one length; missing columns are filled with 0, "" or (``spread_s``) NaN.
 
     Raises:
-        ProfileError: A column is unknown, of another length, or holds what it must not.
+        ProfileError: A column is unknown, has another length, or an invalid value.
     """
 
     metadata: ProfileFacts
@@ -200,27 +197,27 @@ class Profile:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operators that have rows, in the order of OPERATOR_PARTS."""
-        there = set(self.columns["operator"].tolist())
-        return tuple(name for name in OPERATOR_PARTS if name in there)
+        """Return the operators that have rows, in the order of OPERATOR_PARTS."""
+        present = set(self.columns["operator"].tolist())
+        return tuple(name for name in OPERATOR_PARTS if name in present)
 
     @property
     def tensor_parallel(self) -> tuple[int, ...]:
-        """TP degrees that have rows of a model's shard, ascending."""
+        """Return the TP degrees that have rows of a model's shard, ascending."""
         return tuple(int(tp) for tp in np.unique(self.columns["tp"]) if tp > 0)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Profile:
-        """The rows for which the mask holds."""
+        """Return the rows that a mask selects."""
         return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
 
     def made_up(self, operator: str) -> tuple[int, ...]:
-        """TP degrees of an operator that rows tell and nobody measured, ascending."""
-        told = self.metadata.machine.get(MADE_UP, {}).get(operator, ())
-        there = set(self.of(operator)["tp"].tolist()) if told else set()
-        return tuple(sorted(there & set(told)))
+        """Return the TP degrees of an operator with rows that were not measured, ascending."""
+        unmeasured = self.metadata.machine.get(MADE_UP, {}).get(operator, ())
+        present = set(self.of(operator)["tp"].tolist()) if unmeasured else set()
+        return tuple(sorted(present & set(unmeasured)))
 
     def of(self, operator: str, tp: int | None = None) -> Profile:
-        """The rows of one operator, of one TP degree if it is given."""
+        """Return the rows of one operator, and of one TP degree if given."""
         mask = self.columns["operator"] == operator
         if tp is not None:
             mask &= self.columns["tp"] == tp

@@ -190,7 +190,7 @@ class Process:
                     )
                 )
             except EngineError as error:
-                # Another process can take a port after it was found free and before the engine listens.
+                # Another process can take a port after it was found free and until the engine listens.
                 if attempt == _MAX_STARTS or _PORT_TAKEN not in str(error):
                     raise
             else:

@@ -107,7 +107,7 @@ class _Placed:
     group: Any = None
     engine: HttpEngine | None = None
     alive: bool = True
-    ended: threading.Event = field(default_factory=threading.Event)
+    exited: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class RayLauncher:
         try:
             url = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            placed.ended.set()
+            placed.exited.set()
             if placed.actor is not None:
                 placed.actor.cancel_start.remote()
             (found,) = await asyncio.gather(starting, return_exceptions=True)
@@ -207,7 +207,7 @@ class RayLauncher:
             placed.actor = actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placed.group)).remote(
                 launch, len(gpus), str(log), self.timeouts.ready_s, self.timeouts.grace_s
             )
-            if placed.ended.is_set():
+            if placed.exited.is_set():
                 placed.actor.cancel_start.remote()
             url, _ = ray.get(placed.actor.start.remote())
         except ray.exceptions.RayTaskError as error:
@@ -230,7 +230,7 @@ class RayLauncher:
         polls = round(_PLACEMENT_S / _POLL_INTERVAL_S)
         while not group.wait(_POLL_INTERVAL_S):
             polls -= 1
-            if polls == 0 or placed.ended.is_set():
+            if polls == 0 or placed.exited.is_set():
                 remove_placement_group(group)
                 raise EngineError(
                     f"a replica of {name} must find {size} {self.resource}s free in one node of the Ray "
@@ -241,7 +241,7 @@ class RayLauncher:
 
     def _watch(self, placed: _Placed) -> None:
         """Poll the actor whether its engine lives; a lost actor has taken its engine along."""
-        while not placed.ended.wait(_POLL_INTERVAL_S):
+        while not placed.exited.wait(_POLL_INTERVAL_S):
             try:
                 placed.alive = self._ray.get(placed.actor.is_alive.remote(), timeout=30)
             except self._ray.exceptions.GetTimeoutError:
@@ -255,7 +255,7 @@ class RayLauncher:
         """End the process and the actor, and free the GPUs."""
         from ray.util.placement_group import remove_placement_group
 
-        placed.ended.set()
+        placed.exited.set()
         placed.alive = False
         if placed.actor is not None:
             try:

@@ -111,7 +111,7 @@ class TableLedger:
         return self._store.write(lambda session: session.changed(self._sql["expire"], now_s))
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """End leases; return False for each that was not the task's last lease, or had ended.
+        """End leases; return False for each that was not the task's last lease, or had finished.
 
         Raises:
             InputError: An ending lacks what its state needs; nothing of the batch is recorded.
@@ -135,7 +135,7 @@ class TableLedger:
         fences = dict(session.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
         accepted: list[bool] = []
         outputs: dict[str, tuple[Any, ...]] = {}
-        ended: list[tuple[Any, ...]] = []
+        finished: list[tuple[Any, ...]] = []
         passed: list[int] = []
         dead: list[int] = []
         for ending in endings:
@@ -155,7 +155,7 @@ class TableLedger:
             del fences[ending.task]
             counts = state in {State.DONE, State.DEAD} or (state == State.READY and ending.counts)
             error = None if ending.error is None else _encoded(ending.error)
-            ended.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
+            finished.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
             if state in {State.DONE, State.SKIPPED}:
                 passed.append(ending.task)
             elif state == State.DEAD:
@@ -163,8 +163,8 @@ class TableLedger:
         if outputs:
             session.many(dialect.answers, [outputs[key] for key in sorted(outputs)])
             session.changed(self._sql["effort"], list(outputs))
-        if ended:
-            session.many(dialect.moving, ended)
+        if finished:
+            session.many(dialect.moving, finished)
         if passed:
             if dialect.lock:
                 session.rows(self._sql["children"], passed)

@@ -291,20 +291,20 @@ class Replanner:
         planned = {plan_.model for plans in old for plan_ in plans}
         last = {plan_.model: plan_ for plans in self.stages for plan_ in plans}
         reserve = (*self.reserve, *(plan_ for model, plan_ in sorted(last.items()) if model not in planned))
-        kept = [play(one, old, reserve, started=started) for one in stages]
+        retained = [play(one, old, reserve, started=started) for one in stages]
         found = plan(
             rest.tasks, draws, self.space.models, self.space.cluster, times=self.space.times, options=self.options
         )
         new = [play(one, found.planned, found.reserve, started=started) for one in stages]
-        kept_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (kept, new))
-        gain_s = np.array([before.end_s - after.end_s for before, after in zip(kept, new, strict=True)])
+        kept_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (retained, new))
+        gain_s = np.array([before.end_s - after.end_s for before, after in zip(retained, new, strict=True)])
         noise_s = 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s))
         if new_s < kept_s * (1.0 - MIN_GAIN) and gain_s.mean() > noise_s:
             self.stages, self.reserve = found.planned, found.reserve
             reason += f"; the rest is planned anew: {new_s:.0f} s rather than {kept_s:.0f} s"
             return RevisedPlan(_run_plan(found.planned, found.reserve, new), True, reason)
         self.stages, self.reserve = old, reserve
-        return RevisedPlan(_run_plan(old, reserve, kept), False, f"{reason}; no other plan would end sooner")
+        return RevisedPlan(_run_plan(old, reserve, retained), False, f"{reason}; no other plan would end sooner")
 
 
 def _run_plan(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[Simulated]) -> RunPlan:

@@ -95,9 +95,9 @@ def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
     found = np.zeros(len(where))
     for index, weight in ((low, 1 - share), (high, share)):
         for one in np.unique(index[weight > 0]):
-            here = (index == one) & (weight > 0)
+            selected = (index == one) & (weight > 0)
             own = group.ravel() == one
-            found[here] += weight[here] * interpolate_nested(at[own, 1:], values[own], where[here, 1:])
+            found[selected] += weight[selected] * interpolate_nested(at[own, 1:], values[own], where[selected, 1:])
     return found
 
 
