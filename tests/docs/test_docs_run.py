@@ -156,7 +156,7 @@ def test_the_table_of_the_readme_is_what_is_simulated(capsys):
     printed = table_rows(capsys.readouterr().out)
     (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text" and "vLLM v1" in b.text)
     rows = table_rows(shown.text)
-    assert len(rows) >= 5
+    assert len(rows) >= 3
     for label, cells in rows.items():
         for (value, half_width), (now, _) in zip(cells, printed[label], strict=True):
             assert abs(value - now) <= half_width, f"{label}: README says {cells}, the demo {printed[label]}"

@@ -22,7 +22,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.metrics import t_quantile
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -31,6 +30,7 @@ from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point, observe, values_of
+from lengthwise.statistics import t_quantile
 
 FLOOR_SHARE = 1e-3
 """A deployment that breaks its limits at this share of its ceiling does not serve at all."""
