@@ -46,7 +46,7 @@ def test_what_is_assumed_is_told_once(cli, tmp_path):
     text = path.read_text("utf-8").replace('lengths = { kind = "uniform", low = 4, high = 20 }\n', "")
     path.write_text(text, "utf-8")
     ended = cli("app", "plan", path, *QUICK, "--no-what-if")
-    assert ended.out.count("writer, judge are taken to be as long as they may be") == 1
+    assert ended.out.count("lengths of writer, judge are unknown") == 1
     assert ended.out.count("switch times are assumed") == 1
     assert ended.err == ""
 

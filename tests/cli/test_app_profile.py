@@ -144,7 +144,7 @@ def test_engines_that_others_run_are_asked_for_lengths_alone(profile, applicatio
     [
         (("--models", "writter"), "Did you mean: writer"),
         (("--shapes", "some"), "choice of shapes"),
-        (("--set", "run.launcher=simulated"), "engines that are measured must be real"),
+        (("--set", "run.launcher=simulated"), "only real engines can be measured"),
         (("--node", "8xA100-8GB"), "A100-80GB"),
     ],
 )

@@ -111,7 +111,7 @@ def test_quiet_prints_nothing(cli, short):
         (["--gpus", "1", "--strategy", "waa-c"], "at least 2 GPUs"),
         (["--set", "schedule.latency_bond=3"], "did you mean schedule.latency_bound?"),
         (["--set", "deployment.model=opt-13c"], "opt-13b"),
-        (["--set", "deployment.model=gpt-3-175b"], "need 175 GB on the fullest GPU, and "),
+        (["--set", "deployment.model=gpt-3-175b"], "need 175 GB on the fullest GPU, of 32.8 GB available (A40)"),
         (["--threshold", "0"], "must be above 0"),
         (["--set", "workload.prompt.high=4000"], "must be within the 2048"),
         (["--set", "engine.max_model_len=908"], "(900 + 9 tokens) must be within engine.max_model_len, 908"),

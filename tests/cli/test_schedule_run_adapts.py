@@ -94,9 +94,9 @@ def test_requests_as_planned_change_nothing(cli, requested, url):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--false-alarms", "0.1"], "goes with --adapt"),
+        (["--false-positive-rate", "0.1"], "goes with --adapt"),
         (["--storage", "ssd"], "goes with --adapt"),
-        (["--adapt", "--false-alarms", "2"], "false_alarms must be above 0 and below 1"),
+        (["--adapt", "--false-positive-rate", "2"], "false_positive_rate must be above 0 and below 1"),
         (["--adapt", "--storage", "tape"], 'storage must be "dram" or "ssd"'),
         (["--adapt", "--horizon", "soon"], "--horizon must be seconds"),
         (["--workload", "nothing-such"], "there is no file nothing-such"),

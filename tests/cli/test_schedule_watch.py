@@ -83,7 +83,7 @@ def test_lengths_that_stay_change_nothing(cli, requested, tmp_path):
 
 def test_a_margin_and_a_rate_that_are_asked_for_are_taken(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(600, LONGER)])
-    words = ("--margin", "0.2", "--false-alarms", "0.001", "--least-requests", 250, "--storage", "ssd")
+    words = ("--margin", "0.2", "--false-positive-rate", "0.001", "--least-requests", 250, "--storage", "ssd")
     told = json.loads(cli("schedule", "watch", requested, "--workload", live, *words, "--json", "-").out)
     (one,) = told["adaptations"]
     assert (told["false_positive_rate"], one["requests"], one["change"]["margin"]) == (0.001, 250, 0.2)
@@ -121,7 +121,7 @@ def test_a_file_of_records_is_replayed(cli, requested, tmp_path, ran):
         (["--workload", "exegpt-s", "--records", "run.parquet"], "either --records FILE or --workload"),
         (["--workload", "nothing-such"], "there is no file nothing-such"),
         (["--records", "none.parquet"], "none.parquet"),
-        (["--workload", "exegpt-s", "--false-alarms", "0"], "false_alarms must be above 0"),
+        (["--workload", "exegpt-s", "--false-positive-rate", "0"], "false_positive_rate must be above 0"),
         (["--workload", "exegpt-s", "--horizon", "soon"], "--horizon must be seconds"),
         (["--workload", "exegpt-s", "--horizon", "0"], "horizon_s must be above 0"),
         (["--workload", "exegpt-s", "--storage", "tape"], "storage must be"),

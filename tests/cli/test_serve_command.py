@@ -96,7 +96,7 @@ def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
 
             path.write_text(file_of(url, more=f'[[keys]]\ntenant = "a"\nsha256 = "{digest(KEY)}"\n'))
             process.send_signal(signal.SIGHUP)
-            wait_for(log, "was read again")
+            wait_for(log, "configuration was reloaded")
             assert ask(port) == 401
             assert ask(port, KEY) == 200
 
@@ -117,7 +117,7 @@ def test_logs_are_json_and_warnings_are_among_them(tmp_path):
     with in_thread(EngineServer(EngineSpec())) as running:
         options = ("--engine", running.servers[0].url, "--mode", "engine-priority", "--port", 0)
         with served(*options, "--admin-port", "none", "--log-json", cwd=tmp_path) as (process, log):
-            wait_for(log, "takes no priorities")
+            wait_for(log, "accepts no priorities")
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=20)
     records = [json.loads(line) for line in log.read_text().splitlines()]
@@ -291,7 +291,7 @@ def test_an_engine_in_development_mode_is_told():
             try:
                 return await engine_notices([worker], "srtf")
             finally:
-                await worker.close()
+                await worker.session.close()
 
     assert asyncio.run(asked(dev=False)) == []
     (text,) = asyncio.run(asked(dev=True))

@@ -359,7 +359,7 @@ def test_a_file_that_is_not_there_or_none(tmp_path):
 )
 def test_a_gateway_is_not_its_own_engine(url: str, listen: str, port: str):
     said = wrong(f'engines = ["http://a:1", "{url}"]\n[listen]\n{listen}\n')
-    assert f"the gateway's {port} must be another" in said
+    assert f"the gateway's {port} must differ from its engines' ports" in said
     assert url in said
     assert "8080" in said
 

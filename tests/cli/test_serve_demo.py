@@ -30,4 +30,4 @@ def test_what_does_not_go_with_the_demo_is_refused(given, message, cli):
 def test_an_interpreter_that_is_not_there_ends_with_2(tmp_path, cli):
     ended = cli("serve", "--demo", "--engine-python", tmp_path / "none")
     assert ended.code == 2
-    assert "must be there" in ended.err
+    assert "must exist" in ended.err

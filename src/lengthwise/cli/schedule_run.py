@@ -50,7 +50,11 @@ def run(
     adapt: Annotated[bool, Option("--adapt", help="Plan again when the served lengths have drifted.")] = False,
     false_positive_rate: Annotated[
         float | None,
-        Option("--false-alarms", metavar="SHARE", help="With --adapt: probability of any alarm if lengths stay; 0.01."),
+        Option(
+            "--false-positive-rate",
+            metavar="SHARE",
+            help="With --adapt: probability of any alarm if lengths stay; 0.01.",
+        ),
     ] = None,
     storage: Annotated[
         str | None, Option(metavar="PLACE", help="With --adapt: where weights load from: dram or ssd.")
@@ -144,7 +148,7 @@ def _follow(
     from lengthwise.schedule import Monitor
     from lengthwise.usecases.schedule_adaptation import Follow
 
-    given = {"--false-alarms": false_positive_rate, "--storage": storage, "--horizon": horizon}
+    given = {"--false-positive-rate": false_positive_rate, "--storage": storage, "--horizon": horizon}
     for name, value in given.items():
         if value is not None and not adapt:
             raise typer.BadParameter("goes with --adapt", param_hint=name)

@@ -29,7 +29,8 @@ def run(
     workload: Annotated[str | None, Option(metavar="FILE|NAME", help="Replay a trace, or draws of a preset.")] = None,
     format_: TraceFormat = None,
     false_positive_rate: Annotated[
-        float, Option("--false-alarms", metavar="SHARE", help="Probability of any alarm if lengths never change.")
+        float,
+        Option("--false-positive-rate", metavar="SHARE", help="Probability of any alarm if lengths never change."),
     ] = 0.01,
     min_requests: Annotated[int, Option("--least-requests", min=1, help="Requests until a new schedule.")] = 100,
     every: Annotated[int, Option(min=1, help="Test every N-th request, if neighbours are alike.")] = 1,
