@@ -62,7 +62,9 @@ def records_of(
         gap_s = np.diff(tokens.at_s, prepend=0.0)[within]
         together = int(np.maximum(tokens.tokens - 1, 0).sum())
     integers = {"steps", "tokens"}
-    totals: dict[str, Any] = {f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(ReplicaTotals)}
+    totals: dict[str, Any] = {
+        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(ReplicaTotals)
+    }
     return Records(
         requests=RequestRecords(
             arrival_s=np.asarray(columns.arrival_s, np.float64),

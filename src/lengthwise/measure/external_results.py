@@ -148,7 +148,10 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
             reason = f"http {code}" if http else str(error.get("type") or "cancelled")
             rows.append(Request(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off))
             continue
-        gaps, output = _value(metrics, "inter_chunk_latency"), _value(metrics, "output_sequence_length", "output_token_count")
+        gaps, output = (
+            _value(metrics, "inter_chunk_latency"),
+            _value(metrics, "output_sequence_length", "output_token_count"),
+        )
         first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
         gap_s = [_unit(metrics, "inter_chunk_latency") * float(gap) for gap in gaps] if isinstance(gaps, list) else []
         rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
@@ -357,7 +360,9 @@ def _results(text: str, benchmark: int | None) -> Results:
     match first:
         case {"total_input_tokens": _, "request_throughput": _}:
             if len(lines) > 1:
-                raise InputError(f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each")
+                raise InputError(
+                    f"it holds {len(lines)} results of vllm bench serve (--append-result); give a file each"
+                )
             return read_vllm(first)
         case {"benchmarks": list()} if len(lines) == 1:
             return read_guidellm(first, benchmark)

@@ -41,8 +41,10 @@ def cached_of(metadata: Mapping[str, Any]) -> Mapping[str, float] | None:
     if not isinstance(metrics, Mapping):
         return None
     columns = {name: column for name in (*LOOKED_UP, *FOUND) if isinstance(column := metrics.get(name), Sequence)}
-    known = {name: values for name, column in columns.items() if (values := [float(v) for v in column if v is not None])}
-    first, last = ({name: values[end] for name, values in known.items()} for end in (0, -1))
+    known = {
+        name: values for name, column in columns.items() if (values := [float(v) for v in column if v is not None])
+    }
+    first, last = ({name: values[end] for name, values in known.items() if values} for end in (0, -1))
     return cached_between(first, last)
 
 
