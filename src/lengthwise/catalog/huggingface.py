@@ -15,16 +15,8 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     # transformers writes only values that differ from the class, so these may be absent from a file.
     "gemma": {"head_dim": 256},
     "gemma2": {"sliding_window": 4096, "sliding_window_pattern": 2},
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "rms_norm_eps": 1e-6,
-    },
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
+    | {"max_position_embeddings": 131_072, "sliding_window": 4096, "sliding_window_pattern": 6, "rms_norm_eps": 1e-6},
     "qwen": {"hidden_act": "silu"},
 }
 
@@ -37,15 +29,10 @@ _UNTIED_BY_CLASS = (
 
 
 class ConfigKeys:
-    """Reads keys of a config and collects the missing ones, which ``check`` reports together.
-
-    Args:
-        config: The parsed ``config.json``; of a multimodal one, the text part is used.
-        where: Its file or name, for errors.
-    """
+    """Reads keys of a config and collects the missing ones, which ``check`` reports together."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.where = where
+        self.where = where  # the config's file or name, for errors
         parts = [config[key] for key in _TEXT_PARTS if isinstance(config.get(key), Mapping)]
         table = {**config, **(parts[0] if parts else {})}
         self.model_type = str(table.get("model_type", ""))
@@ -104,10 +91,7 @@ _BY_BITS = {("int", 4): "int4", ("int", 8): "int8", ("float", 4): "fp4", ("float
 
 
 def weight_dtype(keys: ConfigKeys) -> str:
-    """Return the canonical dtype of the weights; of a quantised model, that of the layers.
-
-    A config without one counts as bfloat16, in which engines load such weights.
-    """
+    """Return the canonical dtype of the weights (quantised: of the layers); bfloat16 if the config has none."""
     table = keys.find("quantization_config")
     if not isinstance(table, Mapping):
         named = str(keys.find("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch.")
@@ -256,12 +240,9 @@ _UNGATED_FAMILIES = ("gpt", "opt", "phi", "bloom", "mpt", "falcon", "starcoder",
 
 
 def _is_gated(keys: ConfigKeys) -> bool:
-    """Return whether the MLP has three matrices, as for silu, Gemma's GELU and "gated-..." activations.
-
-    A config without an activation has that of its family; only older families are not gated.
-    """
+    """Return whether the MLP has three matrices, as for silu, Gemma's GELU and "gated-..." activations."""
     activation = str(keys.find(*_ACTIVATION, default="")).lower()
-    if not activation:
+    if not activation:  # only older families are not gated
         return keys.model_type.startswith("phi3") or not keys.model_type.startswith(_UNGATED_FAMILIES)
     gated = ("silu", "swish", "swiglu", "geglu", "gegelu", "gated", "xielu")
     return keys.model_type.startswith("gemma") or activation.startswith(gated)
@@ -279,6 +260,5 @@ def _has_layer_norm(keys: ConfigKeys) -> bool:
     """Return whether norms have a bias, by the name of their epsilon, which T5 and Qwen use for an RMSNorm, too."""
     if keys.has("rms_norm_eps", "relative_attention_num_buckets") or keys.model_type == "qwen":
         return False
-    return keys.has("layer_norm_eps", "layer_norm_epsilon", "layer_norm_elementwise_affine") or (
-        keys.has("do_layer_norm_before", "norm_epsilon")
-    )
+    names = ("layer_norm_eps", "layer_norm_epsilon", "layer_norm_elementwise_affine", "do_layer_norm_before")
+    return keys.has(*names, "norm_epsilon")

@@ -18,21 +18,14 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def active_parameters(spec: ModelSpec) -> int:
-    """Return the weights that one token visits: of the experts, only those that it is routed to.
-
-    Embedding and head count in full, as in the published "A3B" and "37B activated" figures.
-    """
+    """Return the weights that one token visits: embedding and head in full, of experts those that it is routed to."""
     ffn = spec.ffn
     idle = (ffn.experts - ffn.experts_per_token) * _mlp(spec.hidden, ffn.expert_intermediate, ffn)
     return parameters(spec) - (spec.layers - ffn.dense_layers) * idle
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> int:
-    """Return the weights of decoder layer ``index``, counted from 0, with all experts.
-
-    Raises:
-        InputError: There is no such layer.
-    """
+    """Return the weights of decoder layer ``index`` with all experts; raise InputError if there is no such layer."""
     if not 0 <= index < spec.layers:
         raise InputError(f"a layer of {spec.name} must be in 0..{spec.layers - 1}; it is {index}")
     attention = _attention(spec) * (2 if spec.encoder_layers else 1)
@@ -58,63 +51,40 @@ def head_parameters(spec: ModelSpec) -> int:
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes of all weights, stored as ``dtype`` (None: as published).
-
-    A format under 16 bits covers the layers alone, with its scales; embedding and head stay at 16 bits, as in published
-    FP8, AWQ and GPTQ checkpoints.
-
-    Raises:
-        UnknownNameError: There is no such dtype.
-    """
+    """Return bytes of all weights, stored as ``dtype`` (None: as published); raise UnknownNameError."""
+    # A format under 16 bits covers the layers alone, with its scales, as in published FP8, AWQ and GPTQ checkpoints.
     tables = embedding_parameters(spec) + head_parameters(spec)
     layers = parameters(spec) - tables
     return tables * _at_least_16_bit(dtype or spec.dtype) + layers * _layer_bytes(spec, dtype)
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
-    """Return bytes of decoder layer ``index`` stored as ``dtype`` (None: as published), scales included.
-
-    Raises:
-        InputError: There is no such layer.
-        UnknownNameError: There is no such dtype.
-    """
+    """Return bytes of decoder layer ``index`` stored as ``dtype`` (None: as published), scales included."""
     return layer_parameters(spec, index) * _layer_bytes(spec, dtype)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one token adds to the KV cache over all (decoder) layers.
+    """Return bytes that one token adds to the KV cache over all (decoder) layers; raise UnknownNameError.
 
     Keys and values of every KV head, or one latent per layer for MLA. Layers with a sliding window count too: a token
     inside the window is in their cache. ``dtype`` None takes the weights' dtype, but at least 16 bits.
-
-    Raises:
-        UnknownNameError: There is no such dtype.
     """
     attention = spec.attention
-    if attention.is_mla:
-        elements = attention.kv_lora_rank + attention.rope_head_dim
-    else:
-        elements = attention.kv_heads * (attention.head_dim + _v_head_dim(spec))
+    latent, heads = attention.kv_lora_rank + attention.rope_head_dim, attention.head_dim + _v_head_dim(spec)
+    elements = latent if attention.is_mla else attention.kv_heads * heads
     return spec.layers * elements * (dtype_bytes(dtype) if dtype else _at_least_16_bit(spec.dtype))
 
 
 def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one encoder token caches for cross-attention in all decoder layers; 0 without encoder.
-
-    Raises:
-        UnknownNameError: There is no such dtype.
-    """
+    """Return bytes that one encoder token caches for cross-attention in all decoder layers; 0 without encoder."""
     return kv_bytes_per_token(spec, dtype) if spec.encoder_layers else 0.0
 
 
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
-    """Return the layers of each of ``pp`` pipeline stages, split as in vLLM.
+    """Return the layers (``encoder``: those of the encoder) of each of ``pp`` stages, split as in vLLM.
 
     The split is even; remaining layers go one each to the stages before the last one, backwards, since the last stage
-    also holds the head and the first one the embedding. ``encoder`` splits the encoder's layers instead.
-
-    Raises:
-        InputError: ``pp`` is below 1 or above the number of layers.
+    also holds the head and the first one the embedding. Raises InputError if ``pp`` is not in 1..layers.
     """
     layers = spec.encoder_layers if encoder else spec.layers
     if not 1 <= pp <= layers:

@@ -11,17 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
 from lengthwise.catalog import huggingface
+from lengthwise.schema import specs
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.specs import (
-    AttentionSpec,
-    FfnSpec,
-    GpuSpec,
-    LinkSpec,
-    ModelFacts,
-    ModelSpec,
-    NodeSpec,
-    dtype_name,
-)
+from lengthwise.schema.specs import GpuSpec, LinkSpec, ModelFacts, ModelSpec, NodeSpec, dtype_name
 
 _DATA = Path(__file__).parent / "data"
 _PCIE_NODES = ("pcie4-4", "pcie4-8")
@@ -39,12 +31,11 @@ def model(name_or_path: str | Path) -> ModelSpec:
         UnknownNameError: It is neither a known name nor a file.
         InputError: The file cannot be read or lacks keys; the message names them.
     """
-    try:
-        return _find("model", str(name_or_path), models())
-    except UnknownNameError:
-        path = Path(name_or_path).expanduser()
-        if not path.is_dir() and path.suffix != ".json":
-            raise
+    path = Path(name_or_path).expanduser()
+    if (known := _lookup(str(name_or_path), models())) is not None:
+        return known
+    if not path.is_dir() and path.suffix != ".json":
+        raise UnknownNameError("model", str(name_or_path), models())
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
     try:
@@ -59,22 +50,14 @@ def model(name_or_path: str | Path) -> ModelSpec:
 
 
 def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """Return the shapes of a parsed Hugging Face config, under ``name``.
-
-    Raises:
-        InputError: Required keys are missing; the message names the accepted alternatives.
-    """
+    """Return the shapes of a parsed Hugging Face config; raise InputError with the keys that it lacks."""
     return huggingface.parse(config, name, where=f"the config of {name}")
 
 
 def served_model(name: str) -> ModelSpec | None:
     """Return the model that a server reports by a name, an alias, or a path that ends with one; None if unknown."""
-    for candidate in (name, PurePosixPath(name).name):
-        try:
-            return _find("model", candidate, models())
-        except UnknownNameError:
-            continue
-    return None
+    known = models()
+    return _lookup(name, known) or _lookup(PurePosixPath(name).name, known)
 
 
 def gpu(name: str | Path) -> GpuSpec:
@@ -89,16 +72,11 @@ def gpu(name: str | Path) -> GpuSpec:
 
 def find_gpu(name: str) -> GpuSpec | None:
     """Return the GPU of a name or alias; None if the catalog has none."""
-    try:
-        return _find("GPU", name, gpus())
-    except UnknownNameError:
-        return None
+    return _lookup(name, gpus())
 
 
 def node(name: str | Path) -> NodeSpec:
-    """Return a node by name or alias, or the one entry of a TOML file (``node("mine.toml")``).
-
-    The links of a file's entry are names of the catalog or tables of their own.
+    """Return a node by name or alias, or the one entry of a TOML file, whose links are names or tables of their own.
 
     Raises:
         UnknownNameError: There is no such node.
@@ -108,15 +86,10 @@ def node(name: str | Path) -> NodeSpec:
 
 
 def default_node(gpu: GpuSpec, gpus: int) -> NodeSpec:
-    """Return the usual node of a GPU: the smallest with enough GPUs, else the largest.
-
-    A GPU outside of the catalog is assumed to be in a PCIe 4 server.
-
-    Raises:
-        InputError: ``gpus`` is below 1.
-    """
+    """Return the usual node of a GPU: the smallest with enough GPUs, else the largest."""
     if gpus < 1:
         raise InputError(f"a node must hold at least 1 GPU; it should hold {gpus}")
+    # A GPU outside of the catalog is assumed to be in a PCIe 4 server.
     names = _tables("gpus").get(gpu.name, {}).get("usual_nodes", _PCIE_NODES)
     usual = [node(name) for name in names]  # the smallest first
     return next((one for one in usual if one.gpus >= gpus), usual[-1])
@@ -128,53 +101,46 @@ def _tables(name: str) -> dict[str, dict[str, Any]]:
 
 
 @cache
-def _models() -> dict[str, ModelSpec]:
-    return {name: _model(name, table, f"model {name}") for name, table in _tables("models").items()}
-
-
-@cache
-def _gpus() -> dict[str, GpuSpec]:
-    return {name: _gpu(name, table, f"GPU {name}") for name, table in _tables("gpus").items()}
-
-
-@cache
-def _links() -> dict[str, LinkSpec]:
-    return {name: _link(name, table, f"link {name}") for name, table in _tables("links").items()}
-
-
-@cache
-def _nodes() -> dict[str, NodeSpec]:
-    return {name: _node(name, table, f"node {name}") for name, table in _tables("nodes").items()}
+def _entries(kind: str) -> dict[str, Any]:
+    """Return the entries of "model", "GPU", "link" or "node" by name."""
+    make = {"model": _model, "GPU": _gpu, "link": _link, "node": _node}[kind]
+    return {name: make(name, table, f"{kind} {name}") for name, table in _tables(f"{kind.lower()}s").items()}
 
 
 def models() -> dict[str, ModelSpec]:
     """Return all models of the catalog by name, sorted."""
-    return dict(_models())
+    return dict(_entries("model"))
 
 
 def gpus() -> dict[str, GpuSpec]:
     """Return all GPUs of the catalog by name, sorted."""
-    return dict(_gpus())
+    return dict(_entries("GPU"))
 
 
 def links() -> dict[str, LinkSpec]:
     """Return all links of the catalog by name, sorted."""
-    return dict(_links())
+    return dict(_entries("link"))
 
 
 def nodes() -> dict[str, NodeSpec]:
     """Return all nodes of the catalog by name, sorted."""
-    return dict(_nodes())
+    return dict(_entries("node"))
 
 
-def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
-    """Return the entry of a name or alias."""
+def _lookup(name: str, known: Mapping[str, Spec]) -> Spec | None:
+    """Return the entry of a name or alias; None if there is none."""
     wanted = normalized(name)
     for key, spec in known.items():
         aliases: tuple[str, ...] = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases
         if wanted in map(normalized, (key, *aliases)):
             return spec
-    raise UnknownNameError(kind, name, known)
+    return None
+
+
+def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
+    if (spec := _lookup(name, known)) is None:
+        raise UnknownNameError(kind, name, known)
+    return spec
 
 
 def normalized(name: str) -> str:
@@ -243,7 +209,7 @@ def _model(name: str, table: Mapping[str, Any], where: str) -> ModelSpec:
     metadata = {key: value for key, value in table.items() if key in names}
     values = {key: value for key, value in table.items() if key not in names}
     values["metadata"] = build(ModelFacts, metadata, where)
-    for key, spec in (("attention", AttentionSpec), ("ffn", FfnSpec)):
+    for key, spec in (("attention", specs.AttentionSpec), ("ffn", specs.FfnSpec)):
         if key in values:
             values[key] = build(spec, values[key], f"{where}: {key}")
     return build(ModelSpec, {"name": name, **values}, where)
@@ -270,10 +236,10 @@ def _node(name: str, table: Mapping[str, Any], where: str) -> NodeSpec:
             values[key] = build(LinkSpec, {"name": label, **value}, label)
         elif not isinstance(value, str):
             raise InputError(f"{label} must be the name of a link or a table; it is {value!r}")
-        elif value not in _links():
-            raise UnknownNameError("link", value, _links())
+        elif value not in (known := _entries("link")):
+            raise UnknownNameError("link", value, known)
         else:
-            values[key] = _links()[value]
+            values[key] = known[value]
     spec = build(NodeSpec, values, where)
     if not 1 <= spec.link_group <= spec.gpus:
         raise InputError(f"{where}: link_group must be in 1..{spec.gpus} (its gpus); it is {spec.link_group}")

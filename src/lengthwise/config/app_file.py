@@ -43,38 +43,27 @@ _EXAMPLE = 'cluster.nodes=["8xA100-80GB"]'
 
 @dataclass(frozen=True)
 class AppRun:
-    """How an application runs.
-
-    Attributes:
-        store: Place of the ledger; None: in the folder of the run.
-        urls: Addresses of engines that are running already, by the models' numbers.
-        true_lengths: For simulated engines, by the models' numbers: ratio of answers to planned lengths.
-    """
+    """How an application runs."""
 
     launcher: str = "local"
     settings: Settings = field(default_factory=Settings)
     timeouts: EngineTimeouts = field(default_factory=EngineTimeouts)
-    store: str | None = None
-    urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    true_lengths: Mapping[int, float] = field(default_factory=dict)
+    store: str | None = None  # place of the ledger; None: in the folder of the run
+    urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # of running engines, by model number
+    true_lengths: Mapping[int, float] = field(default_factory=dict)  # over planned ones; by model number
 
 
 @dataclass(frozen=True, eq=False)
 class AppFile:
-    """An application's file, read and checked.
-
-    Attributes:
-        cluster: The GPUs; None if the file names none.
-        folder: Where relative paths start.
-    """
+    """An application's file, read and checked."""
 
     app: App
     rows: Rows
     served: tuple[Served, ...]
     loaded: tuple[EngineConfig, ...]
-    cluster: Cluster | None
+    cluster: Cluster | None  # None if the file names no GPUs
     run: AppRun
-    folder: Path
+    folder: Path  # where relative paths start
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
     is_batch: bool = False
@@ -82,14 +71,10 @@ class AppFile:
 
 
 def load_app(path: Path | str, sets: Sequence[str] = ()) -> AppFile:
-    """Return the application of a TOML or YAML file, every key and value checked.
+    """Return the application of a TOML or YAML file, every key and value checked; relative paths start at its folder.
 
-    Args:
-        path: The file; relative paths inside it start at its folder.
-        sets: Assignments such as ``"models.small.weights=./small"``, later ones winning.
-
-    Raises:
-        ScenarioError: A key or a value cannot be used; the message lists all of them.
+    ``sets`` are assignments such as ``"models.small.weights=./small"``, later ones winning. Raises ScenarioError, whose
+    message lists all keys and values that cannot be used.
     """
     path = Path(path)
     return _checked(read(path, _KIND), str(path), path.parent, sets, (path,))
@@ -140,10 +125,8 @@ class _Builder:
     def build(self) -> AppFile | None:
         """Return the application; None if there are problems."""
         tables = self.tables
-        models = [
-            self._model(name, section)
-            for name, section in self._sections(tables.models, ModelSection, "models").items()
-        ]
+        sections = self._sections(tables.models, ModelSection, "models")
+        models = [self._model(name, section) for name, section in sections.items()]
         found = self._batch(models) if tables.inputs.openai_batch else self._app(models)
         cluster = None
         if tables.cluster is not None:
@@ -207,9 +190,8 @@ class _Builder:
 
     def _app(self, models: Sequence[Model]) -> tuple[App, Rows] | None:
         tables = self.tables
-        calls = [
-            self._call(name, section) for name, section in self._sections(tables.calls, CallSection, "calls").items()
-        ]
+        sections = self._sections(tables.calls, CallSection, "calls")
+        calls = [self._call(name, section) for name, section in sections.items()]
         loops = [
             Loop(name, tuple(loop.calls), loop.most, loop.until, loop.until_share)
             for name, loop in self._sections(tables.loops, LoopSection, "loops").items()
@@ -255,14 +237,11 @@ class _Builder:
         limits["max_model_len"] = section.max_model_len or limits["max_model_len"]
         return Model(
             name=name,
-            model=section.model,
-            weights=section.weights,
-            revision=section.revision,
+            **section.model_dump(include={"model", "weights", "revision", "host"}),
             lengths=self._lengths(section.lengths, ("models", name, "lengths")),
             max_model_len=limits["max_model_len"],
             limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
             cost=f"{source}:{self._file(place)}" if colon and place else cost,
-            host=section.host,
         )
 
     def _lengths(self, given: float | Mapping[str, Any] | None, path: tuple[str, ...]) -> workload.Marginal | None:
@@ -273,8 +252,7 @@ class _Builder:
             observed = self._section(given, ObservedSection, *path)
             with self._at(*path):
                 if observed is not None:
-                    columns = (observed.column, observed.weights)
-                    return _empirical(self._file(observed.file), *columns)
+                    return _empirical(self._file(observed.file), observed.column, observed.weights)
             return None
         if isinstance(given, Mapping) and "kind" not in given:
             self.problems.append(Problem(path, "must have a kind, or file and column of observed lengths"))
@@ -290,17 +268,14 @@ class _Builder:
         spec = model.spec
         with self._at("models", model.name, "model"):
             path = resolved(spec, self.folder)
-            if spec.endswith(".json"):
+            try:
+                catalog.model(path if spec.endswith(".json") else spec)
+                spec = str(path) if spec.endswith(".json") else spec
+            except UnknownNameError:
+                if not path.exists():
+                    raise
                 catalog.model(path)
                 spec = str(path)
-            else:
-                try:
-                    catalog.model(spec)
-                except UnknownNameError:
-                    if not path.exists():
-                        raise
-                    catalog.model(path)
-                    spec = str(path)
         return Served(model.name, spec, model.limits, model.cost, model.host)
 
     def _call(self, name: str, section: CallSection) -> Call | None:
@@ -314,21 +289,11 @@ class _Builder:
                 prompt=tuple((one.role, one.content) for one in section.messages or ()) if prompt is None else prompt,
                 system=section.system,
                 sampling=Sampling(
-                    max_tokens=section.max_tokens,
-                    temperature=section.temperature,
-                    top_p=section.top_p,
+                    **section.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "extra"}),
                     stop=tuple(section.stop),
-                    seed=section.seed,
-                    extra=section.extra,
                 ),
                 api=section.api,
-                fan=Fan(
-                    each=section.each or "",
-                    times=section.times,
-                    over=section.over or "",
-                    most=section.most,
-                    expected=section.expected,
-                ),
+                fan=Fan(section.each or "", section.times, section.over or "", section.most, section.expected),
                 when=section.when,
                 when_share=section.when_share,
                 report=Report(section.prompt_tokens, section.known_tokens, section.longest_tokens),
@@ -371,18 +336,11 @@ class _Builder:
         if store is not None and "://" not in store:
             store = str(self.folder / Path(store).expanduser())
         with self._at("run"):
-            settings = Settings(
-                max_attempts=run.max_attempts,
-                lease_s=run.lease,
-                backoff_s=run.backoff,
-                max_backoff_s=run.max_backoff,
-                save_s=run.save,
-                linger_s=run.linger,
-                engine_failures=run.engine_failures,
-                max_engine_failures=run.max_engine_failures,
-                seed=run.seed,
-                replans=run.replans,
-            )
+            seconds = {
+                f"{name}_s": getattr(run, name) for name in ("lease", "backoff", "max_backoff", "save", "linger")
+            }
+            counts = {"max_attempts", "engine_failures", "max_engine_failures", "seed", "replans"}
+            settings = Settings(**seconds, **run.model_dump(include=counts))
             timeouts = EngineTimeouts(ready_s=run.ready, stall_s=run.stall, request_s=run.request)
             return AppRun(run.launcher, settings, timeouts, store, urls, true_lengths)
         return None

@@ -18,14 +18,11 @@ _DEFAULTS = Settings()
 
 
 class InputsSection(Section):
-    """The rows: a ``file`` whose field ``id`` identifies them, or an ``openai_batch``.
-
-    ``rows``: the number of rows to take from the start of the file.
-    """
+    """The rows: a ``file`` whose field ``id`` identifies them, or an ``openai_batch``."""
 
     file: Text | None = None
     id: Text | None = None
-    rows: Count | None = None
+    rows: Count | None = None  # number of rows to take from the start of the file
     openai_batch: Text | None = None
 
     @model_validator(mode="after")
@@ -120,20 +117,14 @@ class LoopSection(Section):
 
 
 class ClusterSection(Section):
-    """The GPUs: nodes as ``parse_node`` reads them.
-
-    ``engine_start``: how long an engine takes to start, without reading its weights, where no profile has measured it.
-    """
+    """The GPUs: nodes as ``parse_node`` reads them."""
 
     nodes: Annotated[list[Text], Field(min_length=1)]
-    engine_start: Seconds = SwitchRates().engine_start_s
+    engine_start: Seconds = SwitchRates().engine_start_s  # time without reading weights, where no profile measured it
 
 
 class EngineTable(Section):
-    """How engines of a model are started and called; other settings are those of [run].
-
-    ``true_lengths``: for simulated engines, the ratio of the length of answers to the planned ``lengths``.
-    """
+    """How engines of a model are started and called; other settings are those of [run]."""
 
     command: str | None = None
     environment: dict[str, str] | None = None
@@ -142,25 +133,20 @@ class EngineTable(Section):
     sleeps: bool | None = None
     urls: list[Text] = Field(default_factory=list)
     body: dict[str, Any] = Field(default_factory=dict)
+    # For simulated engines, the ratio of the length of answers to the planned lengths.
     true_lengths: Annotated[NotNan, Field(gt=0)] | None = None
 
 
 class RunTable(Section):
-    """How the application runs. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` apply to all models.
-
-    [run.engines.NAME] replaces them for one model, and gives the addresses of engines that are running already
-    (``urls``). ``store``: the place of the ledger, if it is not in the folder of the run: a file, or
-    ``postgresql://...`` for several coordinators (extra ``postgres``).
-    ``replans``: how often at most the rest is planned again when lengths or times differ from the plan; 0: never.
-    """
+    """How the application runs. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` apply to all models."""
 
     launcher: Literal["local", "ray", "static", "simulated"] = "local"
-    store: Text | None = None
+    store: Text | None = None  # place of the ledger: a file, or ``postgresql://...`` for several coordinators
     command: str = ""
     environment: dict[str, str] = Field(default_factory=dict)
     max_num_seqs: Count = 256
     sleeps: bool = False
-    engines: dict[str, Any] = Field(default_factory=dict)
+    engines: dict[str, Any] = Field(default_factory=dict)  # settings of single models by their names
     max_attempts: Count = _DEFAULTS.max_attempts
     lease: Seconds = _DEFAULTS.lease_s
     backoff: Seconds = _DEFAULTS.backoff_s
@@ -170,7 +156,7 @@ class RunTable(Section):
     engine_failures: Count = _DEFAULTS.engine_failures
     max_engine_failures: Count = _DEFAULTS.max_engine_failures
     seed: Annotated[int, Field(ge=0)] = 0
-    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans
+    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans  # how often the rest is planned anew at most
     ready: Seconds = 600.0
     stall: Seconds = 120.0
     request: Seconds = 3600.0

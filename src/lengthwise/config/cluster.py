@@ -18,11 +18,9 @@ _COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
 
 
 def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """Return the machine that a text describes.
+    """Return the machine that a text describes: GPUs by number and name, or a node that has GPUs of one kind.
 
-    Args:
-        text: GPUs by number and name, after "@" their links: "pairs", a node of the catalog or its file; without,
-            the usual node of these GPUs. Or a node of the catalog that has GPUs of one kind.
+    After "@" are their links: "pairs", a node of the catalog or its file; without, the usual node of these GPUs.
     """
 
     def file_or_name(name: str) -> str:

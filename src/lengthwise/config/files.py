@@ -18,15 +18,7 @@ Table = dict[str, Any]
 
 
 def read(path: Path, kind: str = "scenario") -> Table:
-    """Return the tables of a TOML (.toml) or YAML (.yaml, .yml) file.
-
-    Args:
-        path: The file.
-        kind: The kind of file, for messages.
-
-    Raises:
-        ScenarioError: The file cannot be read, is not UTF-8, or has a syntax error (the message has line and column).
-    """
+    """Return the tables of a TOML (.toml) or YAML (.yaml, .yml) file; raise ScenarioError, naming its ``kind``."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -68,10 +60,7 @@ def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
 
 
 def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Table]:
-    """Return the path of ``path=value`` and the value in nested tables.
-
-    The value is TOML, a bare word (taken as text), or null, which removes the key.
-    """
+    """Return the path of ``path=value`` and the value (TOML, a bare word, or null: remove) in nested tables."""
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -129,9 +118,8 @@ _ARRIVALS_WITHOUT_RATE = ("all_at_once", "rate_profile")
 def merged(base: Table, over: Table) -> Table:
     """Return ``base`` updated with ``over``: tables key by key, other values replaced, keys with None removed.
 
-    A table with a ``kind`` replaces the complete table of ``base``. A new source or load of a workload removes the
-    old one (``trace = "x.csv"`` over ``preset = "chat-1m"`` leaves the trace alone), and so do the ``rates`` and
-    ``loads`` of a lab.
+    A table with a ``kind`` replaces the complete table of ``base``. A new source or load of a workload, and new
+    ``rates`` or ``loads`` of a lab, remove the old ones.
     """
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
@@ -152,9 +140,9 @@ def removed_keys(base: Table, over: Table) -> list[list[str]]:
     for section in _EXCLUSIVE:
         old, new = base.get(section), over.get(section)
         if isinstance(old, dict) and isinstance(new, dict):
-            excluded = _excluded(section, old, new)
-            found.append([f"{section}.{key}" for key in old if key in excluded and key not in new])
-    return [keys for keys in found if keys]
+            excluded = _excluded(section, old, new) - set(new)
+            found += [[f"{section}.{key}" for key in old if key in excluded]] if excluded & set(old) else []
+    return found
 
 
 def _excluded(section: str, base: Table, over: Table) -> set[str]:
@@ -187,11 +175,7 @@ def resolved(text: str, folder: Path) -> Path:
 
 
 def python_object(text: str, folder: Path) -> Any:
-    """Return the object named by "file.py:name" or "package.module:name".
-
-    Raises:
-        PolicyError: The file or module is missing or raises, or has no such object.
-    """
+    """Return the object named by "file.py:name" or "package.module:name"; raise PolicyError if there is none."""
     place, _, name = text.rpartition(":")
     if place.endswith(".py"):
         module = _module_of_file(resolved(place, folder).resolve())

@@ -6,13 +6,13 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from lengthwise.config.files import Table, assignment, merged, parse, read, resolved, to_toml
 from lengthwise.config.validation import Problem, problems_of, raise_if_any
@@ -26,13 +26,16 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 Rate = Annotated[NotNan, Field(ge=0)]
 Kind = Literal["auto", "vllm", "sglang", "llama.cpp", "tgi", "transformers", "openai"]
 GenerationDefaults = Literal["unknown", "none"]
-Mode = Literal[
-    "observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin"
-]  # fmt: skip
+Mode = Literal["observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin"]
 _Above = Annotated[NotNan, BeforeValidator(seconds), Field(gt=0)]
 _Mean = Annotated[NotNan, Field(ge=1, allow_inf_nan=False)]
 
-_HOST, _SERVICE = re.compile(r"[^/\s]+:[^:/\s]+"), re.compile(r"[^/:\s]+/[^/:\s]+:[^/:\s]+")
+_PLACES = {
+    "dns": (re.compile(r"[^/\s]+:[^:/\s]+"), "host:port, such as engine-pods.default.svc:8000"),
+    "endpoint_slices": (
+        re.compile(r"[^/:\s]+/[^/:\s]+:[^/:\s]+"), "namespace/service:port, such as default/engine-pods:8000",
+    ),
+}  # fmt: skip
 _DEFAULTS = gateway_config.GatewayConfig(engines=(gateway_config.Engine("http://any"),))
 _LISTEN, _ORDER, _ADMISSION, _DISPATCH = _DEFAULTS.listen, _DEFAULTS.order, _DEFAULTS.admission, _DEFAULTS.dispatch
 _PREDICTION, _LIMITS, _RESILIENCE = _DEFAULTS.prediction, _DEFAULTS.limits, _DEFAULTS.resilience
@@ -95,18 +98,12 @@ class DiscoverySection(Section):
     api_url: Text | None = None
     engine: EngineTemplate = EngineTemplate()
 
-    @field_validator("dns")
+    @field_validator("dns", "endpoint_slices")
     @classmethod
-    def _check_dns(cls, place: str | None) -> str | None:
-        if place is not None and not _HOST.fullmatch(place):
-            raise ValueError("must be host:port, such as engine-pods.default.svc:8000")
-        return place
-
-    @field_validator("endpoint_slices")
-    @classmethod
-    def _check_endpoint_slices(cls, place: str | None) -> str | None:
-        if place is not None and not _SERVICE.fullmatch(place):
-            raise ValueError("must be namespace/service:port, such as default/engine-pods:8000")
+    def _check_place(cls, place: str | None, info: ValidationInfo) -> str | None:
+        pattern, form = _PLACES[str(info.field_name)]
+        if place is not None and not pattern.fullmatch(place):
+            raise ValueError(f"must be {form}")
         return place
 
 
@@ -232,17 +229,11 @@ class GatewayFile(Section):
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The settings of a gateway.
+    """The settings of a gateway."""
 
-    Attributes:
-        config: For ``gateway.serve``.
-        toml: All settings with their defaults, as a file with the same meaning; no secrets, only where they are.
-        source: The file, or "the command line".
-    """
-
-    config: GatewayConfig
-    toml: str
-    source: str
+    config: GatewayConfig  # for ``gateway.serve``
+    toml: str  # all settings with their defaults, as a file with the same meaning; no secrets, only where they are
+    source: str  # the file, or "the command line"
 
 
 _KIND = "gateway"
@@ -265,14 +256,11 @@ def load_gateway(
     engines: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
-    """Return the settings of a file, every key and value checked.
+    """Return the settings of a TOML or YAML file (None: no file), every key and value checked.
 
-    Args:
-        path: A TOML or YAML file; relative paths inside it start at its folder. None: there is none.
-        overrides: Assignments such as ``"order.mode=fcfs"``, later ones winning.
-        engines: Addresses of engines in addition to those of the file.
-        options: Settings whose first override stems from an option of the command, with the option, so that
-            messages can name it.
+    Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``, later
+    ones winning; ``engines`` are addresses in addition to those of the file. ``options`` are settings whose first
+    override stems from an option of the command, with the option for messages.
 
     Raises:
         ScenarioError: A key or a value cannot be used; the message lists all of them.
@@ -339,12 +327,10 @@ def _expanded(value: Any) -> Any:
     for section, key in _SHORT.items():
         if isinstance(table.get(section), str):
             table[section] = {key: table[section]}
-    for name in ("engines", "keys"):
-        if isinstance(table.get(name), list):
-            table[name] = [
-                {"url": inner} if name == "engines" and isinstance(inner, str) else _expanded(inner)
-                for inner in table[name]
-            ]
+    if isinstance(table.get("engines"), list):
+        table["engines"] = [{"url": one} if isinstance(one, str) else _expanded(one) for one in table["engines"]]
+    if isinstance(table.get("keys"), list):
+        table["keys"] = list(map(_expanded, table["keys"]))
     return table
 
 
@@ -394,14 +380,10 @@ class _Builder:
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
         }
-        kinds = {
-            "admission": gateway_config.Admission,
-            "limits": gateway_config.Limits,
-            "resilience": type(_RESILIENCE),
-        }
-        for name, kind in kinds.items():
+        defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
+        for name, default in defaults.items():
             with self._at(name):
-                parts[name] = kind(**getattr(file, name).model_dump())
+                parts[name] = type(default)(**getattr(file, name).model_dump())
         names: set[str] = set()
         for at, engine in enumerate(parts["engines"]):
             name = engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
@@ -448,16 +430,9 @@ class _Builder:
             if isinstance(section, EngineSection):
                 check_address(section.url, "the address of a server")
                 url, name = section.url, section.name
-            return gateway_config.Engine(
-                url=url,
-                name=name,
-                kind=section.kind,
-                api_key=_engine_key(section, self.folder),
-                in_flight=section.in_flight,
-                tls=self._tls(section.tls, *path),
-                probe=section.probe,
-                generation_defaults=section.generation_defaults,
-            )
+            settings = section.model_dump(include={"kind", "in_flight", "probe", "generation_defaults"})
+            key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path)
+            return gateway_config.Engine(url, name=name, api_key=key, tls=tls, **settings)
         # Its problem is recorded; a unique name keeps it from being reported as a duplicate too.
         return gateway_config.Engine(_UNUSED_URL, name=".".join(path))
 
@@ -465,13 +440,8 @@ class _Builder:
         with self._at("discovery", "api_url"):
             if section.api_url is not None:
                 check_address(section.api_url, "the address of the Kubernetes API")
-        return gateway_config.Discovery(
-            dns=section.dns,
-            endpoint_slices=section.endpoint_slices,
-            every_s=section.every_s,
-            api_url=section.api_url,
-            engine=self._engine(section.engine, "discovery", "engine"),
-        )
+        engine = self._engine(section.engine, "discovery", "engine")
+        return gateway_config.Discovery(**section.model_dump(exclude={"engine"}), engine=engine)
 
     def _order(self, section: OrderSection) -> gateway_config.Order:
         from lengthwise.policy import resolve
@@ -499,15 +469,12 @@ class _Builder:
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
             self.problems.append(Problem(("listen", "admin_port"), "must differ from port"))
         journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()
-        with self._at("listen", "journal"):
-            if journal is not None:
-                check_journal(journal)
-        with self._at("listen", "proxies"):
-            if section.proxies is not None:
-                check_proxies(section.proxies)
-        with self._at("listen", "trace"):
-            if section.trace is not None:
-                check_collector(section.trace)
+        checks: dict[str, tuple[Callable[[Any], None], Any]] = {"journal": (check_journal, journal)}
+        checks |= {"proxies": (check_proxies, section.proxies), "trace": (check_collector, section.trace)}
+        for name, (check, value) in checks.items():
+            with self._at("listen", name):
+                if value is not None:
+                    check(value)
         return gateway_config.Listen(
             **section.model_dump(exclude={"tls", "admin_port", "journal"}),
             admin_port=None if section.admin_port == "none" else section.admin_port,
@@ -578,9 +545,8 @@ def _digests_of_file(text: str, name: str) -> list[tuple[str, str]]:
             continue
         tenant, colon, digest = (part.strip() for part in content.rpartition(":"))
         if not (colon and tenant):
-            raise WrongKeyError(
-                "key_file", f"line {number} of {name} must be tenant:sha256, such as batch-team:9f86d0..."
-            )
+            form = "tenant:sha256, such as batch-team:9f86d0..."
+            raise WrongKeyError("key_file", f"line {number} of {name} must be {form}")
         if not _DIGEST.fullmatch(digest):
             raise WrongKeyError("key_file", f"the text behind the colon in line {number} of {name} {_A_DIGEST}")
         found.append((tenant, digest))
@@ -638,12 +604,10 @@ def check_proxies(text: str) -> None:
             ipaddress.ip_network(one) if "/" in one else ipaddress.ip_address(one)
         except ValueError:
             reason = f"{one!r} is none"
-            if "/" in one:
-                try:
+            with suppress(ValueError):
+                if "/" in one:
                     network = ipaddress.ip_network(one, strict=False)
                     reason = f"{one!r} has bits beyond its network: did you mean {network}?"
-                except ValueError:
-                    pass
             raise InputError(
                 'must be addresses with commas, such as "10.0.0.7, 10.1.0.0/16", or "*" alone for any; ' + reason
             ) from None

@@ -77,16 +77,9 @@ class Scenario(Section):
         """Return the files that the scenario and its variants are read from: traces, models, specs and tables too."""
         found = {Path(self.source)}
         for side in self.effective():
-            on = side.deployment
-            texts = (
-                side.workload.trace,
-                side.predictor.file,
-                on.model,
-                on.gpu,
-                on.node,
-                on.cost.partition(":")[2].partition("#")[0],
-                *(one.file for one in (side.lab.predictors if side.lab else ())),
-            )
+            on, predictors = side.deployment, side.lab.predictors if side.lab else []
+            texts = [side.workload.trace, *(one.file for one in (side.predictor, *predictors))]
+            texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
 
@@ -137,59 +130,37 @@ class Scenario(Section):
 
 
 _SECTIONS = {"sla": "slo", "slos": "slo", "traffic": "workload", "variant": "variants"}
+
+
+def _aliases(**names: str) -> dict[str, str]:
+    """Return the key of each alias, from the aliases of each key."""
+    return {alias: key for key, aliases in names.items() for alias in aliases.split()}
+
+
 ALIASES: dict[str, dict[str, str]] = {
-    "workload": {
-        "isl": "prompt",
-        "input_len": "prompt",
-        "prompt_tokens": "prompt",
-        "osl": "output",
-        "output_len": "output",
-        "output_tokens": "output",
-        "rate": "request_rate",
-        "rate_rps": "request_rate",
-        "qps": "request_rate",
-        "rps": "request_rate",
-        "max_concurrency": "concurrency",
-        "num_prompts": "num_requests",
-    },
-    "deployment": {
-        "model_path": "model",
-        "hardware": "gpu",
-        "system": "gpu",
-        "tensor_parallel": "tp",
-        "tensor_parallel_size": "tp",
-        "pipeline_parallel": "pp",
-        "pipeline_parallel_size": "pp",
-        "dp": "replicas",
-        "data_parallel_size": "replicas",
-        "num_replicas": "replicas",
-        "dtype": "weight_dtype",
-        "kv_cache_dtype": "kv_dtype",
-        "num_gpu_blocks": "num_blocks",
-        "num_gpu_blocks_override": "num_blocks",
-    },
-    "engine": {
-        "max_batch_size": "max_num_seqs",
-        "max_num_tokens": "max_num_batched_tokens",
-        "chunk_size": "max_num_batched_tokens",
-        "page_size": "block_size",
-        "timeout": "timeout_s",
-    },
-    "scheduler": {
-        "name": "policy",
-        "scheduling_policy": "rank",
-        "routing": "router",
-        "bins": "binning",
-        "max_wait": "max_wait_s",
-        "batch_wait": "batch_wait_s",
-        "window": "window_tokens",
-    },
-    "predictor": {"path": "file", "window": "window_tokens"},
-    "slo": {"itl": "tpot", "e2e": "jct", "e2el": "jct", "e2e_latency": "jct", "request_latency": "jct"},
-    "run": {"num_seeds": "seeds", "warmup": "warmup_s", "time_limit": "time_limit_s"},
-    "search": {"goal": "objective", "request_rate": "rate", "gpus": "max_gpus", "slo": "limits", "num_seeds": "seeds"},
-    "length": {"min": "low", "max": "high", "std": "sd", "stddev": "sd"},
-}
+    "workload": _aliases(
+        prompt="isl input_len prompt_tokens", output="osl output_len output_tokens", num_requests="num_prompts",
+        request_rate="rate rate_rps qps rps", concurrency="max_concurrency",
+    ),
+    "deployment": _aliases(
+        model="model_path", gpu="hardware system", tp="tensor_parallel tensor_parallel_size",
+        pp="pipeline_parallel pipeline_parallel_size", replicas="dp data_parallel_size num_replicas",
+        weight_dtype="dtype", kv_dtype="kv_cache_dtype", num_blocks="num_gpu_blocks num_gpu_blocks_override",
+    ),
+    "engine": _aliases(
+        max_num_seqs="max_batch_size", max_num_batched_tokens="max_num_tokens chunk_size", block_size="page_size",
+        timeout_s="timeout",
+    ),
+    "scheduler": _aliases(
+        policy="name", rank="scheduling_policy", router="routing", binning="bins", max_wait_s="max_wait",
+        batch_wait_s="batch_wait", window_tokens="window",
+    ),
+    "predictor": _aliases(file="path", window_tokens="window"),
+    "slo": _aliases(tpot="itl", jct="e2e e2el e2e_latency request_latency"),
+    "run": _aliases(seeds="num_seeds", warmup_s="warmup", time_limit_s="time_limit"),
+    "search": _aliases(objective="goal", rate="request_rate", max_gpus="gpus", limits="slo", seeds="num_seeds"),
+    "length": _aliases(low="min", high="max", sd="std stddev"),
+}  # fmt: skip
 """By section: other names of its keys."""
 _KINDS = {
     "length": {"log_normal": "lognormal", "normal": "truncated_normal", "constant": "fixed"},
@@ -283,8 +254,7 @@ def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) 
 
 def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
     """Return ``ttft_ms = 200`` as ``ttft = "200ms"``."""
-    values: Table = {}
-    names = {}
+    values, names = Table(), {}
     for key, value in table.items():
         stem, _, unit = key.rpartition("_")
         if key in ("tbt", "tbt_ms", "tbt_s"):
@@ -298,11 +268,10 @@ def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
 
 
 def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Problem]) -> Table:
-    out: Table = {}
-    origin: dict[str, str] = {}
+    out, origin = Table(), dict[str, str]()
     for key, value in raw.items():
-        spelled = str(key).replace("-", "_")
-        name = names.get(spelled, spelled)
+        name = str(key).replace("-", "_")
+        name = names.get(name, name)
         if name in out:
             problems.append(Problem((*path, str(key)), f"means the same as {origin[name]}; keep one of them"))
         out[name], origin[name] = value, str(key)
@@ -310,15 +279,10 @@ def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Pr
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a TOML or YAML file, every key and value checked.
+    """Return the scenario of a TOML or YAML file, every key and value checked; relative paths start at its folder.
 
-    Args:
-        path: The file. Relative paths inside it start at its folder.
-        overrides: Assignments such as ``"deployment.tp=8"``, later ones winning; they change the
-            base that the variants differ from.
-
-    Raises:
-        ScenarioError: A key or a value cannot be used; the message lists all of them.
+    ``overrides`` are assignments such as ``"deployment.tp=8"``, later ones winning; they change the base that the
+    variants differ from. Raises ScenarioError, whose message lists all keys and values that cannot be used.
     """
     path = Path(path)
     return _checked(read(path), str(path), path.parent, overrides)
@@ -331,18 +295,15 @@ def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrid
 
 def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) -> Scenario:
     settings, problems = canonical(raw)
-    overridden: list[KeyPath] = []
-    notes: list[str] = []
+    overridden, notes = list[KeyPath](), list[str]()
     for text in overrides:
         keys, value = assignment(text)
         over, found = canonical(value)
         problems += found
         overridden.append(_canonical_path(over, keys))
-        notes += [
-            f"--set {text.partition('=')[0].strip()} takes the place of {' and '.join(removed)}, which the scenario "
-            f"also gives ({source})"
-            for removed in removed_keys(settings, over)
-        ]
+        for removed in map(" and ".join, removed_keys(settings, over)):
+            name = text.partition("=")[0].strip()
+            notes.append(f"--set {name} takes the place of {removed}, which the scenario also gives ({source})")
         settings = merged(settings, over)
     settings = with_first_values(settings)
     scenario, found = _validated(settings)
@@ -384,9 +345,7 @@ def _by_variant_name(problem: Problem, variants: Any) -> Problem:
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
     """Return the problems of the settings that each variant results in, without those of the base (``known``)."""
     base = {key: value for key, value in settings.items() if key != "variants"}
-    problems: list[Problem] = []
-    names: set[str] = set()
-    sides: list[Table] = []
+    problems, names, sides = list[Problem](), set[str](), list[Table]()
     for index, variant in enumerate(variants):
         if not isinstance(variant, dict):
             continue  # a problem of the list

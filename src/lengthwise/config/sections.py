@@ -40,12 +40,7 @@ _LOADS = ("request_rate", "concurrency", "arrivals")
 
 
 class DecodeSection(Section):
-    """The decode side of a disaggregated deployment; settings that it lacks are those of the prefill side.
-
-    ``link``: "node" is the link between a replica of each side (inside a node where both fit into one, else its
-    network); "host" is the host's memory, written and read. ``kv_transfer``: seconds that each request's KV transfer
-    takes in addition. ``one_at_a_time = false``: transfers do not wait for one another.
-    """
+    """The decode side of a disaggregated deployment; settings that it lacks are those of the prefill side."""
 
     tp: UpTo1024 = 1
     pp: UpTo1024 = 1
@@ -55,9 +50,9 @@ class DecodeSection(Section):
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
-    link: Literal["node", "host"] = "node"
-    kv_transfer: Wait = 0.0
-    one_at_a_time: bool = True
+    link: Literal["node", "host"] = "node"  # between replicas of both sides; "host": through its memory
+    kv_transfer: Wait = 0.0  # seconds that each request's KV transfer takes in addition
+    one_at_a_time: bool = True  # False: transfers do not wait for one another
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"
@@ -74,12 +69,8 @@ class DecodeSection(Section):
 class WorkloadSection(Section):
     """Where requests come from: lengths of a preset, a trace or distributions, and arrivals.
 
-    A trace alone is replayed with its own arrivals (times ``time_scale``); with ``request_rate``, ``concurrency`` or
-    ``arrivals`` its lengths are drawn instead. These also replace the arrivals of a preset. ``request_rate = inf``
-    sends all requests at once. ``cut`` says how requests above the limits are shortened. ``num_requests`` None: 1,000,
-    or all of a replayed trace, which cannot give more than it has. ``sort`` puts the rows of a trace in order of
-    arrival. ``tenants``: the number of tenants that send the requests, or a list of weights of their numbers of
-    requests; a replayed trace keeps its own.
+    A trace alone is replayed with its own arrivals; with ``request_rate``, ``concurrency`` or ``arrivals`` its lengths
+    are drawn instead. These also replace the arrivals of a preset.
     """
 
     preset: Text | None = None
@@ -88,18 +79,19 @@ class WorkloadSection(Section):
     prompt: Length | None = None
     output: Length | None = None
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    request_rate: Rate | None = None
+    num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
+    request_rate: Rate | None = None  # inf: all requests at once
     concurrency: Count | None = None
     arrivals: Arrivals | None = None
-    time_scale: Rate = 1.0
-    sort: bool = False
+    time_scale: Rate = 1.0  # factor on the times of a replayed trace
+    sort: bool = False  # put the rows of a trace in order of arrival
     predicted: Literal["none", "oracle", "mean"] = "none"
+    # The number of tenants, or weights of their numbers of requests; a replayed trace keeps its own.
     tenants: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Rate], Field(min_length=1)] | None = None
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
-    cut: Literal["output", "prompt", "proportional", "redraw"] = "output"
+    cut: Literal["output", "prompt", "proportional", "redraw"] = "output"  # how requests above the limits are shortened
 
     @property
     def is_replay(self) -> bool:
@@ -147,42 +139,35 @@ class WorkloadSection(Section):
 
 
 class HostTable(Section):
-    """Seconds that the host of an engine adds to a step and to each sequence in it, and to a request before it.
-
-    ``request_s`` delays each request on its own; ``queue_s`` is the service time of a front end that takes one
-    request at a time.
-    """
+    """Seconds that the host of an engine adds to a step and to each sequence in it, and to a request before it."""
 
     step_s: HostSeconds = HostOverhead().step_s
     sequence_s: HostSeconds = HostOverhead().sequence_s
-    request_s: HostSeconds = 0.0
-    queue_s: HostSeconds = 0.0
+    request_s: HostSeconds = 0.0  # delays each request on its own
+    queue_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
 
 
 class DeploymentSection(Section):
-    """What runs. ``model`` is a catalog name or a Hugging Face config.json.
+    """What runs.
 
-    ``cost`` is a source of ``engine.deploy``, such as "roofline", "profile:FILE.parquet" (after which "#physics"
-    names an estimator) or "vidur:DIR"; ``num_blocks`` overrides the KV blocks that the memory planner finds for a
-    replica. ``host`` is what the engine's host adds to a step, and how long a request waits in front of the engine:
-    "default" takes what ``cost`` says; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these
-    engines; ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` sets it.
-    ``[deployment.decode]`` adds replicas that decode: those of this table then only prefill.
+    ``host`` is what the engine's host adds to a step, and how long a request waits in front of the engine: "default"
+    takes what ``cost`` says; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these engines; ``{
+    step_s = "300us", sequence_s = "9us", request_s = "20ms", queue_s = "2ms" }`` sets it.
     """
 
-    model: Text
+    model: Text  # name of the catalog, or a Hugging Face config.json
     gpu: Text
     node: Text | None = None
     tp: UpTo1024 = 1
     pp: UpTo1024 = 1
     replicas: Replicas = 1
-    cost: Text = "roofline"
+    cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
     host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
-    num_blocks: Count | None = None
-    decode: DecodeSection | None = None
+    num_blocks: Count | None = None  # overrides the memory planner's KV blocks of a replica
+    decode: DecodeSection | None = None  # replicas that decode; those of this table then only prefill
 
     @property
     def gpus(self) -> int:
@@ -212,10 +197,7 @@ class DeploymentSection(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits under their vLLM names; ``timeout_s`` is when a client gives up.
-
-    ``max_step_seqs = "per_stage"`` divides ``max_num_seqs`` by the pipeline stages, as Vidur does. ``max_in_flight``
-    bounds the steps that are in a replica's pipeline at a time (none: as many as stages).
+    """The engine's limits under their vLLM names.
 
     The upper bounds are far above those of any engine and prevent a typing error from allocating terabytes of tables.
     """
@@ -225,24 +207,20 @@ class EngineSection(Section):
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Share = 0.9
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
-    max_step_seqs: Seqs | Literal["per_stage"] | None = None
+    max_step_seqs: Seqs | Literal["per_stage"] | None = None  # "per_stage": max_num_seqs / pipeline stages, as in Vidur
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] = 0.01
-    timeout_s: Seconds = math.inf
+    timeout_s: Seconds = math.inf  # when a client gives up
     enable_prefix_caching: bool = False
-    max_in_flight: UpTo1024 | None = None
+    max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: as many as stages
 
 
 class SchedulerSection(Section):
     """A named scheduler, single axes that differ from it, or a user's own policies.
 
-    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with
-    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``preemption`` decides
-    whether a waiting request may preempt a running one. ``binning`` gathers arrivals of similar predicted length into
-    batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)", "exponential(k=8)" and "learned(k=8)"
-    take their boundaries from other requests of the same workload. ``max_wait_s`` bounds starvation: requests that
-    have waited longer in total are scheduled before all others, in order of arrival. ``batch_wait_s`` is how long the
-    first request of a bin waits for the bin to fill. ``window_tokens``: preemption is considered when a request
-    arrives that ranks before all waiting ones, and again after so many steps.
+    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with brackets,
+    "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers arrivals of
+    similar predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
+    "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
     """
 
     policy: Text = "vllm_v1"
@@ -252,37 +230,30 @@ class SchedulerSection(Section):
     memory: Text | None = None
     preemption_mode: PreemptionMode | None = None
     router: Text | None = None
-    preemption: Text | None = None
+    preemption: Text | None = None  # whether a waiting request may preempt a running one
     binning: Text | None = None
-    max_wait_s: Wait | None = None
-    batch_wait_s: Wait | None = None
-    window_tokens: Count | None = None
+    max_wait_s: Wait | None = None  # requests that have waited longer in total precede all others, in order of arrival
+    batch_wait_s: Wait | None = None  # how long the first request of a bin waits for the bin to fill
+    window_tokens: Count | None = None  # steps after which preemption is considered again
 
 
 class SloSection(Section):
-    """What a request must meet to count as good: seconds, or texts such as "200ms".
+    """What a request must meet to count as good: seconds, or texts such as "200ms"."""
 
-    ``ttft``: time to first token. ``tpot`` (or itl): mean time between the request's tokens.
-    ``jct`` (or e2e): arrival to last token.
-    """
-
-    ttft: Seconds | None = None
-    tpot: Seconds | None = None
-    jct: Seconds | None = None
+    ttft: Seconds | None = None  # time to first token
+    tpot: Seconds | None = None  # or itl: mean time between the request's tokens
+    jct: Seconds | None = None  # or e2e: arrival to last token
 
 
 class RunSection(Section):
-    """How to simulate: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers.
-
-    ``model_draws``: the number of additional runs under cost tables perturbed by their errors, which show how far the
-    cost model moves each number. None: 16 for up to 50,000 requests; 0: none.
-    """
+    """How to simulate: ``seeds`` runs from ``seed`` on; ``warmup_s`` is left out of the numbers."""
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
     warmup_s: Wait = 0.0
     time_limit_s: Seconds = math.inf
     strict: bool = False
+    # Runs under cost tables perturbed by their errors; None: 16 for up to 50,000 requests.
     model_draws: Annotated[int, Field(ge=0, le=10_000)] | None = None
 
     @field_validator("model_draws")
@@ -296,11 +267,8 @@ class RunSection(Section):
 class SearchSection(Section):
     """Which deployment to choose: what is optimised, what must hold, and among which configurations.
 
-    ``limits`` maps metrics to bounds: ``ttft.p90 = "2s"``, ``goodput = 0.95``; with none on waiting,
-    ``queueing_delay.p99 = "5s"`` is added. ``space`` maps settings to lists of values (``tp = [1, 2, 4]``); each
-    entry of ``any_of`` has further settings, and every configuration takes one of the entries.
     ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": the fewest that meet the limits at
-    ``rate``. ``trials`` are of the strategy "bayesian".
+    ``rate``.
     """
 
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
@@ -308,11 +276,11 @@ class SearchSection(Section):
     )
     rate: Rate | None = None
     max_gpus: Count | None = None
-    limits: dict[str, Any] = Field(default_factory=dict)
-    space: dict[str, Any] = Field(default_factory=dict)
-    any_of: list[dict[str, Any]] = Field(default_factory=list)
+    limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
+    space: dict[str, Any] = Field(default_factory=dict)  # lists of values by setting: ``tp = [1, 2, 4]``
+    any_of: list[dict[str, Any]] = Field(default_factory=list)  # further settings; a configuration takes one entry
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
-    trials: Count = 100
+    trials: Count = 100  # of the strategy "bayesian"
     top: Count = 10
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -375,11 +343,7 @@ class PredictorSection(Section):
     (``sigma`` and ``bias`` of the logarithm; ``p`` on each side, ``split``; a ``matrix`` of true by predicted classes;
     the class alone). "same" predicts ``tokens`` for every request, and "reversed" ``pivot`` squared over the length.
     "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other requests of the same [workload], drawn with
-    another seed, never from the requests themselves. "model" is a trained predictor's ``file``, "default" the one
-    that comes with lengthwise. ``boundaries`` are increasing lengths, or the number of equally full classes; the
-    lengths between the classes suffice where there is one, or one fewer than the ``matrix`` has rows. An error halves
-    every ``half_life_tokens``. ``conditional`` predicts once and then conditions on the tokens so far.
-    ``statistic`` is what policies see of the distribution: "mean", "median", a quantile ("q0.9"), or "tail_inflated".
+    another seed. "model" is a trained predictor's ``file``, "default" the one that comes with lengthwise.
     """
 
     kind: Kind = "none"
@@ -388,16 +352,17 @@ class PredictorSection(Section):
     buckets: UpTo1024 = 8
     sigma: Annotated[NotNan, Field(ge=0, le=10)] | None = None
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
-    half_life_tokens: _Positive | None = None
+    half_life_tokens: _Positive | None = None  # tokens after which an error halves
     exact_lengths: bool = False
+    # Increasing lengths, the inner ones alone, or the number of equally full classes.
     boundaries: list[float] | Annotated[int, Field(ge=1, le=4096)] | None = None
     p: Annotated[NotNan, Field(ge=0, le=0.5)] | None = None
     split: Annotated[NotNan, Field(ge=0, le=1)] = 0.5
     matrix: list[list[float]] | None = None
     pivot: Annotated[NotNan, Field(ge=1, le=1e5)] = 256.0
-    conditional: bool = False
+    conditional: bool = False  # predicts once, then conditions on the tokens so far
     window_tokens: Count = 50
-    statistic: Text = "mean"
+    statistic: Text = "mean"  # "mean", "median", a quantile ("q0.9"), or "tail_inflated"
     update_predictions: bool = True
 
     @property
@@ -408,11 +373,8 @@ class PredictorSection(Section):
     @property
     def requires_training(self) -> bool:
         """Return whether the predictor must learn from other requests first."""
-        return (
-            self.kind in ("ecdf", "bucket_ecdf")
-            or isinstance(self.boundaries, int)
-            or (self.kind == "constant" and self.tokens is None)
-        )
+        learns = self.kind in ("ecdf", "bucket_ecdf") or (self.kind == "constant" and self.tokens is None)
+        return learns or isinstance(self.boundaries, int)
 
     @field_validator("statistic")
     @classmethod
@@ -474,41 +436,33 @@ _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
 class ScheduleSection(Section):
     """Which schedule to choose: under what latency bound, on how many GPUs, among which strategies.
 
-    ``latency_bound`` applies to outputs of the length ``bound_for`` ("p99": all but one in a hundred are no longer;
-    "80 tokens": that length, however lengths move; some output must have it), from the start of their prefill to the
-    last token; inf: none. With ``worst_case`` it is met when batches are as heavy as the same share of them are at
-    most, else by the expected latency. ``gpus`` None: as many as [deployment] has (tp x pp x replicas).
-    ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill, the
-    others decode, split by computation or by memory).
-    ``threshold``: prefill batches are resized so that the tokens of their prompts stay within this share of their
-    mean, and the decode batch within it of its own (ExeGPT's dynamic adjustment). The plan assumes it for prefills, as
-    near as complete prompts allow, and a run does both. None: prefill batches have B_E requests.
-    ``baselines``: other systems that the choice is compared with, or "all" of them: "fastertransformer",
-    "deepspeed-inference", "orca", "vllm" (v0), "sarathi", "vllm-v1", "vllm-v1-disaggregated" (some replicas prefill,
-    the others decode); each is simulated in all its configurations, which takes seconds to a minute.
-    ``dram_gb_s``, ``ssd_gb_s``: how fast weights are reloaded, in 1e9 bytes a second: from host memory to each GPU,
-    and from the drives of each node. None: what ExeGPT measured (its seconds for its own models, else 4.9 and 7.3).
+    ``latency_bound`` applies to outputs of the length ``bound_for`` ("p99": all but one in a hundred are no longer; "80
+    tokens": that length, which some output must have), from the start of their prefill to the last token. With
+    ``worst_case`` it is met when batches are as heavy as the same share of them are at most, else by the expected
+    latency. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill,
+    the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that the tokens
+    of their prompts stay within this share of their mean, and the decode batch within it of its own (ExeGPT's dynamic
+    adjustment); None: prefill batches have B_E requests. ``baselines``: other systems, or "all", to compare with; each
+    is simulated in all its configurations, which takes seconds to a minute.
     """
 
     latency_bound: Seconds = math.inf
     bound_for: Text = "p99"
-    gpus: Count | None = None
+    gpus: Count | None = None  # None: tp x pp x replicas of [deployment]
     strategies: list[Text] = Field(default_factory=lambda: [one.value for one in Strategy], min_length=1)
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
     baselines: list[Text] = Field(default_factory=list)
-    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
-    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
+    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # reloads weights; None: 4.9, or ExeGPT's
+    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # from the drives of a node; None: 7.3
 
     @field_validator("bound_for")
     @classmethod
     def _check_bound_for(cls, text: str) -> str:
         found = _QUANTILE.fullmatch(text)
         if not _FIXED.fullmatch(text) and (not found or not 50 <= float(found[1]) < 100):
-            raise ValueError(
-                'must be a quantile of the outputs from p50 to below p100, such as "p99" or "p99.9", '
-                'or a fixed length such as "80 tokens"'
-            )
+            quantile = 'a quantile of the outputs from p50 to below p100, such as "p99" or "p99.9"'
+            raise ValueError(f'must be {quantile}, or a fixed length such as "80 tokens"')
         return text
 
     @field_validator("strategies")
@@ -553,13 +507,10 @@ Load = Annotated[NotNan, Field(gt=0, le=1e6)]
 
 
 class LabPolicy(SchedulerSection):
-    """A scheduler to try: keys of [scheduler], and a name.
-
-    ``longest_wait`` sets ``max_wait_s`` to this multiple of the 99th percentile of JCT under FCFS at the same load.
-    """
+    """A scheduler to try: keys of [scheduler], and a name."""
 
     name: Text | None = None
-    longest_wait: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None
+    longest_wait: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None  # max_wait_s over FCFS' p99 of JCT
 
     @property
     def title(self) -> str:
@@ -582,11 +533,8 @@ class LabSection(Section):
     """What ``lengthwise lab`` tries: every policy with every predictor, at every load and batch size.
 
     A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table of keys of [scheduler], on top
-    of the scenario's own where ``policy`` is not among them; with ``longest_wait`` no request waits longer than that
-    multiple of the 99th percentile under FCFS. A predictor is a kind ("oracle") or a table of keys of [predictor].
-    ``loads`` are shares of what FCFS sustains (``unit`` "capacity"), or multiples of batch size / mean time of a
-    request alone ("isolated", ELIS); ``rates`` are requests a second. FCFS and shortest-first with known lengths always
-    run: they are the ends of the gap.
+    of the scenario's own where ``policy`` is not among them. A predictor is a kind ("oracle") or a table of keys of
+    [predictor]. FCFS and shortest-first with known lengths always run: they are the ends of the gap.
     """
 
     policies: Annotated[list[LabPolicy], Field(min_length=1)] = Field(
@@ -594,8 +542,8 @@ class LabSection(Section):
     )
     predictors: list[LabPredictor] = Field(default_factory=lambda: [LabPredictor(kind="oracle")])
     loads: Annotated[list[Load], Field(min_length=1)] | None = None
-    unit: Literal["capacity", "isolated"] = "capacity"
-    rates: Annotated[list[Load], Field(min_length=1)] | None = None
+    unit: Literal["capacity", "isolated"] = "capacity"  # of loads: what FCFS sustains, or batch / isolated time
+    rates: Annotated[list[Load], Field(min_length=1)] | None = None  # requests/s
     batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
 

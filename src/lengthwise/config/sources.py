@@ -41,22 +41,17 @@ def service_times(
 ) -> tuple[ServiceTimes, list[str]]:
     """Return service times and their description.
 
-    Args:
-        uniform: Lowest and highest, seconds.
-        exponential: Rate, 1/s.
-        lengths: Output tokens: a trace, a preset, or a .txt file of numbers.
-        token_s: Seconds per token of ``lengths``.
-        fixed_s: Seconds per request of ``lengths``.
+    ``uniform`` are the lowest and highest seconds, ``exponential`` is a rate in 1/s; ``lengths`` names a trace, a
+    preset or a .txt file of output tokens, each of ``token_s`` seconds after ``fixed_s`` of the request.
     """
     from lengthwise import theory
 
     options = {"--uniform": uniform, "--exponential": exponential, "--lengths": lengths}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
-        raise InputError(
-            "service times come from one of --uniform LOW HIGH, --exponential RATE, --lengths FILE; given: "
-            f"{' and '.join(given) or 'none of them'}"
-        )
+        options_text = "--uniform LOW HIGH, --exponential RATE, --lengths FILE"
+        found = " and ".join(given) or "none of them"
+        raise InputError(f"service times come from one of {options_text}; given: {found}")
     if uniform is not None:
         return theory.UniformTimes(*uniform), [f"service uniform, {uniform[0]:g} to {uniform[1]:g} s"]
     if exponential is not None:

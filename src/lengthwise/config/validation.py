@@ -35,9 +35,7 @@ def raise_if_any(
 ) -> None:
     """Raise one ScenarioError that lists all problems, if there are any.
 
-    Args:
-        overridden: Paths that ``--set`` gave; problems at or below them name ``--set``.
-        options: Paths that a command-line option gave, with the option, which the message names instead of the path.
+    Problems at or below the paths ``overridden`` name ``--set``; those at ``options`` name the command-line option.
     """
     from_set, from_option = tuple(overridden), options or {}
 

@@ -18,11 +18,7 @@ _DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min|h)")
 
 
 def seconds(value: Any) -> Any:
-    """Return the seconds of "200ms", "2s", "1.5min" or "1h"; return a value that is not a text unchanged.
-
-    Raises:
-        ValueError: The text is not a duration.
-    """
+    """Return the seconds of "200ms", "2s", "1.5min" or "1h"; other values than texts stay; raise ValueError."""
     if not isinstance(value, str):
         return value
     found = _DURATION.fullmatch(value.strip().lower())
@@ -197,16 +193,10 @@ class EmpiricalLength(_Length):
 
 
 Length = Annotated[
-    FixedLength
-    | UniformLength
-    | ZipfLength
-    | LogNormalLength
-    | TruncatedNormalLength
-    | SkewNormalLength
-    | QuantilesLength
-    | EmpiricalLength,
+    FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
+    | QuantilesLength | EmpiricalLength,
     Field(discriminator="kind"),
-]
+]  # fmt: skip
 
 
 def _by_kind(union: Any) -> dict[str, type[Section]]:

@@ -31,9 +31,8 @@ def read_trace(
 ) -> Workload:
     """Return the requests of a trace of any format, with its texts in ``extra``.
 
-    Args:
-        format: One of ``workload.READABLE``, or "log"; None detects it.
-        replayed: Whether the arrivals matter: a log may have none.
+    ``format`` is one of ``workload.READABLE``, or "log"; None detects it. ``replayed``: whether the arrivals matter,
+    which a log may lack.
     """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))

@@ -16,15 +16,11 @@ _SLOPE_SPAN = 256
 
 
 class PackedCost(NamedTuple):
-    """CostTables laid out for one cache line a lookup.
+    """CostTables laid out for one cache line a lookup; the slopes continue them beyond their last row."""
 
-    ``by_tokens`` columns: layer, comm, first, send; ``by_seqs``: head, host. The slopes
-    continue them beyond their last row.
-    """
-
-    by_tokens: Floats
+    by_tokens: Floats  # columns: layer, comm, first, send
     tokens_slope: Floats
-    by_seqs: Floats
+    by_seqs: Floats  # columns: head, host
     seqs_slope: Floats
     prefill: Floats
     decode: Floats

@@ -65,10 +65,8 @@ class Shard:
     @property
     def kv_bytes(self) -> float:
         """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
-        layer = kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
-        if self.model.attention.is_mla:
-            return layer
-        return layer * self.kv_heads / self.model.attention.kv_heads
+        attention, layer = self.model.attention, kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
+        return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
     def layers(self) -> list[int]:
@@ -78,9 +76,8 @@ class Shard:
     def stage_weight_bytes(self) -> Floats:
         """Return [PP] bytes of weights on one GPU of each stage.
 
-        Layers are split evenly over the GPUs, except what every GPU holds in full (replicated KV heads, MLA's
-        down-projections, the router). The first stage also holds the embedding, the last one the head (a copy of its
-        own of a tied one if there are several stages).
+        Layers are split evenly over the GPUs, except what every GPU holds in full. The first stage also holds the
+        embedding, the last one the head (a copy of its own of a tied one if there are several stages).
         """
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
@@ -151,10 +148,6 @@ def plan_memory(
     ``max_model_len`` only.
 
     Args:
-        model: The served model.
-        gpu: The GPU.
-        parallel: The split of the model.
-        limits: Utilisation, block size, dtypes, largest step.
         max_model_len: Tokens of the longest request; the cache must hold one.
         planner: "lengthwise" or "vidur".
         num_blocks: Blocks to use regardless of the memory (vLLM: num_gpu_blocks_override).
@@ -228,11 +221,8 @@ def _plan_vllm(
 
 
 def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
-    """Return the peak of activations: an MLP's input, both halves and output of a full step, and logits.
-
-    1.20 GiB for Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB
-    (github.com/vllm-project/vllm/pull/10511).
-    """
+    """Return the peak of activations: an MLP's input, both halves and output of a full step, and logits."""
+    # 1.20 GiB for Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB (vllm PR 10511).
     model, ffn = shard.model, shard.model.ffn
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     step = limits.max_num_batched_tokens * (3 * wide / shard.parallel.tp + 3 * model.hidden) * 2.0
@@ -277,12 +267,10 @@ def _vidur_kv_bytes(shard: Shard) -> float:
     return 2.0 * 2 * shard.model.attention.head_dim * shard.kv_heads * shard.model.layers
 
 
-def _require_fit(
-    plan: KvPlan,
-    planner: _Planner,
-    deployment: tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits],
-    max_model_len: int,
-) -> None:
+_Deployment = tuple[ModelSpec, GpuSpec, Parallelism, EngineLimits]
+
+
+def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_model_len: int) -> None:
     missing, cache = _missing_bytes(plan, max_model_len)
     if missing <= 0:
         return
@@ -290,12 +278,9 @@ def _require_fit(
     advice = "No tp up to 16 fits; use more pipeline stages (pp) or a GPU with more memory."
     if plan.num_blocks >= 1 and plan.planner == "lengthwise":
         advice = f"Lower max_model_len to {plan.num_blocks * plan.block_size}."
-    for tp in usable_degrees(model):
-        larger = replace(parallel, tp=tp)
-        if (
-            tp > parallel.tp
-            and _missing_bytes(planner(model, gpu, larger, limits, max_model_len), max_model_len)[0] <= 0
-        ):
+    for tp in (tp for tp in usable_degrees(model) if tp > parallel.tp):
+        larger = planner(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
+        if _missing_bytes(larger, max_model_len)[0] <= 0:
             advice = f"The smallest tp that fits is {tp}."
             break
     raise DoesNotFitError(

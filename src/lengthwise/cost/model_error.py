@@ -16,17 +16,8 @@ DRAWS = 16
 LEVEL = 0.9
 LARGEST_RUN = 50_000
 """Requests of a run up to which it is repeated by default."""
-PARTS = {
-    "layer": "layer_s",
-    "comm": "comm_s",
-    "first": "first_s",
-    "send": "send_s",
-    "head": "head_s",
-    "host": "host_s",
-    "prefill": "prefill_s",
-    "decode": "decode_s",
-    "masked": "masked_s",
-}
+_NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
+PARTS = {name: f"{name}_s" for name in _NAMES}
 """The parts of a step; "front", a request's way into the engine, is another part with errors."""
 _DESIGNS = 200
 _Part = tuple[str, int]
@@ -52,8 +43,7 @@ def perturbed_degrees(
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
     """Return ``draws`` copies of the deployment with perturbed tables; a decode side follows the same design."""
     made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
-    decode = deployment.decode
-    if decode is None:
+    if (decode := deployment.decode) is None:
         return made
     others = perturbed(decode.cost, draws) or [decode.cost] * len(made)
     return [replace(one, decode=replace(decode, cost=tables)) for one, tables in zip(made, others, strict=True)]
@@ -74,10 +64,8 @@ def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part
     """Return the errors above 0 of parts that take any time: one GPU has no collectives, one stage sends nothing."""
     found: list[tuple[_Part, PartError]] = []
     for error in errors:
-        if error.part == "front":
-            used = tables.front != Front()
-        else:
-            used = error.part == "step" or bool(np.any(getattr(tables, PARTS[error.part])))
+        used = tables.front != Front() if error.part == "front" else error.part == "step"
+        used = used or (error.part in PARTS and bool(np.any(getattr(tables, PARTS[error.part]))))
         if used and max(error.log_sd, error.slow_log_sd or 0.0) > 0:
             found.append(((error.part, sum(part[0] == error.part for part, _ in found)), error))
     return found
@@ -122,6 +110,4 @@ def design(draws: int, parts: int, seed: int = 0) -> Floats:
 
 def _correlation(values: Floats) -> float:
     """Return the largest absolute correlation of any two columns."""
-    if values.shape[1] < 2:
-        return 0.0
-    return float(np.abs(np.corrcoef(values.T) - np.eye(values.shape[1])).max())
+    return float(np.abs(np.atleast_2d(np.corrcoef(values.T)) - np.eye(values.shape[1])).max())

@@ -20,7 +20,7 @@ import numpy as np
 
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
+from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
 
 OVERLAP_POWER = 4
 """Compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum."""
@@ -62,12 +62,9 @@ class PrefillCurve:
 
 @dataclass(frozen=True)
 class DecodeCurve:
-    """Decode attention: a group of g query heads that share a KV head uses g / (g + ``tile_rows``) of a tile.
+    """Decode attention: a group of g query heads that share a KV head uses g / (g + ``tile_rows``) of a tile."""
 
-    FlashMLA reports 0.7 of the peak for groups of 128 (660 of 989 TFLOP/s, github.com/deepseek-ai/FlashMLA).
-    """
-
-    efficiency: float = 0.7
+    efficiency: float = 0.7  # FlashMLA for groups of 128: 660 of 989 TFLOP/s (github.com/deepseek-ai/FlashMLA)
     tile_rows: float = 64
     latency_s: float = 11.7e-6
     sequence_s: float = 3e-8
@@ -76,11 +73,7 @@ class DecodeCurve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Constants of every kind of kernel; the defaults are those of the roofline.
-
-    ``routing_power``: routing is uneven, so T tokens hit as many experts as T**0.96 uniformly routed tokens would
-    (fitted to 218 points of DeepSeek-V3 and Kimi K2, benchmarks/_silicon_fit.py).
-    """
+    """Constants of every kind of kernel; the defaults are those of the roofline."""
 
     wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
     narrow: GemmCurve = GemmCurve(0.72, 120, 2400, 400, 6e-6)
@@ -88,6 +81,7 @@ class Curves:
     stream: StreamCurve = StreamCurve()
     prefill: PrefillCurve = PrefillCurve()
     decode: DecodeCurve = DecodeCurve()
+    # Routing is uneven: T tokens hit as many experts as T**0.96 uniformly routed ones (benchmarks/_silicon_fit.py).
     routing_power: float = 0.96
 
 
@@ -147,10 +141,7 @@ def profile_work(works: list[Work], operator: str) -> Work | None:
 
 
 def layer_share(model: ModelSpec, operator: str) -> float:
-    """Return the share of a model's layers that have an operator.
-
-    Cost tables hold the mean layer, profiles a layer that has the operator.
-    """
+    """Return the share of a model's layers that have an operator: tables hold the mean layer, profiles one with it."""
     ffn, attention = model.ffn, model.attention
     if ffn.experts and operator in ("mlp up", "activation", "mlp down"):
         return ffn.dense_layers / model.layers
@@ -164,10 +155,10 @@ def layer_share(model: ModelSpec, operator: str) -> float:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Times of a GPU's kernels for one dtype of weights.
+    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes.
 
-    Weights in a format that the GPU has no units for are read in that format and multiplied in 16 bits, as are
-    int4 weights everywhere (W4A16). Activations have ``wide_bytes`` bytes.
+    Weights in a format that the GPU has no units for are read in that format and multiplied in 16 bits, as are int4
+    weights everywhere (W4A16).
     """
 
     gpu: GpuSpec
@@ -206,11 +197,9 @@ class Kernels:
         return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
 
     def prefill(self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: Any, moved_bytes: Any) -> Work:
-        """Return the work of FlashAttention over (query, key) ``pairs`` of ``head_flops`` FLOPs over all heads.
-
-        Each query of padding adds ``mean_keys`` pairs: the keys that a query sees on average.
-        """
+        """Return the work of FlashAttention over (query, key) ``pairs`` of ``head_flops`` FLOPs over all heads."""
         curve = self.curves.prefill
+        # Each query of padding adds the keys that a query sees on average.
         padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
         memory_s = moved_bytes / (self.gpu.bandwidth_bytes_per_s * curve.memory_efficiency)
         return Work(
@@ -333,13 +322,11 @@ class Operators:
         return works
 
     def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
-        """Return one layer's attention of one new token of each sequence over all their cached tokens.
-
-        A sliding window cuts the mean context, since only the sum over sequences is known.
-        """
+        """Return one layer's attention of one new token of each sequence over all their cached tokens."""
         full, windowed = self._layer_shares
         works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
         if windowed:
+            # The window cuts the mean context, since only the sum over sequences is known.
             seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
             works.append(self._decode("decode window attention", seqs, seen).times(windowed))
         return works
@@ -358,15 +345,11 @@ class Operators:
         attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
         query, key = shard.heads * attention.head_dim, shard.kv_heads * attention.head_dim
         value, out = shard.kv_heads * shard.v_dim, shard.heads * shard.v_dim
-        works = [
-            self.kernels.gemm("qkv projection", tokens, query + key + value, hidden),
-            self.kernels.gemm("output projection", tokens, hidden, out),
-        ]
+        works = [self.kernels.gemm("qkv projection", tokens, query + key + value, hidden)]
+        works.append(self.kernels.gemm("output projection", tokens, hidden, out))
         if self.model.encoder_layers:
-            works += [
-                self.kernels.gemm("cross projection in", tokens, query, hidden),
-                self.kernels.gemm("cross projection out", tokens, hidden, out),
-            ]
+            works.append(self.kernels.gemm("cross projection in", tokens, query, hidden))
+            works.append(self.kernels.gemm("cross projection out", tokens, hidden, out))
         if not self.model.metadata.learned_positions:
             works.insert(1, self.kernels.stream("rope", 2 * (query + key) * self.wide * tokens))
         return works
@@ -422,7 +405,7 @@ class Operators:
             self.kernels.grouped_gemm("experts down", rows, hit, hidden, width),
         ]
         if ffn.shared_intermediate:
-            works += [self._rename(work, "shared ") for work in self._mlp(tokens, ffn.shared_intermediate)]
+            works += [replace(work, name=f"shared {work.name}") for work in self._mlp(tokens, ffn.shared_intermediate)]
         return works
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
@@ -462,26 +445,24 @@ class Operators:
         return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
 
     def _network(self, name: str, sent_bytes: Any) -> Work:
-        """Return a ring's bytes at the link's bus bandwidth plus the latency of a small message.
-
-        Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce):
-        one message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
-        """
-        link, hops = self.node.link_for(self.tp), math.log2(self.tp)
-        direct = self.tp <= self.node.link_group
-        latency_s = link.latency_s + DIRECT_HOP_S * hops if direct else 2 * hops * link.latency_s
+        """Return a ring's bytes at the link's bus bandwidth plus the latency of a small message."""
+        link, latency_s = small_message(self.node, self.tp)
         return Work(name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s)
 
-    @staticmethod
-    def _rename(work: Work, prefix: str) -> Work:
-        return Work(**{**vars(work), "name": prefix + work.name})
+
+def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
+    """Return the link of a collective over GPUs, and the seconds of its smallest message.
+
+    Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one message
+    and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
+    """
+    link, hops = node.link_for(gpus), math.log2(max(gpus, 1))
+    return link, link.latency_s + DIRECT_HOP_S * hops if gpus <= node.link_group else 2 * hops * link.latency_s
 
 
 def causal_pairs(chunk: Any, context: Any, window: Any = np.inf) -> tuple[Any, Any]:
-    """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees.
-
-    A query at position p sees ``min(p + 1, window)`` keys.
-    """
+    """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees."""
+    # A query at position p sees min(p + 1, window) keys.
     growing = np.clip(window - context, 0, chunk)
     full = (chunk - growing) * np.where(np.isfinite(window), window, 0.0)
     return growing * (context + (growing + 1) / 2) + full, chunk + np.minimum(context, window)

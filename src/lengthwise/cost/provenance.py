@@ -20,11 +20,7 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec, dtype_name
 
 
 def read_npz(path: Path | str, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Return all arrays of an npz by name, or those of ``only`` that it has.
-
-    Raises:
-        ProfileError: There is no such file, or it is not an npz of plain arrays.
-    """
+    """Return all arrays of an npz by name, or those of ``only`` that it has; raise ProfileError if unreadable."""
     try:
         # Opened here, since np.load leaves the file open when it is damaged.
         with Path(path).open("rb") as file:
@@ -48,18 +44,12 @@ def _file_kind(start: bytes, path: Path | str) -> str:
             f"a Parquet file. A profile of operators is taken as profile:{path}, or converted to an npz by "
             f"`lengthwise profile fit {path} --out FILE.npz`"
         )
-    known = {b"\x93NUMPY": "a single array (npy)", b"\x1f\x8b": "packed by gzip"}
-    return next(
-        (kind for magic, kind in known.items() if start.startswith(magic)), "of another kind" if start else "empty"
-    )
+    known = {b"\x93NUMPY": "a single array (npy)", b"\x1f\x8b": "packed by gzip", b"": "of another kind"}
+    return next(kind for magic, kind in known.items() if start.startswith(magic)) if start else "empty"
 
 
 def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
-    """Write an npz of arrays, completely or not at all.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write an npz of arrays, completely or not at all; raise OutputError if it cannot be written."""
 
     def write(place: Path) -> None:
         with place.open("wb") as file:
@@ -78,22 +68,12 @@ class MadeFor:
     """The deployment that seconds of cost tables depend on.
 
     Limits are not part of it: tables extrapolate beyond those that they were made with, and their reach reports it.
-
-    Attributes:
-        model: Its name, for messages; ``shape`` is compared.
-        shape: ``shape_facts`` of the model, and its vocabulary, which the head depends on.
-        gpu: Its name.
-        node: The node's name; empty for a single GPU.
-        tp: Tensor-parallel degree.
-        pp: Pipeline stages.
-        weight_dtype: Dtype of the layers.
-        kv_dtype: Dtype of the KV cache.
     """
 
-    model: str
-    shape: Mapping[str, int]
+    model: str  # name, for messages; ``shape`` is compared
+    shape: Mapping[str, int]  # ``shape_facts`` of the model, and its vocabulary, which the head depends on
     gpu: str
-    node: str
+    node: str  # empty for a single GPU
     tp: int
     pp: int
     weight_dtype: str
@@ -121,8 +101,7 @@ class MadeFor:
     @classmethod
     def of_deployment(cls, deployment: Deployment) -> MadeFor:
         """Return the provenance of a resolved deployment's tables."""
-        d = deployment
-        return cls.of(d.model, d.gpu, d.node, d.parallel, d.limits)
+        return cls.of(deployment.model, deployment.gpu, deployment.node, deployment.parallel, deployment.limits)
 
     def differences(self, requested: MadeFor) -> list[str]:
         """Return the properties in which ``requested`` differs, in words; empty if the tables apply to it."""
@@ -175,20 +154,14 @@ def parse_made_for(arrays: Mapping[str, Any], path: Path | str) -> MadeFor | Non
         if not isinstance(parsed.shape, Mapping):
             raise TypeError("its shape is no table")  # noqa: TRY301 - reported like the other defects
     except (TypeError, ValueError) as error:
-        raise ProfileError(
-            f"{path} must name the deployment of its tables as it was saved: {error}. Save the tables again"
-        ) from error
+        problem = f"as it was saved: {error}. Save the tables again"
+        raise ProfileError(f"{path} must name the deployment of its tables {problem}") from error
     return parsed
 
 
 def require_made_for(path: Path | str, requested: MadeFor) -> None:
-    """Require that the tables in a file were made for a deployment, or do not name one.
-
-    Raises:
-        ProfileError: They were made for another deployment.
-    """
-    found = made_for(path)
-    if found is not None:
+    """Raise ProfileError if the tables in a file were made for another deployment, as far as they name one."""
+    if (found := made_for(path)) is not None:
         refuse(path, found.differences(requested))
 
 

@@ -47,11 +47,10 @@ def fit_curve(x: Floats, y: Floats) -> Curve:
 
 @dataclass(frozen=True)
 class Surface:
-    """A surface over (rows, columns), non-decreasing in both, linear between its points.
+    """A surface over (rows, columns), non-decreasing in both, linear between its points, constant before the first.
 
-    Before the first row or column it is constant. After the last column it continues linearly; after the last row it
-    grows with the row, and its first column with the row's square if ``quadratic``: a chunk of c tokens after k
-    cached tokens has c (k + c / 2) pairs.
+    After the last column it continues linearly; after the last row it grows with the row, and its first column with the
+    row's square if ``quadratic``: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
     """
 
     rows: Floats
@@ -81,8 +80,7 @@ class Surface:
 def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
     """Fit a surface to measurements at ``x`` [n, 2], scattered over some columns in each row.
 
-    Each row is a curve; a row with few columns takes its slope from the others, in proportion to the row. Then the
-    surface is made non-decreasing in both directions.
+    Each row is a curve; a row with few columns takes its slope from the others, in proportion to the row.
     """
     rows, columns = np.unique(x[:, 0]), np.unique(x[:, 1])
     if len(columns) == 1:

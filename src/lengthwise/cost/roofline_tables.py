@@ -120,16 +120,12 @@ LARGEST_KV_TOKENS = 2**24
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Seconds that the GPU waits for the host (per step, and per sequence in it) and that a request waits in front.
-
-    ``request_s`` delays a request before it enters the engine; ``queue_s`` occupies the serial front, in which requests
-    queue (``schema.cost_tables.Front``).
-    """
+    """Seconds that the GPU waits for the host (per step, and per sequence in it) and that a request waits in front."""
 
     step_s: float = HOST_STEP_S
     sequence_s: float = HOST_SEQUENCE_S
-    request_s: float = 0.0
-    queue_s: float = 0.0
+    request_s: float = 0.0  # delays a request before it enters the engine
+    queue_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
 
     @property
     def front(self) -> Front:
@@ -167,18 +163,14 @@ waits (36 ms a request) would limit any deployment to 27 requests a second, whic
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator's share of one step of a replica, summed over all stages; host overhead included.
-
-    ``flops`` and ``bytes`` are of one GPU of each stage; ``bytes`` are read and written, or sent for a collective.
-    ``bound`` is the largest component of the time: "compute", "memory", "network" or "latency".
-    """
+    """One operator's share of one step of a replica, summed over all stages; host overhead included."""
 
     name: str
     part: str
     seconds: float
-    flops: float
-    bytes: float
-    bound: str
+    flops: float  # of one GPU of each stage
+    bytes: float  # of one GPU of each stage: read and written, or sent for a collective
+    bound: str  # largest component of the time: "compute", "memory", "network" or "latency"
 
 
 def roofline(
@@ -235,18 +227,8 @@ def operators(
 ) -> list[OperatorTime]:
     """Return the time of each operator of one step, in the order of the step.
 
-    Prompts add up to one row per operator, whose ``bound`` is that of the longest.
-
-    Args:
-        model: The served model.
-        gpu: The GPU.
-        node: The links between GPUs.
-        parallel: The split of the model.
-        limits: Dtypes of weights and cache.
-        decode_seqs: Sequences that decode one token each.
-        kv_tokens: Tokens that they have cached in total.
-        prefill: (chunk, context before it) of each prompt.
-        host: Overhead of the host.
+    Prompts add up to one row per operator, whose ``bound`` is that of the longest. ``decode_seqs`` sequences decode one
+    token each and have cached ``kv_tokens`` in total; ``prefill`` has (chunk, context before it) of each prompt.
 
     Raises:
         InputError: The step is empty or holds a negative count, or as for ``roofline``.
@@ -274,17 +256,12 @@ def operators(
             sources |= {"memory": work.memory_s, "network": work.network_s}
             bound = max(sources, key=lambda name: float(sources[name]))
             rows.setdefault(work.name, []).append(OperatorTime(work.name, part, seconds, flops, moved, bound))
-    return [
-        OperatorTime(
-            name,
-            same[0].part,
-            sum(row.seconds for row in same),
-            sum(row.flops for row in same),
-            sum(row.bytes for row in same),
-            max(same, key=lambda row: row.seconds).bound,
-        )
-        for name, same in rows.items()
-    ]
+    found = []
+    for same in rows.values():
+        sums = {name: sum(getattr(row, name) for row in same) for name in ("seconds", "flops", "bytes")}
+        bound = max(same, key=lambda row: row.seconds).bound
+        found.append(replace(same[0], **sums, bound=bound))
+    return found
 
 
 def _operators_of(
@@ -309,11 +286,9 @@ HOST_NAMES = ("default", *ENGINE_HOSTS)
 
 
 def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
-    """Return the overhead of a host; None for "default", which leaves the cost source its own.
+    """Return the overhead of a host (a name of HOST_NAMES, or seconds); None for "default": the cost source's own.
 
-    Args:
-        host: A name of HOST_NAMES, or seconds.
-        experts: The model has experts; requests wait longer in front of a named engine then.
+    With ``experts`` in the model, requests wait longer in front of a named engine.
 
     Raises:
         UnknownNameError: No engine has this name.

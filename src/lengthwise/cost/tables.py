@@ -56,8 +56,7 @@ def load(path: Path | str) -> CostTables:
     """Read the tables that ``save`` wrote.
 
     Raises:
-        ProfileError: The file is missing, is no npz of cost tables, is of another version, or its tables violate
-            ``check``.
+        ProfileError: The file is missing, no npz of cost tables, of another version, or its tables violate ``check``.
     """
     return from_arrays(read_npz(path), str(path))
 
@@ -73,8 +72,7 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
-        made_for = parse_made_for(arrays, path)
-        if made_for is not None:
+        if (made_for := parse_made_for(arrays, path)) is not None:
             refuse(path, made_for.model_differences(model))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
@@ -92,22 +90,16 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
 
 
 def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one law after another
-    """Require that every entry is finite and not negative, and that the tables' shapes agree.
-
-    Raises:
-        ProfileError: Names the table and the first bad entry.
-    """
+    """Raise ProfileError unless every entry is finite and not negative, and the shapes agree."""
     seconds = {name: getattr(tables, name) for name in _SECONDS} | {"beside_prompts": tables.beside_prompts}
     for name, table in seconds.items():
         if table is None:
             continue
         axes = 2 if name in (*_ATTENTION, "beside_prompts") else 1
         if table.ndim != axes or min(table.shape) < 2:
-            raise ProfileError(
-                f"{where}: {name} must have {axes} axes of 2 entries or more; its shape is {table.shape}"
-            )
-        bad = np.argwhere(~np.isfinite(table) | (table < 0))
-        if len(bad):
+            shape = f"{axes} axes of 2 entries or more; its shape is {table.shape}"
+            raise ProfileError(f"{where}: {name} must have {shape}")
+        if len(bad := np.argwhere(~np.isfinite(table) | (table < 0))):
             index = tuple(bad[0].tolist())
             raise ProfileError(f"{where}: {name} must be finite and not negative; entry {index} is {table[index]}")
     for group in (_BY_TOKENS, _BY_SEQS):
@@ -160,12 +152,9 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
     reach = [getattr(tables.reach, name) for name in _REACH]
     if any(largest is not None for largest in reach):
         arrays["reach"] = [-1 if largest is None else largest for largest in reach]
-    if tables.beside_prompts is not None:
-        arrays["beside_prompts"] = tables.beside_prompts
-    if front != Front():
-        arrays["front"] = [front.request_s, front.queue_s]
-    if tables.masked_s:
-        arrays["masked_s"] = tables.masked_s
+    arrays |= {} if tables.beside_prompts is None else {"beside_prompts": tables.beside_prompts}
+    arrays |= {} if front == Front() else {"front": [front.request_s, front.queue_s]}
+    arrays |= {"masked_s": tables.masked_s} if tables.masked_s else {}
     if tables.other is not None:
         arrays |= {f"{_OTHER}{name}": value for name, value in to_arrays(tables.other).items()}
         arrays["stage_other"] = tables.stage_other
@@ -173,20 +162,14 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
 
 
 def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C901 - one optional array after another
-    """Return the tables in the arrays of an npz; what an older file lacks stays unknown.
-
-    Raises:
-        ProfileError: As for ``load``.
-    """
+    """Return the tables in the arrays of an npz, as ``load`` does; what an older file lacks stays unknown."""
     rule = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
     missing = {*_SECONDS, *rule, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
         raise ProfileError(f"{path} must hold saved cost tables; it lacks {', '.join(sorted(missing)) or FORMAT}")
     if int(arrays["version"]) != VERSION:
-        raise ProfileError(
-            f"{path} must be of version {VERSION}; it is of {int(arrays['version'])}. "
-            "Save the tables again with this release."
-        )
+        found = f"it is of {int(arrays['version'])}. Save the tables again with this release."
+        raise ProfileError(f"{path} must be of version {VERSION}; {found}")
     values: dict[str, Any] = {name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in _SECONDS}
     try:
         if "fit_operator" in arrays:
@@ -200,14 +183,13 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
         if "reach" in arrays:
             values["reach"] = _reach(arrays["reach"].tolist())
         if "front" in arrays:
-            request_s, queue_s = arrays["front"].tolist()
-            values["front"] = Front(float(request_s), float(queue_s))
+            request_s, queue_s = map(float, arrays["front"].tolist())
+            values["front"] = Front(request_s, queue_s)
         if "masked_s" in arrays:
             values["masked_s"] = float(arrays["masked_s"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ProfileError(
-            f"{path} must hold errors, fit, masks, reach and front as they were saved: {error}"
-        ) from error
+        parts = "errors, fit, masks, reach and front"
+        raise ProfileError(f"{path} must hold {parts} as they were saved: {error}") from error
     if "beside_prompts" in arrays:
         values["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
     if "stage_other" in arrays:
@@ -250,7 +232,7 @@ class RegionFit:
     """Relative errors of one estimator on an operator's held-out rows in one region.
 
     ``region`` is "small", "medium" or "large" (thirds between the measured points), "inside" (all three) or
-    "out_of_range" (the largest third, predicted from the rest: the error of extrapolation).
+    "out_of_range" (the largest third, predicted from the rest).
     """
 
     operator: str
@@ -263,25 +245,15 @@ class RegionFit:
 
 @dataclass(frozen=True)
 class FitReport:
-    """Cross-validated errors of a fit.
+    """Cross-validated errors of a fit."""
 
-    Attributes:
-        estimator: The requested one.
-        method: How rows were held out, such as "5-fold" or "out of bag".
-        operators: Errors of the estimators that the tables use.
-        compared: Errors of every estimator that was tried, by operator and region.
-        picked: (operator, estimator) of the tables.
-        filled: Operators that the profile lacks, and where their times come from.
-        notes: Extrapolations, rows left out, errors of sums.
-    """
-
-    estimator: str
-    method: str
-    operators: tuple[OperatorFit, ...]
-    compared: tuple[RegionFit, ...] = ()
-    picked: tuple[tuple[str, str], ...] = ()
-    filled: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    estimator: str  # the requested one
+    method: str  # how rows were held out, such as "5-fold" or "out of bag"
+    operators: tuple[OperatorFit, ...]  # errors of the estimators that the tables use
+    compared: tuple[RegionFit, ...] = ()  # errors of every estimator that was tried, by operator and region
+    picked: tuple[tuple[str, str], ...] = ()  # (operator, estimator) of the tables
+    filled: tuple[str, ...] = ()  # operators that the profile lacks, and where their times come from
+    notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
 CACHE_VERSION = 7
@@ -309,13 +281,10 @@ def cache_folder(cache: Path | str) -> Path:
 
 
 def cached(path: Path | None, build: Callable[[], tuple[CostTables, FitReport]]) -> tuple[CostTables, FitReport]:
-    """Return the tables and report in a cache file, or build and store them; None: no cache.
-
-    A missing or damaged file is built again, and a cache that cannot be written is no error.
-    """
+    """Return the tables and report in a cache file, or build and store them; None: no cache."""
     if path is None:
         return build()
-    with suppress(ProfileError, KeyError):
+    with suppress(ProfileError, KeyError):  # a missing or damaged file is built again
         arrays = read_npz(path)
         rows = zip(*(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
         details = json.loads(str(arrays["report"]))

@@ -54,22 +54,19 @@ def vidur_profile(
 ) -> tuple[CostTables, FitReport]:
     """Build cost tables from a folder laid out like Vidur's ``data/profiling``, and report the errors of the fit.
 
-    "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never
-    falls over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid
-    point with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or
-    host, which Vidur does not profile.
+    "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
+    over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
+    with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
+    which Vidur does not profile.
 
     Args:
         folder: Holds compute/ and network/.
         model: Its name or an alias must be a folder; its shapes select the rows.
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
-        parallel: TP selects rows; PP needs send_recv.csv.
         limits: The block size selects rows; largest step and batch size the tables.
-        max_model_len: Tokens of the longest request.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
-        estimator: "monotone" or "random_forest".
-        cache: Folder for built tables, keyed by the files' content, the arguments and the versions; "user": that of
-            platformdirs; None: no cache.
+        cache: Folder for built tables, keyed by files, arguments and versions; "user": that of platformdirs; None:
+            none.
 
     Raises:
         ProfileError: A file, an operator, a model or a TP degree is missing; the message lists the available ones.
@@ -116,14 +113,8 @@ class Samples:
 def read_samples(
     files: ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
 ) -> tuple[dict[str, Samples], int]:
-    """Return samples by operator and the number of surrogate attention rows at the TP degree.
-
-    Rows are filtered as in Vidur: by the model's shapes, the TP degree and the links, but not by vocabulary, which no
-    per-layer operator depends on.
-
-    Raises:
-        ProfileError: No row is left, or an operator has none; the message lists the available ones.
-    """
+    """Return samples by operator and the number of surrogate attention rows at the TP degree."""
+    # Filtered as in Vidur by shapes, TP degree and links, but not by vocabulary, on which no such operator depends.
     tp, mlp, attention = parallel.tp, files.mlp, files.attention[0]
     rows = _of_degree(read_rows([mlp]), mlp_shapes(model), tp, mlp)
     names = [*ONCE_A_LAYER] + [SECOND_NORM] * (f"time_stats.{SECOND_NORM}.median" in rows.columns)
@@ -309,12 +300,7 @@ def _operator_fit(name: str, predicted: Floats, measured: Floats) -> OperatorFit
 
 
 def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables, FitReport]:
-    """Build tables of the rule MERGED from Vidur's forests.
-
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
-        ProfileError: ``pp`` does not divide the layers.
-    """
+    """Build tables of the rule MERGED from Vidur's forests; ``pp`` must divide the layers."""
     stages = equal_stages(job.model, job.pp)
     tokens = np.arange(1.0, max(VIDUR_TOKENS, job.limits.max_num_batched_tokens) + 1)
     contexts = np.arange(0.0, max(VIDUR_TOKENS, job.max_model_len) + CONTEXT_STEP_TOKENS, CONTEXT_STEP_TOKENS)

@@ -23,15 +23,8 @@ VIDUR_TOKENS = 4096
 """Largest step, chunk and context that Vidur's prediction tables cover by default."""
 
 ONCE_A_LAYER = (
-    "attn_pre_proj",
-    "attn_rope",
-    "attn_post_proj",
-    "input_layernorm",
-    "mlp_up_proj",
-    "mlp_act",
-    "mlp_down_proj",
-    "add",
-)
+    "attn_pre_proj", "attn_rope", "attn_post_proj", "input_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
+)  # fmt: skip
 CACHE_SAVE = "attn_kv_cache_save"
 SECOND_NORM = "post_attention_layernorm"
 ALL_REDUCE, SEND_RECV = "all_reduce", "send_recv"
@@ -41,11 +34,8 @@ PREFILL, DECODE = "attn_prefill", "attn_decode"
 def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     """Read cost tables from Vidur's complete prediction tables (milliseconds per layer, one array per operator).
 
-    Args:
-        npz_path: An npz of ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk],
-            ``attn_decode`` [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
-        model: Gives the layers and whether attention is grouped.
-        pp: Pipeline stages, each of equally many layers.
+    The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk], ``attn_decode``
+    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
 
     Raises:
         ProfileError: The file cannot be read, lacks an operator, or ``pp`` does not divide the layers.
@@ -66,27 +56,17 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
 
     All operators but the cache write are read at the step's tokens rounded up to 8. The all-reduce gets 0.02 ms of
     launch and is paid twice per layer. Embedding, final norm, LM head, sampling and host are free, since Vidur counts
-    none of them. Merging several requests multiplies attention by 1.1 with GQA.
-
-    Args:
-        ops: Milliseconds by operator: [T+1] by tokens for one-dimensional operators, ``attn_prefill``
-            [context / 64, chunk] and ``attn_decode`` [sequences, context / 64]. Entry 0 of a tokens axis counts as 0.
-        model: Gives whether several queries share a KV head.
-        stage_layers: [PP] layers of each stage; more than one stage needs ``send_recv``.
-
-    Raises:
-        ProfileError: An operator that the deployment needs is missing.
+    none of them. Merging several requests multiplies attention by 1.1 with GQA. ``ops`` are milliseconds, shaped as in
+    ``vidur_tables``; entry 0 of a tokens axis counts as 0. More than one stage needs ``send_recv``.
     """
     needed = [*ONCE_A_LAYER, PREFILL, DECODE] + [SEND_RECV] * (len(stage_layers) > 1)
-    missing = [name for name in needed if name not in ops]
-    if missing:
+    if missing := [name for name in needed if name not in ops]:
         raise ProfileError(f"{source} must hold {', '.join(missing)}; it holds {', '.join(sorted(ops))}")
     tokens = np.arange(len(ops[ONCE_A_LAYER[0]]))
     zeros = np.zeros(len(tokens))
     rounded = np.minimum(-(-tokens // ROUND_TOKENS) * ROUND_TOKENS, tokens[-1])
     names = [*ONCE_A_LAYER] + [SECOND_NORM] * (SECOND_NORM in ops)
-    layer_ms = np.sum([ops[name][rounded] for name in names], axis=0)
-    layer_ms += ops.get(CACHE_SAVE, zeros)
+    layer_ms = np.sum([ops[name][rounded] for name in names], axis=0) + ops.get(CACHE_SAVE, zeros)
     comm_ms = 2.0 * (ops[ALL_REDUCE][rounded] + ALL_REDUCE_LAUNCH_MS) if ALL_REDUCE in ops else zeros
     merge_factor = 1.0 + MERGE_OVERHEAD if model.attention.is_gqa else 1.0
     return CostTables(
@@ -130,11 +110,8 @@ def find_files(
 ) -> ProfileFiles:
     """Find the profile of a model on a GPU.
 
-    A model's folder is named after the model or one of its aliases, with or without organisation; a device's folder
-    is the start of the GPU's name; a network's folder is the node's name or one of its aliases.
-
-    Raises:
-        ProfileError: A file or folder is missing; the message lists the present ones.
+    A model's folder has its name or an alias, with or without organisation; a device's folder is the start of the GPU's
+    name; a network's folder has the node's name or an alias.
     """
     if not folder.is_dir():
         raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
@@ -191,10 +168,8 @@ def network_folder(folder: Path, device: str, node: NodeSpec | None) -> Path:
     network = folder / "network"
     folders = _subfolders(network)
     names = [node.name, *node.aliases] if node else [f"{device}_pairwise_nvlink", f"{device}_dgx"]
-    for name in names:
-        for path in folders:
-            if _plain(path.name) == _plain(name):
-                return path
+    for path in (path for name in names for path in folders if _plain(path.name) == _plain(name)):
+        return path
     raise ProfileError(f"{network} must hold a folder for the node {names[0]}; it holds {_listed(folders)}")
 
 

@@ -47,27 +47,22 @@ def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], le
 
 
 def gap_closed(own: npt.ArrayLike, fcfs: npt.ArrayLike, oracle: npt.ArrayLike, level: float) -> Estimate:
-    """Return (FCFS - own) / (FCFS - oracle), a ratio of means over seeds; unknown without a gap.
-
-    There is no gap where the interval of FCFS - oracle includes 0 or its mean is below a millionth of that of FCFS.
-    """
+    """Return (FCFS - own) / (FCFS - oracle), a ratio of means over seeds; unknown without a gap."""
     f, x, o = (np.asarray(v, float) for v in (fcfs, own, oracle))
     gap = mean_estimate(f - o, level)
+    # A gap is significant, and at least a millionth of FCFS' mean.
     if not gap.value > 1e-6 * float(f.mean()) or (gap.has_interval and not gap.low > 0):
         return UNKNOWN
     return ratio(f - x, f - o, level)
 
 
 def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike, level: float) -> Estimate:
-    """Return mean(numerator) / mean(denominator) over paired seeds, with its linearised t interval.
-
-    The spread is that of numerator - ratio x denominator (Cochran, Sampling Techniques, 1977, 6.4): noise that both
-    share cancels.
-    """
+    """Return mean(numerator) / mean(denominator) over paired seeds, with its linearised t interval."""
     a, b = np.asarray(numerator, float), np.asarray(denominator, float)
     mean = float(b.mean())
     if mean == 0:
         return UNKNOWN
+    # The spread of a - ratio x b, in which noise of both cancels (Cochran, Sampling Techniques, 1977, 6.4).
     value = float(a.mean()) / mean
     return Estimate(value, float(t_half_width(a - value * b, level)) / abs(mean))
 
@@ -77,22 +72,17 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
 
     Length-aware scheduling is worth it if some policy, with a predictor that exists, is significantly faster than FCFS
     in the mean, by at least 1 %, and raises the 99th percentile by no more than it reduces the mean. Significance is
-    that of all candidates together (Bonferroni), as the best of them is chosen.
-
-    Args:
-        cells: FCFS, the oracle, and the candidates.
-        seeds: Runs of each cell; a single one gives no significance.
-        level: Confidence level of the cells' intervals.
+    that of all candidates together (Bonferroni), as the best of them is chosen; a single seed gives none.
     """
     fcfs, oracle = cells[0], cells[1]
     tried = [cell for cell in cells[2:] if cell.policy != FCFS]
     # Candidates that know the true lengths count only if nothing else was tried.
     candidates = [cell for cell in tried if cell.predictor != ORACLE] or tried
+    widening = math.nan
     if seeds > 1 and candidates:
         single, joint = (t_quantile(1 - (1 - level) / n, seeds - 1) for n in (1, len(candidates)))
-        candidates = [_with_half_width(cell, joint / single) for cell in candidates]
-    else:
-        candidates = [_with_half_width(cell, math.nan) for cell in candidates]
+        widening = joint / single
+    candidates = [_with_half_width(cell, widening) for cell in candidates]
 
     def served_difference(cell: Cell) -> float:
         return abs(cell["served"].value - fcfs["served"].value)
@@ -164,10 +154,9 @@ def answer(decisions: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
     """Return a sentence for each reason of the verdicts, with one of these verdicts in full."""
     lines = []
     for reason in (IMPROVEMENT, ONE_SEED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
-        matching = [v for v in decisions if v.reason == reason]
-        if matching:
-            everywhere = len(matching) == len(decisions)
-            where = "at every load and batch size" if everywhere else _places(matching, unit)
+        if matching := [v for v in decisions if v.reason == reason]:
+            is_all = len(matching) == len(decisions)
+            where = "at every load and batch size" if is_all else _places(matching, unit)
             shown = matching[-1] if reason == IMPROVEMENT else matching[0]
             example = f" For instance at {unit.text(shown.load)}, batch {shown.batch}:" if len(matching) > 1 else ""
             lines.append(f"{shown.head} {where}.{example} {shown.description}")
@@ -197,9 +186,8 @@ def _interval(cell: Cell, *, sign: bool = False) -> str:
 
 def _change(ratio: float) -> str:
     change = 100 * (ratio - 1)
-    if abs(change) < 0.5:
-        return "stays as it is"
-    return f"{'grows' if change > 0 else 'falls'} by {abs(change):.0f} %"
+    text = f"{'grows' if change > 0 else 'falls'} by {abs(change):.0f} %"
+    return text if abs(change) >= 0.5 else "stays as it is"
 
 
 def _percent(share: float) -> str:

@@ -25,49 +25,29 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A named policy.
-
-    Attributes:
-        name: Name in tables.
-        scheduler: The policy.
-        predicts: Whether it reads predictions.
-        longest_wait: Sets the scheduler's ``max_wait_s`` to this multiple of the 99th percentile of JCT under FCFS at
-            the same load; None leaves it unchanged.
-    """
+    """A named policy."""
 
     name: str
     scheduler: Scheduler
-    predicts: bool = True
-    longest_wait: float | None = None
+    predicts: bool = True  # whether it reads predictions
+    longest_wait: float | None = None  # ``max_wait_s`` over the p99 of JCT under FCFS at the same load; None: unchanged
 
 
 @dataclass(frozen=True)
 class Question:
-    """A grid of policies, predictors, loads and batch sizes.
+    """A grid of policies, predictors, loads and batch sizes."""
 
-    Attributes:
-        policies: Candidates; FCFS and the oracle always run.
-        predictors: Names that the bench knows; "oracle" knows the lengths.
-        loads: In ``unit``.
-        batch_sizes: Concurrency limits of a replica.
-        seeds: Runs of each cell, each on other requests.
-        unit: Unit of the loads.
-        base: Batching and memory of FCFS and the oracle, which differ only in rank.
-        name: Name in tables.
-        metadata: Fixed properties, for headings.
-        level: Confidence level of intervals.
-    """
-
-    policies: tuple[Contestant, ...]
-    predictors: tuple[str, ...]
-    loads: tuple[float, ...]
-    batch_sizes: tuple[int, ...]
-    seeds: int = 5
+    policies: tuple[Contestant, ...]  # candidates; FCFS and the oracle always run
+    predictors: tuple[str, ...]  # names that the bench knows; "oracle" knows the lengths
+    loads: tuple[float, ...]  # in ``unit``
+    batch_sizes: tuple[int, ...]  # concurrency limits of a replica
+    seeds: int = 5  # runs of each cell, each on other requests
     unit: LoadUnit = LoadUnit.CAPACITY
+    # Batching and memory of FCFS and the oracle, which differ only in rank.
     base: Scheduler = Scheduler(rank="fcfs_evicted_first", memory="paged_by_chunk")  # noqa: RUF009 - frozen
     name: str = ""
-    metadata: dict[str, str] = field(default_factory=dict)
-    level: float = 0.95
+    metadata: dict[str, str] = field(default_factory=dict)  # fixed properties, for headings
+    level: float = 0.95  # of confidence intervals
 
     def __post_init__(self) -> None:  # noqa: C901 - one check a line
         for name in ("policies", "loads", "batch_sizes"):
@@ -157,18 +137,13 @@ def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float
         raise InputError("no request of the lab's workload can ever be served; look at lengthwise explain")
     queued_s = finished_s[finished_s <= np.nanmax(r.scheduled_s)]
     first = int(WARMUP_SHARE * len(queued_s))
-    if len(queued_s) - first < 2:
-        # All requests run at once, without a queue.
+    if len(queued_s) - first < 2:  # all requests run at once, without a queue
         return len(finished_s) / float(finished_s[-1])
     return (len(queued_s) - 1 - first) / float(queued_s[-1] - queued_s[first])
 
 
 def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
-    """Return the unpaired values of a run by the names of ``schema.lab.Cell``.
-
-    Args:
-        isolated: [n] seconds that each request takes alone.
-    """
+    """Return the unpaired values of a run by the names of ``schema.lab.Cell``; ``isolated`` [n] are seconds alone."""
     r = records.requests
     done = r.status == Status.FINISHED
     if not done.any():
@@ -217,14 +192,8 @@ def lab(
 
     In every cell of a seed the same requests arrive in the same order with the same predictions; the load only scales
     their times (common random numbers), so that differences come from the policies alone. A run lasts until its last
-    request finishes, also at loads above capacity.
-
-    Args:
-        question: The grid.
-        bench: Source of requests and deployments.
-        each: Executor of the runs.
-        progress: Called with completed and total runs.
-        how: Engine name for ``engine.simulate``.
+    request finishes, also at loads above capacity. ``progress`` takes completed and total runs; ``how`` names the
+    engine.
 
     Raises:
         InputError: The requests cannot be scaled to a load, or none is ever served.
@@ -283,15 +252,12 @@ class _Runner:
         capacity = self._run_all(
             saturated, lambda run: saturated_rps(self.workloads[run[0], ""], deployments[run[1]], self.how)
         )
+        mean_s = float(np.nanmean(np.concatenate(list(self.isolated.values()))))
         for batch in batches:
-            if q.unit is LoadUnit.RPS:
-                unit_rps = 1.0
-            elif q.unit is LoadUnit.CAPACITY:
+            unit_rps = 1.0 if q.unit is LoadUnit.RPS else batch / mean_s
+            if q.unit is LoadUnit.CAPACITY:
                 unit_rps = float(np.mean([capacity[seed, batch] for seed in seeds]))
-            else:
-                unit_rps = batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
-            for load in q.loads:
-                self.rates[batch, load] = load * unit_rps
+            self.rates |= {(batch, load): load * unit_rps for load in q.loads}
 
     def cells(self) -> Iterator[Cell]:
         """Yield every cell; FCFS and the oracle come first at each load and batch size."""
@@ -315,11 +281,9 @@ class _Runner:
 
     def _sides(self) -> list[Side]:
         """Return FCFS and the oracle, then every policy with every predictor that it reads."""
-        sides: list[Side] = list(ends(self.question))
-        for policy in self.question.policies:
-            if policy.name != FCFS:
-                sides += [(policy, name) for name in (self.question.predictors if policy.predicts else ("",))]
-        return sides
+        policies = [policy for policy in self.question.policies if policy.name != FCFS]
+        names = ((policy, self.question.predictors if policy.predicts else ("",)) for policy in policies)
+        return [*ends(self.question), *((policy, name) for policy, own in names for name in own)]
 
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
         policy, predictor = side

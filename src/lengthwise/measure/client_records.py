@@ -46,10 +46,10 @@ def records_of(
     seed: int = 0,
     name: str = "",
 ) -> Records:
-    """Return records of a run whose steps are unknown: sums over steps are 0.
+    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``.
 
     Gaps between tokens and the series of outputs come from ``tokens``, the arrival times of chunks; without these, gaps
-    from ``gap_s``. ``end_s`` is the time of the last event.
+    come from ``gap_s``.
     """
     n = len(columns.arrival_s)
     status = np.asarray(columns.status, np.int8)
@@ -63,7 +63,7 @@ def records_of(
         together = int(np.maximum(tokens.tokens - 1, 0).sum())
     integers = {"steps", "tokens"}
     totals: dict[str, Any] = {
-        f.name: np.zeros(1, np.int64 if f.name in integers else np.float64) for f in fields(ReplicaTotals)
+        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(ReplicaTotals)
     }
     return Records(
         requests=RequestRecords(

@@ -25,27 +25,19 @@ SENT_ARRIVALS = "requests arrive when they were sent: how late the client was is
 
 @dataclass(slots=True)
 class Request:
-    """One request, in seconds on one clock for all; NaN for unknown times.
+    """One request, in seconds on one clock for all; NaN for unknown times."""
 
-    Attributes:
-        arrival_s: When it was due, or sent where only that is known.
-        first_s: First token, and ``last_s`` the last one.
-        requested_tokens: Requested output tokens; 0: unknown.
-        failure: Reason of a failure; empty if there was none.
-        cut_off: Whether the end of the run, or the user, cancelled it.
-    """
-
-    arrival_s: float
+    arrival_s: float  # when it was due, or sent where only that is known
     prompt_tokens: int
     output_tokens: int
-    first_s: float = UNKNOWN
-    last_s: float = UNKNOWN
+    first_s: float = UNKNOWN  # first token
+    last_s: float = UNKNOWN  # last token
     scheduled_s: float = UNKNOWN
     queued_s: float = UNKNOWN
     gap_s: Sequence[float] = ()
-    requested_tokens: int = 0
-    failure: str = ""
-    cut_off: bool = False
+    requested_tokens: int = 0  # of the output; 0: unknown
+    failure: str = ""  # empty if there was none
+    cut_off: bool = False  # cancelled by the end of the run, or by the user
 
     @property
     def status(self) -> Status:
@@ -77,14 +69,15 @@ def measured_of(results: Results, name: str) -> Measured:
         return np.array([getattr(row, attribute) for row in rows], float) - zero_s
 
     arrival_s, first_s, last_s, queued_s = (times(each) for each in ("arrival_s", "first_s", "last_s", "queued_s"))
+    status = np.array([row.status for row in rows])
     finished = [row for row in rows if row.status == Status.FINISHED]
     columns = RequestColumns(
         arrival_s=arrival_s,
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         output_tokens=np.array([row.output_tokens for row in rows]),
-        status=[row.status for row in rows],
+        status=status,
         first_token_s=first_s,
-        finished_s=np.where([row.status == Status.FINISHED for row in rows], last_s, np.nan),
+        finished_s=np.where(status == Status.FINISHED, last_s, np.nan),
         scheduled_s=times("scheduled_s"),
     )
     tokens = _token_times(rows, zero_s)
@@ -124,13 +117,10 @@ def _token_times(rows: Sequence[Request], zero_s: float) -> TokenTimes | None:
     """Return times of chunks, where gaps are known; a chunk is one token where there are as many."""
     if not any(len(row.gap_s) for row in rows):
         return None
-    at_s: list[Any] = []
-    tokens: list[Any] = []
-    for row in rows:
-        known = math.isfinite(row.first_s)
-        chunks = len(row.gap_s) + 1 if known else 0
-        at_s.append(row.first_s - zero_s + np.concatenate([[0.0], np.cumsum(row.gap_s)]) if known else [])
-        tokens.append(np.full(chunks, int(chunks == row.output_tokens)))
+    at_s: list[Any] = [
+        row.first_s - zero_s + np.cumsum([0.0, *row.gap_s]) if math.isfinite(row.first_s) else [] for row in rows
+    ]
+    tokens = [np.full(len(at), int(len(at) == row.output_tokens)) for at, row in zip(at_s, rows, strict=True)]
     start = np.concatenate([[0], np.cumsum([len(part) for part in at_s])]).astype(np.int64)
     return TokenTimes(start, np.concatenate(at_s).astype(float), np.concatenate(tokens).astype(np.int64))
 
@@ -141,10 +131,9 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
     """Read the profiled requests; they are due when the rate limiter released them, where that is recorded."""
     profiled = [line for line in lines if line["metadata"].get("benchmark_phase", "profiling") == "profiling"]
-    due = (
-        "credit_issued_ns" if all(line["metadata"].get("credit_issued_ns") for line in profiled) else "request_start_ns"
-    )
-    warnings = [] if due == "credit_issued_ns" else [SENT_ARRIVALS]
+    released = all(line["metadata"].get("credit_issued_ns") for line in profiled)
+    due = "credit_issued_ns" if released else "request_start_ns"
+    warnings = [] if released else [SENT_ARRIVALS]
     warnings.append("whether it was an open or a closed loop is unknown; arrivals are taken for given")
     # Times count from the first request, because nanoseconds since 1970 lose digits in a float.
     zero_ns = min((int(line["metadata"][due]) for line in profiled), default=0)
@@ -159,19 +148,13 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
             reason = f"http {code}" if http else str(error.get("type") or "cancelled")
             rows.append(Request(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off))
             continue
-        gaps = _value(metrics, "inter_chunk_latency")
-        rows.append(
-            Request(
-                arrival_s,
-                prompt,
-                int(_value(metrics, "output_sequence_length", "output_token_count") or 0),
-                sent_s + _seconds(metrics, "time_to_first_token"),
-                sent_s + _seconds(metrics, "request_latency"),
-                gap_s=[g * _unit(metrics, "inter_chunk_latency") for g in map(float, gaps)]
-                if isinstance(gaps, list)
-                else [],
-            )
+        gaps, output = (
+            _value(metrics, "inter_chunk_latency"),
+            _value(metrics, "output_sequence_length", "output_token_count"),
         )
+        first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
+        gap_s = [_unit(metrics, "inter_chunk_latency") * float(gap) for gap in gaps] if isinstance(gaps, list) else []
+        rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
     return Results("aiperf", rows, {}, warnings)
 
 
@@ -185,8 +168,7 @@ def _unit(metrics: Mapping[str, Any], name: str) -> float:
 
 
 def _seconds(metrics: Mapping[str, Any], name: str) -> float:
-    value = _value(metrics, name)
-    return UNKNOWN if value is None else float(value) * _unit(metrics, name)
+    return UNKNOWN if (value := _value(metrics, name)) is None else float(value) * _unit(metrics, name)
 
 
 _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
@@ -195,8 +177,7 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     """Read requests on the engine's clock; arrivals are moved there from the wall clock; raises InputError.
 
-    The clocks are aligned so that the smallest time between arrival and queue is 0; the true one, a constant of all
-    requests, is unknown.
+    The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
     """
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
@@ -258,17 +239,14 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
             first, last = at.get("first_token_iteration"), at.get("last_token_iteration")
             last = last if last is not None else at.get("request_end")
             failure = str(request.get("error") or (request.get("info") or {}).get("error") or "failed")
-            rows.append(
-                Request(
-                    float(arrival_s),
-                    _tokens(request, "prompt_tokens", "input_metrics"),
-                    _tokens(request, "output_tokens", "output_metrics"),
-                    UNKNOWN if first is None else float(first),
-                    UNKNOWN if last is None else float(last),
-                    failure=failure.partition(":")[0][:60] if outcome == "errored" else "",
-                    cut_off=outcome == "incomplete",
-                )
+            prompt, output = (
+                _tokens(request, f"{side}_tokens", f"{metrics}_metrics")
+                for side, metrics in (("prompt", "input"), ("output", "output"))
             )
+            first_s, last_s = (UNKNOWN if at_s is None else float(at_s) for at_s in (first, last))
+            reason = failure.partition(":")[0][:60] if outcome == "errored" else ""
+            cut_off = outcome == "incomplete"
+            rows.append(Request(float(arrival_s), prompt, output, first_s, last_s, failure=reason, cut_off=cut_off))
     strategy = _strategy(benchmark)
     due = any(_timings(request).get("targeted_start") for request in requests.get("successful") or [])
     closed = str(strategy.get("type_")) in {"concurrent", "synchronous"}
@@ -279,21 +257,14 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
 
 def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return how requests were timed; its place depends on GuideLLM's version."""
-    scheduler = benchmark.get("scheduler")
-    places = [
-        benchmark.get("config") or {},
-        benchmark.get("args") or {},
-        scheduler if isinstance(scheduler, dict) else {},
-    ]
+    places = [place for name in ("config", "args", "scheduler") if isinstance(place := benchmark.get(name), dict)]
     return next((place["strategy"] for place in places if isinstance(place.get("strategy"), dict)), {})
 
 
 def _timings(request: Mapping[str, Any]) -> Mapping[str, Any]:
     info = request.get("info") or request.get("scheduler_info") or {}
     timings = info.get("timings") or info.get("request_timings")
-    if isinstance(timings, dict):
-        return timings
-    return {name: request.get(old) for name, old in _OLD_TIMINGS.items()}
+    return timings if isinstance(timings, dict) else {name: request.get(old) for name, old in _OLD_TIMINGS.items()}
 
 
 def _tokens(request: Mapping[str, Any], name: str, metrics: str) -> int:
@@ -321,9 +292,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     errors = body.get("errors") or [""] * n
     lists = [body[name] for name in _LISTS] + [errors] + ([starts_s] if starts_s else [])
     if any(len(one) != n for one in lists):
-        raise InputError(
-            f"lists of a result must have a value a request ({n}); they have {[len(one) for one in lists]}"
-        )
+        counts = [len(one) for one in lists]
+        raise InputError(f"lists of a result must have a value a request ({n}); they have {counts}")
     rows = []
     each = zip(starts_s or [0.0] * n, *(body[name] for name in _LISTS), errors, strict=True)
     for start_s, prompt, output, ttft_s, gaps, error in each:
@@ -335,13 +305,11 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
         else:
             first_s = start_s + float(ttft_s) if ttft_s else UNKNOWN
             rows.append(Request(start_s, int(prompt), int(output), first_s, first_s + sum(gaps), gap_s=gaps))
-    warnings = [SENT_ARRIVALS]
-    if not starts_s:
-        warnings = ["arrivals are missing (start_times): every request counts from 0, loads over time are unknown"]
+    no_starts = "arrivals are missing (start_times): every request counts from 0, loads over time are unknown"
     metadata = {name: body[name] for name in _METADATA if name in body}
     limit = body.get("max_concurrency")
     concurrency = int(limit) if limit and body.get("request_rate") in {"inf", math.inf, None} else None
-    return Results("vllm bench serve", rows, metadata, warnings, concurrency)
+    return Results("vllm bench serve", rows, metadata, [SENT_ARRIVALS if starts_s else no_starts], concurrency)
 
 
 FORMATS = {

@@ -39,8 +39,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return reason, message (its first characters) and count of failures, the most frequent first.
 
-    Messages that differ only in numbers and ids count as one, shown as the first of them; beyond MAX_MESSAGES of one
-    reason, the rest is counted without a message.
+    Messages that differ only in numbers and ids count as one; beyond MAX_MESSAGES of a reason they are dropped.
     """
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
@@ -64,14 +63,13 @@ _EXACT_SHARE = 0.01
 def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> Measured:
     """Return the records of a run with its metadata and warnings; ``end_s`` is a time of ``time.perf_counter``."""
     rows, workload = run.rows, run.workload
+    sent = [row for row in rows if row is not None]
     start = np.concatenate([[0], np.cumsum([0 if row is None else len(row.at_s) for row in rows])]).astype(np.int64)
-    at_s = np.array([at for row in rows if row is not None for at in row.at_s], np.float64) - run.start_s
-    counts = np.array([count for row in rows if row is not None for count in row.counts], np.int64)
-    tokens = TokenTimes(start, at_s, counts)
-    if workload.concurrency is None:
-        arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
-    else:
-        arrival_s = np.array([np.nan if row is None else row.deadline_s - run.start_s for row in rows])
+    at_s = np.array([at for row in sent for at in row.at_s], np.float64) - run.start_s
+    tokens = TokenTimes(start, at_s, np.array([count for row in sent for count in row.counts], np.int64))
+    arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
+    if workload.concurrency is not None:
+        arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
     prompt_tokens = [
         row.usage.prompt_tokens or requested
         if row is not None and row.usage is not None and not row.invalid_prompt_usage
@@ -89,17 +87,15 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
         ),
     )
     records = records_of(columns, end_s=end_s - run.start_s, tokens=tokens, seed=seed, name=workload.name)
-    sent = [row for row in rows if row is not None]
     client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
     errors = Counter(row.reason for row in sent if row.reason)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
     ttft_s = ttft_s[np.isfinite(ttft_s)]
     monitor.close(client_s[np.isfinite(client_s)], float(np.median(ttft_s)) if len(ttft_s) else np.inf)
-    finish_reasons = Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED)
     complete = {
         **metadata,
         "client": monitor.metadata,
-        "finish_reasons": dict(finish_reasons),
+        "finish_reasons": Counter(row.finish_reason or "not told" for row in sent if row.status == Status.FINISHED),
         "failures": failures_of(sent),
         "prompts": run.prompts.how,
     }
@@ -131,10 +127,7 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
     wrong = [
         row.usage.prompt_tokens / requested
         for row, requested in zip(run.rows, run.workload.prompt_tokens.tolist(), strict=True)
-        if row is not None
-        and row.status == Status.FINISHED
-        and row.usage is not None
-        and row.usage.prompt_tokens not in {0, requested}
+        if row and row.status == Status.FINISHED and row.usage and row.usage.prompt_tokens not in {0, requested}
     ]
     if len(wrong) > _EXACT_SHARE * len(finished):
         found.append(
@@ -152,8 +145,7 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
         found.append("the server does not report how many tokens it made: each chunk was taken for one")
         return found
     unknown = sum(not any(row.counts) for row in finished)
-    capabilities = run.client.capabilities
-    if unknown and not (capabilities.usage_each or capabilities.ids_each):
+    if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.ids_each):
         found.append(
             f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, their number unknown: "
             "times between tokens (TBT) are times between chunks there"
@@ -256,15 +248,12 @@ def bench(
     keep its results so far.
 
     Args:
-        server: Its address, or all of its settings.
         workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
         rate_rps: Poisson arrivals of this rate instead of the workload's own.
         concurrency: A closed loop of so many requests instead.
-        seed: Seeds the arrivals and the prompts.
-        salt: Seeds the prompts as well: prompts of another salt share nothing, so that no prefix cache has them. None:
-            a new one, recorded in ``metadata["arguments"]``; the same salt again sends the same bytes.
+        salt: Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, recorded in
+            ``metadata["arguments"]``; the same seed and salt send the same bytes.
         warmup_requests: Uncounted requests before the run.
-        time_limit_s: Stops the run; running requests become UNFINISHED.
         exact: Request outputs of exactly the workload's lengths; otherwise these are maxima.
         shared_prefix: Share of each prompt's tokens, from its start, that all prompts have in common.
         priorities: Send the workload's priorities, to servers that support them.
@@ -276,7 +265,6 @@ def bench(
 
     Raises:
         InputError: Both rate and concurrency are given, a number is out of range, or no server answers.
-        MissingExtraError: aiohttp is not installed.
     """
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
@@ -286,18 +274,10 @@ def bench(
             f"{warmup_requests}, {give_up_after} and {time_limit_s}"
         )
     loaded = under_load(workload, rate_rps, concurrency, seed)
-    options: dict[str, Any] = {
-        "seed": seed,
-        "salt": secrets.randbits(32) if salt is None else salt,
-        "warmup_requests": warmup_requests,
-        "time_limit_s": time_limit_s if math.isfinite(time_limit_s) else None,
-        "exact": exact,
-        "shared_prefix": shared_prefix,
-        "priorities": priorities,
-        "give_up_after": give_up_after,
-        "rate_rps": rate_rps,
-        "concurrency": loaded.concurrency,
-    }
+    options: dict[str, Any] = {"seed": seed, "salt": secrets.randbits(32) if salt is None else salt}
+    options |= {"warmup_requests": warmup_requests, "exact": exact, "shared_prefix": shared_prefix}
+    options |= {"time_limit_s": time_limit_s if math.isfinite(time_limit_s) else None, "priorities": priorities}
+    options |= {"give_up_after": give_up_after, "rate_rps": rate_rps, "concurrency": loaded.concurrency}
     server = server if isinstance(server, Server) else Server(server)
     measured = asyncio.run(_bench(server, loaded, options, capabilities, report, scrape=scrape))
     return measured if deployment is None else deployment_facts(measured, deployment)

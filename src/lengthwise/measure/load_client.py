@@ -35,28 +35,17 @@ _MIN_WORDS = 16
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes the prompt of each request so that no two share a prefix that a server may have cached.
+    """Makes the prompt of each request so that no two share a prefix that a server may have cached."""
 
-    Attributes:
-        how: Source of prompts: "token ids", "words" or "texts".
-        lengths: [n] requested tokens.
-        salt: Prompts of different salts share nothing, whatever the seed.
-        ids: Token ids to draw from, if the server accepts them.
-        words: Words to draw from otherwise, of one token each as far as known.
-        overhead: Tokens that the server adds to the words: a first token, a chat's template.
-        texts: The workload's own texts.
-        shared: Share of each prompt's tokens, from its start, that all prompts have in common.
-    """
-
-    how: str
-    lengths: Ints
+    how: str  # "token ids", "words" or "texts"
+    lengths: Ints  # [n] requested tokens
     seed: int = 0
-    salt: int = 0
-    ids: Ints | None = None
-    words: tuple[str, ...] = ()
-    overhead: int = 0
-    texts: Sequence[str] = ()
-    shared: float = 0.0
+    salt: int = 0  # prompts of different salts share nothing, whatever the seed
+    ids: Ints | None = None  # to draw from, if the server accepts them
+    words: tuple[str, ...] = ()  # to draw from otherwise, of one token each as far as known
+    overhead: int = 0  # tokens that the server adds: a first token, a chat's template
+    texts: Sequence[str] = ()  # the workload's own
+    shared: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
     warnings: tuple[str, ...] = ()
 
     def __call__(self, row: int, round_: int = 0) -> Prompt:
@@ -76,11 +65,7 @@ class Prompts:
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
-    """Return the best way to make prompts for a probed server; raises InputError.
-
-    Uses the workload's own texts if it has them, token ids if the server accepts them, else words of one token each,
-    found through the server's token counts.
-    """
+    """Return the workload's texts, else token ids if the probed server accepts them, else words of one token."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
     lengths = workload.prompt_tokens
@@ -88,8 +73,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
         return Prompts("texts", lengths, texts=[str(text) for text in workload.extra["prompt"]])
     if client.capabilities.token_ids:
         ids = await client.tokenize(" ".join(WORDS))
-        known = np.asarray(np.unique(ids) if ids else _SAFE_IDS)
-        return Prompts("token ids", lengths, seed, salt, ids=known, shared=shared)
+        return Prompts("token ids", lengths, seed, salt, ids=np.unique(ids) if ids else _SAFE_IDS, shared=shared)
     if not client.capabilities.usage:
         warning = "the server does not report how long prompts are: they are as many words as tokens were requested"
         return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, warnings=(warning,))
@@ -115,10 +99,10 @@ async def _count_tokens(client: Client, words: Sequence[str]) -> int:
     """Return the server's count of prompt tokens for the anchor and these words."""
     body = client.body(" ".join([_ANCHOR, *words]), 1)
     try:
-        usages = [chunk.usage async for chunk in client.stream(body) if chunk.usage is not None]
+        counts = [chunk.usage.prompt_tokens async for chunk in client.stream(body) if chunk.usage is not None]
     except RequestError as error:
         raise InputError(f"{client.server.shown} failed while prompts were being measured: {error}") from error
-    return usages[-1].prompt_tokens if usages else 0
+    return counts[-1] if counts else 0
 
 
 INVALID_USAGE = "lied usage"
@@ -130,27 +114,18 @@ LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_O
 
 @dataclass(slots=True)
 class Row:
-    """One request; times are on the clock of ``time.perf_counter``.
+    """One request; times are on the clock of ``time.perf_counter``."""
 
-    Attributes:
-        deadline_s: When it was due.
-        requested_tokens: Requested output tokens.
-        ids: Token ids sent; 0 for a prompt of text.
-        sent_s: When its headers were sent; None before.
-        at_s: Arrival times of chunks with output, with their ``tokens`` (0: unknown); ``texts`` of them hold text.
-        finished: Whether the response finished, successfully or not; False if the run stopped before.
-    """
-
-    deadline_s: float
+    deadline_s: float  # when it was due
     requested_tokens: int
-    ids: int = 0
-    sent_s: float | None = None
-    at_s: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    texts: int = 0
+    ids: int = 0  # number of token ids sent; 0 for a prompt of text
+    sent_s: float | None = None  # when its headers were sent; None before
+    at_s: list[float] = field(default_factory=list)  # arrivals of chunks with output
+    tokens: list[int] = field(default_factory=list)  # of these chunks; 0: unknown
+    texts: int = 0  # number of these chunks with text
     usage: Usage | None = None
     finish_reason: str | None = None
-    finished: bool = False
+    finished: bool = False  # successfully or not; False if the run stopped before
     failure: RequestError | None = None
 
     def sent(self, at_s: float) -> None:
@@ -163,10 +138,8 @@ class Row:
             self.at_s.append(chunk.at_s)
             self.tokens.append(chunk.tokens)
             self.texts += bool(chunk.text)
-        if chunk.usage is not None:
-            self.usage = chunk.usage
-        if chunk.finish_reason is not None:
-            self.finish_reason = chunk.finish_reason
+        self.usage = self.usage if chunk.usage is None else chunk.usage
+        self.finish_reason = self.finish_reason if chunk.finish_reason is None else chunk.finish_reason
 
     @property
     def status(self) -> Status:
@@ -226,26 +199,18 @@ _WARMUP_CONCURRENCY = 4
 
 @dataclass
 class Run:
-    """One run of a workload against a server.
-
-    Attributes:
-        give_up_after: Number of consecutive lost requests, or of failures before any success, that stops the run.
-        report: Called with the number of finished requests.
-        rows: By request; None if it was never due.
-        start_s: Time zero of arrivals (``perf_counter``).
-        stop_reason: Empty if all requests finished by themselves.
-    """
+    """One run of a workload against a server."""
 
     client: Client
     workload: Workload
     prompts: Prompts
     exact: bool = True
     priorities: bool = False
-    give_up_after: int = 10
-    report: Callable[[int], None] = lambda _: None
-    rows: list[Row | None] = field(default_factory=list)
-    start_s: float = 0.0
-    stop_reason: str = ""
+    give_up_after: int = 10  # consecutive lost requests, or failures before any success, that stop the run
+    report: Callable[[int], None] = lambda _: None  # called with the number of finished requests
+    rows: list[Row | None] = field(default_factory=list)  # None: never due
+    start_s: float = 0.0  # time zero of arrivals (``perf_counter``)
+    stop_reason: str = ""  # empty if all requests finished by themselves
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _bodies: dict[int, bytes] = field(default_factory=dict)
     _finished: int = 0
@@ -266,8 +231,8 @@ class Run:
 
         async def one(at: int) -> None:
             body = self._body(at % len(self.workload), round_=1 + at // len(self.workload))
-            async with gate:
-                with contextlib.suppress(RequestError):
+            with contextlib.suppress(RequestError):
+                async with gate:
                     async for _ in self.client.stream(body):
                         pass
 
@@ -285,8 +250,8 @@ class Run:
     async def go(self, time_limit_s: float | None) -> None:
         """Run all requests, or as many as fit before the limit or a stop."""
         self.start_s = time.perf_counter()
-        n = self.workload.concurrency
-        main = self._open_loop() if n is None else self._closed_loop(n)
+        concurrency = self.workload.concurrency
+        main = self._open_loop() if concurrency is None else self._closed_loop(concurrency)
         if not await self._until_stopped(asyncio.ensure_future(main), time_limit_s):
             self.stop(f"the time limit of {time_limit_s:g} s" if time_limit_s is not None else "")
 
@@ -368,10 +333,9 @@ MIN_EXCEEDANCES = 2
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
-    """Return how many values exceed a limit, of how many, and whether their share is significantly above 1 %.
+    """Return how many values exceed a limit, of how many, and whether that is "surely_often": more than 1 %.
 
-    "surely_often": at least two do, and with a true share of 1 % as many or more would in less than 5 % of such runs:
-    2 of 30, 3 of 60, 4 of 100, 16 of 1,000.
+    More means at least two, and with a true share of 1 % so many in less than 5 % of runs: 2 of 30, 3 of 60, 4 of 100.
     """
     count, of = int((np.asarray(values, np.float64) > limit).sum()), len(values)
     return {
@@ -438,16 +402,12 @@ class Monitor:
         late, share = self.metadata["late"], self.metadata["cpu_share"]
         if not late["surely_often"]:
             return None
-        cause = (
-            ""
-            if share > IDLE_SHARE
-            else f"; it had {100 * share:.0f} % of a core: other work on its machine delayed it, or it was blocked"
-        )
+        cause = f"; it had {100 * share:.0f} % of a core: other work on its machine delayed it, or it was blocked"
         return (
             f"the client sent {late['count']:,} of {late['of']:,} requests ({100 * late['share']:.1f} %) more than "
             f"{1e3 * late['limit_s']:.1f} ms after they were due (the worst "
             f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were "
-            f"due, include it{cause}"
+            f"due, include it{'' if share > IDLE_SHARE else cause}"
         )
 
     def _ttft(self) -> str:

@@ -24,10 +24,7 @@ def prefix_facts(before: Mapping[str, float] | None, after: Mapping[str, float] 
 
 
 def cached_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float] | None:
-    """Return prompt tokens that the server looked up in its prefix cache between two scrapes, and those found.
-
-    None where it does not count them, or restarted in between; a server without the cache looks up nothing.
-    """
+    """Return prompt tokens looked up in the prefix cache between two scrapes, and found; None if not counted."""
     if not any(name in after for name in LOOKED_UP):
         return None
     looked_up, found = (
@@ -43,13 +40,11 @@ def cached_of(metadata: Mapping[str, Any]) -> Mapping[str, float] | None:
         return counted
     if not isinstance(metrics, Mapping):
         return None
-    columns = {}
-    for name in (*LOOKED_UP, *FOUND):
-        column = metrics.get(name)
-        known = [float(v) for v in column if v is not None] if isinstance(column, Sequence) else []
-        if known:
-            columns[name] = known
-    first, last = ({name: column[end] for name, column in columns.items()} for end in (0, -1))
+    columns = {name: column for name in (*LOOKED_UP, *FOUND) if isinstance(column := metrics.get(name), Sequence)}
+    known = {
+        name: values for name, column in columns.items() if (values := [float(v) for v in column if v is not None])
+    }
+    first, last = ({name: values[end] for name, values in known.items() if values} for end in (0, -1))
     return cached_between(first, last)
 
 

@@ -71,9 +71,8 @@ def unpacked(kind: type[T], text: Mapping[str, Any] | None) -> T:
         if dtype.kind not in _KINDS or not 0 <= length * dtype.itemsize <= _MAX_BYTES:
             raise ValueError(f"an array of {length} x {dtype} is not of this format")
         # Decompress at most one byte too many, so that a damaged length cannot exhaust the memory.
-        data = zlib.decompressobj().decompress(
-            base64.b64decode(item["zlib"], validate=True), length * dtype.itemsize + 1
-        )
+        compressed, limit = base64.b64decode(item["zlib"], validate=True), length * dtype.itemsize + 1
+        data = zlib.decompressobj().decompress(compressed, limit)
         array = np.frombuffer(data, dtype)  # a length that does not divide raises
         if len(array) != length:
             raise ValueError(f"an array of {length} numbers holds {len(array)}")
@@ -188,15 +187,12 @@ def write_records(measured: Measured, path: Path | str) -> None:
     """
     import polars as pl
 
-    records = measured.records
-    columns = {
-        _COLUMN_NAMES.get(f.name, f.name): getattr(records.requests, f.name) for f in dataclasses.fields(RequestRecords)
-    }
+    records, tokens = measured.records, measured.tokens
+    names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)
-    columns |= requested
-    if measured.tokens is not None:
-        start = measured.tokens.start
-        columns |= {_AT: lists(start, measured.tokens.at_s), _TOKENS: lists(start, measured.tokens.tokens)}
+    columns = {_COLUMN_NAMES.get(name, name): getattr(records.requests, name) for name in names} | requested
+    if tokens is not None:
+        columns |= {_AT: lists(tokens.start, tokens.at_s), _TOKENS: lists(tokens.start, tokens.tokens)}
     if measured.client_s is not None:
         columns[_CLIENT] = measured.client_s
     meta = {
@@ -212,8 +208,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
         "seed": records.seed,
         "end_s": records.end_s,
         "workload": workload,
-        **{name: packed(getattr(records, name)) for name in _PARTS},
-        "steps": packed(records.steps),
+        **{name: packed(getattr(records, name)) for name in (*_PARTS, "steps")},
     }
 
     def plain(value: Any) -> Any:
@@ -250,9 +245,8 @@ def read_records(path: Path | str) -> Measured:
         frame, metadata = pl.read_parquet(io.BytesIO(data)), pl.read_parquet_metadata(io.BytesIO(data))
     except damages as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"{path} must be a complete Parquet file of records; it is cut off, damaged or something else ({reason})"
-        ) from error
+        found = f"it is cut off, damaged or something else ({reason})"
+        raise InputError(f"{path} must be a complete Parquet file of records; {found}") from error
     try:
         meta = json.loads(metadata.get(_KEY, "null"))
     except ValueError:
@@ -270,9 +264,8 @@ def read_records(path: Path | str) -> Measured:
     try:
         return _measured(frame, meta)
     except damages as error:
-        raise InputError(
-            f"{path} must hold records as they were written; a part is missing or damaged: {error}"
-        ) from error
+        problem = f"a part is missing or damaged: {error}"
+        raise InputError(f"{path} must hold records as they were written; {problem}") from error
 
 
 def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
@@ -285,10 +278,6 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         seed=int(meta["seed"]),
         name=meta["name"],
     )
-    tokens = None
-    if _AT in frame.columns:
-        start, at_s = flat(frame[_AT])
-        tokens = TokenTimes(start, at_s, flat(frame[_TOKENS])[1])
     return Measured(
         records,
         workload_of(frame, meta["workload"]),
@@ -296,6 +285,6 @@ def _measured(frame: Any, meta: dict[str, Any]) -> Measured:
         {"capabilities" if k == "abilities" else k: v for k, v in meta["facts"].items()},
         tuple(meta["doubts"]),
         meta["errors"],
-        tokens,
+        TokenTimes(*flat(frame[_AT]), flat(frame[_TOKENS])[1]) if _AT in frame.columns else None,
         frame[_CLIENT].to_numpy() if _CLIENT in frame.columns else None,
     )

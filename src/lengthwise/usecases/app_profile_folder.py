@@ -155,10 +155,13 @@ def read_profile(folder: Path) -> AppProfile:
 
 
 def _rows(kind: type[_Row], tables: Sequence[Mapping[str, Any]]) -> tuple[_Row, ...]:
-    return tuple(
-        kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
-        for table in tables
-    )
+    rows = []
+    for table in tables:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in table.items()
+        }
+        rows.append(kind(**values))
+    return tuple(rows)
 
 
 def write_profile(folder: Path, profile: AppProfile) -> None:

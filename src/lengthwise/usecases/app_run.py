@@ -106,7 +106,11 @@ def run_app(
     job = _job(planned, rows, launcher, settings or Settings(seed=0), current)
     failed: EnginesFailedError | None = None
     with RunFolder(folder, store).taken(resume=resume) as ledger:
-        callbacks = {"monitor": monitor.progress, "watch_s": monitor.every_s, "started": monitor.started}
+        callbacks: dict[str, Any] = {
+            "monitor": monitor.progress,
+            "watch_s": monitor.every_s,
+            "started": monitor.started,
+        }
         try:
             if isinstance(launcher, SimulatedLauncher):
                 completed = run_simulated(job, ledger, launcher, **callbacks)

@@ -40,14 +40,10 @@ class _Part:
 
 
 class Assembly:
-    """Builds the tables of one deployment.
-
-    Args:
-        kernels: Fits of model-independent kernels by operator; "gemm" and "gemm wide" are matrix products.
-        host: Overhead of the host if the profile has none.
-    """
+    """Builds the tables of one deployment; ``host`` is the overhead if the profile has none."""
 
     def __init__(self, target: Target, shard: Fits, kernels: Fits, host: HostOverhead) -> None:
+        # Kernels are model-independent fits by operator; "gemm" and "gemm wide" are matrix products.
         self.target, self.shard, self.kernels, self.host = target, shard, kernels, host
         self.parts: dict[str, _Part] = {}
         errors = roofline_errors(target.model, target.gpu, target.weight_dtype)
@@ -232,27 +228,19 @@ _UNEQUAL = (1.5, 4.0)
 
 @dataclass(frozen=True)
 class MixedBatchCost:
-    """Decode attention in a step with prompts.
+    """Decode attention in a step with prompts; errors are medians of relative ones on held-out mixed steps."""
 
-    Attributes:
-        predict: Returns seconds of the decodes next to a prompt, at points of "decode attention".
-        sum_error: Median relative error of (prompt alone) + (decodes alone) on held-out mixed steps.
-        mixed_error: The error of (prompt alone) + (decodes next to a prompt) on the same steps.
-    """
-
-    predict: Interpolated
-    sum_error: float
-    mixed_error: float
+    predict: Interpolated  # returns seconds of decodes next to a prompt, at points of "decode attention"
+    sum_error: float  # of (prompt alone) + (decodes alone)
+    mixed_error: float  # of (prompt alone) + (decodes next to a prompt)
 
 
 def fit_mixed_batches(
     rows: Profile, prompts: ValidatedFit, decodes: ValidatedFit, target: Target
 ) -> MixedBatchCost | None:
-    """Fit what remains of mixed steps without the prompt's own attention; None if too few rows.
-
-    If there are enough rows of chunks of 64 to 4,096 tokens, which are common in mixed steps, only those count.
-    """
+    """Fit what remains of mixed steps without the prompt's own attention; None if too few rows."""
     rows = rows.where(rows["skew"] <= 1)
+    # If there are enough rows of chunks that are common in mixed steps, only those count.
     common = (rows["chunk"] >= _COMMON_CHUNKS[0]) & (rows["chunk"] <= _COMMON_CHUNKS[1])
     rows = rows.where(common) if common.sum() >= _MIN_ROWS else rows
     rows = rows.where(np.arange(len(rows)) % (-(-max(len(rows), 1) // _MAX_ROWS)) == 0)
@@ -290,10 +278,7 @@ def mixed_batch_factors(mixed: MixedBatchCost, decodes: ValidatedFit, target: Ta
 
 
 def unequal_lengths_error(rows: Profile, decodes: ValidatedFit, target: Target) -> tuple[int, float] | None:
-    """Return (rows, median of measured / predicted - 1) of decodes of unequal lengths; None if none were measured.
-
-    Rows count whose longest context is 1.5 to 4 times the mean.
-    """
+    """Return (rows, median of measured / predicted - 1) of decodes whose longest context is 1.5 to 4 times the mean."""
     rows = rows.where((rows["skew"] > _UNEQUAL[0]) & (rows["skew"] <= _UNEQUAL[1]))
     points = shard_points("decode attention", {name: rows[name] for name in ("seqs", "kv_tokens")}, target)
     if not len(rows) or points is None:

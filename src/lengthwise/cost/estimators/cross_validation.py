@@ -23,16 +23,11 @@ REGIONS = ("small", "medium", "large", "out_of_range")
 
 @dataclass(frozen=True)
 class Validation:
-    """Errors of an estimator on held-out points.
+    """Errors of an estimator on held-out points."""
 
-    ``log_ratio`` [n] is log(measured / predicted). ``region`` [n] is an index into REGIONS: thirds by size of the
-    points between the outermost, and the points beyond those that were fitted. ``half`` [n] is 0 or 1, the same for
-    every estimator at a place: the estimator is chosen on one half and its errors are reported on the other.
-    """
-
-    log_ratio: Floats
-    region: npt.NDArray[np.int64]
-    half: npt.NDArray[np.int64]
+    log_ratio: Floats  # [n] log(measured / predicted)
+    region: npt.NDArray[np.int64]  # [n] index into REGIONS: thirds by size inside, and beyond the fitted points
+    half: npt.NDArray[np.int64]  # [n] 0 or 1 by place: one half chooses the estimator, the other reports its errors
 
     @property
     def inside(self) -> Floats:
@@ -65,8 +60,8 @@ class Validation:
 def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
     """Predict every interior place without its own rows, and the largest third of the places from the others.
 
-    Places are dealt to folds in turn along the axes, so that a held-out place keeps its neighbours, as if it alone were
-    left out. Places at the edge of an axis are never held out inside: only extrapolation could predict them.
+    Places are dealt to folds in turn along the axes, so that a held-out place keeps its neighbours. Places at the edge
+    of an axis are never held out inside: only extrapolation could predict them.
     """
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
@@ -152,13 +147,8 @@ less. Factors of several transfers multiply."""
 class ValidatedFit:
     """An operator's estimator, fitted to all points, and its error.
 
-    Attributes:
-        predict: Returns seconds at points.
-        log_sd: Root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
-            tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
-        error: (median, 95th percentile) of the relative error on the same points; None: too few points, or they belong
-            to another shard, model or GPU.
-        transferred: The points belong to another shard, model or GPU.
+    ``log_sd`` is the root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
+    tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
     """
 
     operator: str
@@ -167,8 +157,8 @@ class ValidatedFit:
     rows: int
     log_sd: float | None
     compared: tuple[RegionFit, ...]
-    error: tuple[float, float] | None
-    transferred: bool
+    error: tuple[float, float] | None  # (median, 95th percentile), relative; None: too few points, or ``transferred``
+    transferred: bool  # the points belong to another shard, model or GPU
     is_made_up: bool = False
 
     def without_errors(self) -> ValidatedFit:
@@ -185,13 +175,8 @@ def fit_validated(
 ) -> ValidatedFit:
     """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points.
 
-    Args:
-        estimator: A name of FITTERS or SELECTIONS.
-        out_of_range: The tables extrapolate; then errors out of range count as much as those inside.
-        transfers: Keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.
-
-    Raises:
-        ProfileError: The estimator cannot predict another shard, model or GPU.
+    ``out_of_range``: the tables extrapolate; then errors out of range count as much as those inside. ``transfers`` are
+    keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.
     """
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(
@@ -221,11 +206,8 @@ def fit_validated(
 
 
 def nested_choice(validations: Mapping[str, Validation], *, out_of_range: bool) -> Validation:
-    """Return held-out points, each half predicted by the estimator that is best on the other half.
-
-    The best of several estimators looks better on the points that chose it than it is.
-    """
-    halves = []
+    """Return held-out points, each half predicted by the estimator that is best on the other half."""
+    halves = []  # an estimator looks better on the points that chose it than it is
     for half in (0, 1):
         other = {name: validation.of_half(1 - half) for name, validation in validations.items()}
         halves.append(validations[_best(other, out_of_range=out_of_range)].of_half(half))

@@ -56,16 +56,9 @@ def fit_profile(
     included, and there is no FitError; nor is there one for rows of another GPU, model or TP degree.
 
     Args:
-        profile: Measured operators.
-        model: The served model.
-        gpu: The GPU.
-        node: The links between GPUs.
-        parallel: The split of the model.
-        limits: Largest step and batch, dtypes of weights and cache.
-        max_model_len: Tokens of the longest request.
         estimator: "auto" (per operator the best on held-out points) or one of ESTIMATORS for all operators.
-        backend: A name, or part of one, of the kernels to use where an operator was measured with several; "" takes
-            the one with most rows.
+        backend: A name, or part of one, of the kernels to use where an operator was measured with several; "" takes the
+            one with most rows.
         host: Overhead of the host if the profile has none, and the front, which no profile measures.
 
     Raises:
@@ -138,21 +131,19 @@ def _fit_shard(
         transfers = [key for key, is_other in differs.items() if is_other]
         out_of_range = _exceeds(part, reach, target)
         split = None if transfers else split_single_token(points)
-        if split is None:
-            fit = fit_validated(points, estimator, out_of_range=out_of_range, transfers=transfers)
-        else:
-            fit = fit_validated(split[1], estimator, out_of_range=out_of_range)
+        fitted = points if split is None else split[1]
+        fit = fit_validated(fitted, estimator, out_of_range=out_of_range, transfers=transfers)
+        if split is not None:
             fit = replace(fit, predict=with_single_token(*split, fit.predict), rows=len(points))
         if degrees := own.made_up(operator):
             made_up.setdefault(degrees, []).append(operator)
             fit = fit.without_errors()
         fits[operator] = fit
     for degrees, operators in made_up.items():
-        listed = ", ".join(map(str, degrees))
-        notes.append(f"{', '.join(operators)} at TP {listed}: {NOT_MEASURED}; their errors are unknown")
-    for degrees in sorted(bridged):
-        listed = ", ".join(map(str, degrees))
-        notes.append(f"measured at TP {listed}, carried to TP {target.parallel.tp} by physics")
+        place = f"{', '.join(operators)} at TP {', '.join(map(str, degrees))}"
+        notes.append(f"{place}: {NOT_MEASURED}; their errors are unknown")
+    carried = f"carried to TP {target.parallel.tp} by physics"
+    notes += [f"measured at TP {', '.join(map(str, degrees))}, {carried}" for degrees in sorted(bridged)]
     return fits
 
 
@@ -161,13 +152,10 @@ def _exceeds(part: str, reach: Reach, target: Target) -> bool:
     limits = target.limits
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     chunk = min(limits.max_num_batched_tokens, target.max_model_len)
-    limits_by_part: dict[str, tuple[tuple[int | None, int], ...]] = {
-        "layer": ((reach.tokens, tokens),),
-        "first": ((reach.tokens, tokens),),
-        "prefill": ((reach.chunk, chunk), (reach.prefix, target.max_model_len)),
-        "decode": ((reach.seqs, limits.max_num_seqs),),
-    }
-    return any(measured is not None and measured < largest for measured, largest in limits_by_part.get(part, ()))
+    pairs: dict[str, tuple[tuple[int | None, int], ...]] = dict.fromkeys(("layer", "first"), ((reach.tokens, tokens),))
+    pairs["prefill"] = ((reach.chunk, chunk), (reach.prefix, target.max_model_len))
+    pairs["decode"] = ((reach.seqs, limits.max_num_seqs),)
+    return any(measured is not None and measured < largest for measured, largest in pairs.get(part, ()))
 
 
 def _mixed_batches(
@@ -180,9 +168,8 @@ def _mixed_batches(
         return None
     unequal = unequal_lengths_error(source.shard.of("decode attention", tp), decodes, target)
     if unequal is not None:
-        notes.append(
-            f"decodes of unequal lengths take {unequal[1]:+.1%} at the median of {unequal[0]:,} points; not counted"
-        )
+        points, more = unequal
+        notes.append(f"decodes of unequal lengths take {more:+.1%} at the median of {points:,} points; not counted")
     mixed = fit_mixed_batches(source.shard.of("mixed attention", tp), prompts, decodes, target)
     if mixed is None:
         return None
@@ -239,20 +226,8 @@ def profile_tables(
 ) -> tuple[CostTables, FitReport]:
     """Return ``fit_profile`` of "FILE.parquet", "FILE.parquet#ESTIMATOR", "FILE.parquet#@BACKEND" or with both.
 
-    Args:
-        place: The file, and optionally an estimator and a backend.
-        model: The served model.
-        gpu: The GPU.
-        node: The links between GPUs.
-        parallel: The split of the model.
-        limits: Largest step and batch, dtypes of weights and cache.
-        max_model_len: Tokens of the longest request.
-        cache: Folder for built tables, keyed by the file's content, the arguments and the versions; "user": that of
-            platformdirs; None: no cache.
-
-    Raises:
-        ProfileError: There is no such file, or it does not apply to this deployment.
-        UnknownNameError: There is no such estimator.
+    ``cache`` is the folder for built tables, keyed by the file's content, the arguments and the versions; "user": that
+    of platformdirs; None: no cache. Raises as ``fit_profile``, and ProfileError if there is no such file.
     """
     file, mark, choice = place.rpartition("#")
     name, _, backend = choice.partition("@") if mark else ("", "", "")

@@ -22,13 +22,10 @@ _MIN_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Linear:
-    """SamuLLM's ``a[B] x + b[B]``: linear between measured batch sizes, one pooled function outside of them.
+    """SamuLLM's ``a[B] x + b[B]``: linear between measured batch sizes, one pooled function outside of them."""
 
-    ``batches`` [b] ascending; ``coefficients`` [b + 1, 4] of (1, FLOPs, B s, S), the last row pooled.
-    """
-
-    batches: Floats
-    coefficients: Floats
+    batches: Floats  # [b], ascending
+    coefficients: Floats  # [b + 1, 4] of (1, FLOPs, B s, S), the last row pooled
 
     def __call__(self, at: Points) -> Floats:
         """Return [n] seconds at these points."""
@@ -44,14 +41,10 @@ class Linear:
 
 
 def fit_linear(points: Points) -> Linear:
-    """Fit non-negative coefficients to relative errors of the seconds.
-
-    An operator over one coordinate has one function, since its batch is the coordinate itself. An operator over
-    several has a function for each batch size with three points or more.
-    """
+    """Fit non-negative coefficients to relative errors of the seconds, by batch size where it has three points."""
     points = points.take(points.seconds > 0)
     pooled = _nonnegative_fit(points)
-    if points.axes.shape[1] == 1:
+    if points.axes.shape[1] == 1:  # the batch is the coordinate itself
         return Linear(np.zeros(0), pooled[None, :])
     batches, count = np.unique(points.batch, return_counts=True)
     batches = batches[count >= _MIN_POINTS]
@@ -82,8 +75,8 @@ def _bracket(axis: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
 def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
     """Return [q] values at ``where`` [q, d], interpolated linearly between the nearest of ``at`` [n, d] per coordinate.
 
-    The first coordinate picks the two groups of points around a place, the second two within each, and so on, so that
-    points need not form a grid. Repeated points count by their mean; beyond the outermost point its value continues.
+    The first coordinate picks the two groups of points around a place, the second two within each, and so on: points
+    need no grid. Repeated points count by their mean; beyond the outermost point its value continues.
     """
     if at.shape[1] == 0:
         return np.full(len(where), values.mean())
@@ -95,24 +88,20 @@ def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
     found = np.zeros(len(where))
     for index, weight in ((low, 1 - share), (high, share)):
         for one in np.unique(index[weight > 0]):
-            selected = (index == one) & (weight > 0)
+            near = (index == one) & (weight > 0)
             own = group.ravel() == one
-            found[selected] += weight[selected] * interpolate_nested(at[own, 1:], values[own], where[selected, 1:])
+            found[near] += weight[near] * interpolate_nested(at[own, 1:], values[own], where[near, 1:])
     return found
 
 
-def _minimize(
-    residuals: Callable[[Floats], Floats],
-    jacobian: Callable[[Floats], Floats],
-    start: Floats,
-    *,
-    bound: float,
-    scale: float,
-) -> Floats:
-    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) over the residuals by Levenberg's damped steps.
+_Function = Callable[[Floats], Floats]
+
+
+def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound: float, scale: float) -> Floats:
+    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) by Levenberg's damped steps within +-bound.
 
     With a handful of unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no
-    threads. Unknowns stay within -bound and bound.
+    threads.
     """
 
     def loss(scaled: Floats) -> float:
@@ -160,11 +149,7 @@ class Physics:
 
 
 def fit_physics(points: Points) -> Physics:
-    """Fit the factors of PARTS by robust least squares of log time.
-
-    A part that no row contains keeps the roofline's own constant, since PRIOR draws each log factor to 0. So a fit on
-    one TP degree, model or token range extends to others.
-    """
+    """Fit the factors of PARTS by robust least squares of log time."""
     timed = np.flatnonzero(points.seconds > 0)
     sample = timed[:: max(1, len(timed) // _MAX_ROWS)]
     parts, log_seconds = points.parts[sample], np.log(points.seconds[sample])
@@ -179,6 +164,7 @@ def fit_physics(points: Points) -> Physics:
         of_log = slopes(parts, factors) / (combined(parts, factors) + 1e-12)[:, None]
         return np.concatenate([of_log, pull * np.eye(len(PARTS))])
 
+    # A part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
     used = parts.max(axis=0, initial=0.0) > 0
     found = _minimize(residuals, jacobian, np.zeros(len(PARTS)), bound=np.log(_MAX_FACTOR), scale=_OUTLIER)
     return Physics(np.where(used, np.exp(found), 1.0))
@@ -186,14 +172,11 @@ def fit_physics(points: Points) -> Physics:
 
 @dataclass(frozen=True)
 class Interpolated:
-    """Physics times the interpolated ratio of measured seconds to physics.
-
-    ``at`` [n, e + d] logs of shape and axes; ``log_ratio`` [n].
-    """
+    """Physics times the interpolated ratio of measured seconds to physics."""
 
     physics: Physics
-    at: Floats
-    log_ratio: Floats
+    at: Floats  # [n, e + d] logs of shape and axes
+    log_ratio: Floats  # [n]
 
     def __call__(self, at: Points) -> Floats:
         """Return [n] seconds at these points."""

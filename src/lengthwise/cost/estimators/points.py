@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,7 +11,6 @@ import numpy.typing as npt
 
 from lengthwise.cost.memory import shard_of
 from lengthwise.cost.operator_work import (
-    DIRECT_HOP_S,
     OVERLAP_POWER,
     Kernels,
     Operators,
@@ -21,6 +19,7 @@ from lengthwise.cost.operator_work import (
     kernels_of,
     layer_share,
     profile_work,
+    small_message,
     total_work,
 )
 from lengthwise.cost.roofline_tables import HostOverhead
@@ -38,29 +37,17 @@ COMPUTE, PADDING, MEMORY, NETWORK, LAUNCH, SEQUENCES = range(len(PARTS))
 
 @dataclass(frozen=True)
 class Points:
-    """n points of one operator.
-
-    Attributes:
-        axes: [n, d] coordinates that grow with the step: tokens, or (chunk, context), or (sequences, mean context);
-            batches of prompts have (prompts, chunk, context).
-        shape: [n, e] constants of the shard or kernel: TP, or the sizes of a model-independent kernel.
-        parts: [n, 6] roofline seconds by PARTS.
-        flops: [n] multiplications and additions.
-        batch: [n] sequences (or tokens) processed at once; B in SamuLLM.
-        padded: [n] tokens if every sequence were as long as the longest; B * s in SamuLLM.
-        total: [n] tokens of all sequences; S in SamuLLM.
-        seconds: [n] measured seconds; NaN for points to be predicted.
-    """
+    """[n] points of one operator."""
 
     operator: str
-    axes: Floats
-    shape: Floats
-    parts: Floats
-    flops: Floats
-    batch: Floats
-    padded: Floats
-    total: Floats
-    seconds: Floats
+    axes: Floats  # [n, d] tokens, (chunk, context), (sequences, mean context), or (prompts, chunk, context)
+    shape: Floats  # [n, e] constants: TP, or the sizes of a model-independent kernel
+    parts: Floats  # [n, 6] roofline seconds by PARTS
+    flops: Floats  # [n] multiplications and additions
+    batch: Floats  # [n] sequences (or tokens) processed at once; B in SamuLLM
+    padded: Floats  # [n] tokens if every sequence were as long as the longest; B * s in SamuLLM
+    total: Floats  # [n] tokens of all sequences; S in SamuLLM
+    seconds: Floats  # [n] measured; NaN: to be predicted
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -118,11 +105,8 @@ def _overlap(compute: Floats, memory: Floats) -> Floats:
 
 
 def make_points(operator: str, work: Work, empty: Work, axes: list[Floats], shape: list[Any], **columns: Any) -> Points:
-    """Return points from their work; ``empty`` is the work without tokens, which is padding and launch.
-
-    ``columns`` are ``batch``, ``padded``, ``total`` and, if measured, ``seconds``.
-    """
-    n = len(axes[0])
+    """Return points from their work; ``empty`` is the work without tokens, which is padding and launch."""
+    n = len(axes[0])  # ``columns`` are batch, padded, total and, if measured, seconds
 
     def column(values: Any) -> Floats:
         return np.broadcast_to(np.asarray(values, dtype=np.float64), (n,)).copy()
@@ -200,11 +184,8 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         work = work.times(1 / share)
         empty = _prefill_padding(work, chunk, ops.kernels.curves.prefill.pad_tokens)
         axes = [chunk, context] if (prompts == 1).all() else [prompts, chunk, context]
-        tokens = prompts * (context + chunk)
-        points = make_points(
-            operator, work, empty, axes, shape, batch=prompts, padded=tokens, total=tokens, seconds=seconds
-        )
-        return _batched(points, prompts)
+        sizes = {"batch": prompts} | dict.fromkeys(("padded", "total"), prompts * (context + chunk))
+        return _batched(make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds), prompts)
     if part == "decode":
         seqs, kv = array("seqs"), array("kv_tokens")
         works, empties = ops.decode(seqs, kv), ops.decode(np.zeros_like(seqs), np.zeros_like(kv))
@@ -220,9 +201,8 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
     found, nothing = profile_work(works, operator), profile_work(empties, operator)
     if found is None or nothing is None or not share:
         return None
-    return make_points(
-        operator, found.times(1 / share), nothing.times(1 / share), axes, shape, **sizes, seconds=seconds
-    )
+    work, empty = found.times(1 / share), nothing.times(1 / share)
+    return make_points(operator, work, empty, axes, shape, **sizes, seconds=seconds)
 
 
 def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
@@ -238,7 +218,8 @@ def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
 
 def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, node: NodeSpec | None) -> Points | None:
     """Return points of a model-independent kernel at a profile's columns; None if the roofline has no such kernel."""
-    numbers = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items() if _is_numeric(values)}
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    numbers = {name: values.astype(np.float64) for name, values in arrays.items() if values.dtype.kind in "fiu"}
     n = max(len(np.atleast_1d(values)) for values in numbers.values())
     c = {name: np.broadcast_to(values, (n,)) for name, values in numbers.items()}
     works = kernel_work(operator, c, kernels, node)
@@ -264,33 +245,25 @@ def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, n
     return make_points(operator, work, empty, [seqs, kv / np.maximum(seqs, 1)], shape, **sizes, seconds=seconds)
 
 
-def _is_numeric(values: Any) -> bool:
-    return np.asarray(values).dtype.kind in "fiu"
-
-
 def kernel_work(
     operator: str, c: Mapping[str, Floats], kernels: Kernels, node: NodeSpec | None
 ) -> tuple[Work, Work] | None:
     """Return (work, work without tokens) of a model-independent kernel by a profile's columns [n].
 
-    Work of prefill attention is that of one prompt. None if the roofline has no such kernel; only the all-reduce
-    needs a node.
+    Work of prefill attention is that of one prompt. None if the roofline has no such kernel; only the all-reduce needs
+    a node.
     """
     if operator == "gemm":
-        return (
-            kernels.gemm("gemm", c["tokens"], c["n"], c["k"]),
-            kernels.gemm("gemm", 0.0 * c["tokens"], c["n"], c["k"]),
-        )
+        work, empty = (kernels.gemm("gemm", tokens, c["n"], c["k"]) for tokens in (c["tokens"], 0.0 * c["tokens"]))
+        return work, empty
     if operator == "fused moe":
         return _moe(c["tokens"], c, kernels), _moe(0.0 * c["tokens"], c, kernels)
     if operator == "all-reduce" and node is not None:
         gpus, sizes = c["gpus"], c["bytes"]
         rate, launch = np.ones(len(gpus)), np.zeros(len(gpus))
         for count in np.unique(gpus):
-            link, hops = node.link_for(int(count)), math.log2(max(count, 1))
-            direct = count <= node.link_group
-            rate[gpus == count] = link.bandwidth_bytes_per_s
-            launch[gpus == count] = link.latency_s + DIRECT_HOP_S * hops if direct else 2 * hops * link.latency_s
+            link, launch_s = small_message(node, int(count))
+            rate[gpus == count], launch[gpus == count] = link.bandwidth_bytes_per_s, launch_s
         sent = 2 * (gpus - 1) / np.maximum(gpus, 1) * sizes
         flops = sizes / kernels.wide_bytes
         work = Work("all-reduce", flops=flops, bytes=sent, network_s=sent / rate, latency_s=launch)

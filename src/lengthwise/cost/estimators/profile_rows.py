@@ -31,12 +31,7 @@ class Source:
 
 
 def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
-    """Return the rows that apply to a deployment; of the backend given, if an operator has rows of it.
-
-    Raises:
-        ProfileError: The profile lacks the deployment's dtype or the backend, some attention is of another backend, or
-            the profile's model or GPU differs from the deployment's and is not in the catalog.
-    """
+    """Return the rows that apply to a deployment; of the backend given, if an operator has rows of it."""
     notes: list[str] = []
     rows = _of_dtype(profile, target, notes)
     rows = _of_backend(rows, backend, notes)
@@ -94,8 +89,7 @@ def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 def _of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
     """Return rows of one backend per operator: the requested one, else CUDA graphs, else the one with most rows."""
-    mask = np.ones(len(rows), dtype=bool)
-    found = False
+    mask, found = np.ones(len(rows), dtype=bool), False
     for operator in rows.operators:
         own = rows["operator"] == operator
         names, counts = np.unique(rows["backend"][own], return_counts=True)
@@ -108,15 +102,12 @@ def _of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
             mask &= ~own | (rows["backend"] == best)
             others = ", ".join(name or "an unnamed backend" for name in names.tolist() if name != best)
             reason = "as requested" if matching.any() else "the most rows, or graphs"
-            notes.append(
-                f"{operator}: rows of {best or 'an unnamed backend'} taken ({reason}), those of {others} left out; "
-                "#@NAME chooses"
-            )
+            taken = f"rows of {best or 'an unnamed backend'} taken ({reason})"
+            notes.append(f"{operator}: {taken}, those of {others} left out; #@NAME chooses")
     if requested and not found:
         known = ", ".join(sorted(set(rows["backend"].tolist()) - {""})) or "none with a name"
-        raise ProfileError(
-            f"the profile {rows.metadata.name} has no rows of the backend {requested}; its backends are: {known}"
-        )
+        lacking = f"has no rows of the backend {requested}; its backends are: {known}"
+        raise ProfileError(f"the profile {rows.metadata.name} {lacking}")
     return rows.where(mask)
 
 
@@ -175,13 +166,12 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 
 def reach_of(source: Source, target: Target) -> Reach:
-    """Return the largest step that was measured: the smallest of the operators' own maxima.
+    """Return the largest step that was measured: the smallest of the operators' own maxima; None: not measured.
 
-    Rows of the model's shard at the deployment's TP degree count; at all degrees if that one was not measured;
-    model-independent kernels if there are no rows of a shard. None: nothing of the kind was measured.
-
-    A request is as long as the longest sequence of either phase: for prompts what is cached before a chunk counts, for
-    decodes the mean over the batch. Decodes of window attention are cut to the window at any length.
+    Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels if there
+    are no rows of a shard. A request is as long as the longest sequence of either phase: for prompts what is cached
+    before a chunk counts, for decodes the mean over the batch. Decodes of window attention are cut to the window at any
+    length.
     """
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)

@@ -27,14 +27,9 @@ _NCCL = "nccl_perf.parquet"
 def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, version: str) -> Profile:
     """Import the model-independent kernels that AIConfigurator measured on a system with an engine's version.
 
-    GEMM, context and generation attention, fused MoE, the engine's own all-reduce, and NCCL's of the newest version;
-    the engine's all-reduce also of the nearest version below, if its own was not measured.
-
-    Args:
-        folder: Holds h200_sxm/, b200_sxm/ ...; None takes the data of the installed package.
-        system: A folder of it, such as "h200_sxm".
-        backend: The engine: "vllm", "trtllm" or "sglang".
-        version: Of the engine, such as "0.24.0".
+    GEMM, context and generation attention, fused MoE, the engine's own all-reduce (of the nearest version below, if its
+    own was not measured), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the
+    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0".
 
     Raises:
         ProfileError: There is no such folder, or no table; the message lists what is present.
@@ -67,11 +62,7 @@ def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, 
 
 
 def installed_tables() -> Path:
-    """Return the folder of systems in the installed package (aiconfigurator-core).
-
-    Raises:
-        MissingExtraError: None of the packages that hold it is installed.
-    """
+    """Return the folder of systems in the installed package (aiconfigurator-core), else raise MissingExtraError."""
     for name in _PACKAGES:
         spec = find_spec(name)
         for root in (spec.submodule_search_locations or []) if spec else []:
@@ -122,6 +113,7 @@ def _nearest_version(folder: Path, version: str, name: str) -> str:
 
 _SECONDS = pl.col("latency") / 1e3
 _BACKEND = pl.col("kernel_source")
+_MEASURED = {"backend": _BACKEND, "seconds": _SECONDS}
 
 
 def _dtypes(rows: pl.DataFrame, column: str) -> pl.Expr:
@@ -132,15 +124,8 @@ def _dtypes(rows: pl.DataFrame, column: str) -> pl.Expr:
 
 def _gemm(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     del notes
-    return rows.select(
-        operator=pl.lit("gemm"),
-        dtype=_dtypes(rows, "gemm_dtype"),
-        backend=_BACKEND,
-        tokens=pl.col("m"),
-        n=pl.col("n"),
-        k=pl.col("k"),
-        seconds=_SECONDS,
-    )
+    sizes = {"tokens": pl.col("m"), "n": pl.col("n"), "k": pl.col("k")}
+    return rows.select(operator=pl.lit("gemm"), dtype=_dtypes(rows, "gemm_dtype"), **sizes, **_MEASURED)
 
 
 def _attention(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
@@ -161,14 +146,13 @@ def _attention(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
         operator=name,
         dtype=_dtypes(rows, "attn_dtype"),
         kv_dtype=_dtypes(rows, "kv_cache_dtype"),
-        backend=_BACKEND,
         seqs=seqs,
         heads=heads,
         kv_heads=pl.when(kv == 0).then(heads).otherwise(kv),
         head_dim=pl.col("head_dim"),
         window=window,
-        seconds=_SECONDS,
         **step,
+        **_MEASURED,
     )
 
 

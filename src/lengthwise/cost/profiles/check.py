@@ -22,15 +22,7 @@ _LINE = {"prefill": "context", "decode": "kv_tokens", "mixed": "kv_tokens", "com
 """Axis along which an operator of a part is interpolated; others are interpolated by tokens."""
 
 _AXES = ("tokens", "seqs", "chunk", "context", "kv_tokens", "bytes", "skew")
-_UNITS = {
-    "prefill": "tokens",
-    "decode": "KV tokens",
-    "mixed": "tokens",
-    "comm": "bytes",
-    "send": "bytes",
-    "head": "sequences",
-    "host": "sequences",
-}
+_UNITS = {"decode": "KV tokens", "comm": "bytes", "send": "bytes", "head": "sequences", "host": "sequences"}
 MAX_DISTANCE = 2.05
 """Points farther apart than this factor are not interpolated."""
 
@@ -46,33 +38,19 @@ _MAX_SAMPLE = 400
 
 @dataclass(frozen=True)
 class Moved:
-    """New time over old time of one operator, shard and region.
-
-    Attributes:
-        operator: Its name.
-        tp: Tensor-parallel degree (0: a model-independent kernel).
-        dtype: Of its weights or activations.
-        region: "small" or "large", split at the geometric middle of the sizes; "all" if there is one size.
-        sizes: The smallest and the largest size compared, in ``unit``.
-        unit: "tokens", "KV tokens", "sequences" or "bytes".
-        points: Points compared.
-        ratio: Median of new over old.
-        low: Lower end of its interval (99 %, a bootstrap over points and their spreads).
-        high: Upper end.
-        changed: Whether the complete interval lies beyond the tolerance.
-    """
+    """New time over old time of one operator, shard and region."""
 
     operator: str
-    tp: int
+    tp: int  # 0: a model-independent kernel
     dtype: str
-    region: str
-    sizes: tuple[int, int]
-    unit: str
-    points: int
-    ratio: float
-    low: float
+    region: str  # "small" or "large", split at the geometric middle of the sizes; "all" if there is one size
+    sizes: tuple[int, int]  # smallest and largest, in ``unit``
+    unit: str  # "tokens", "KV tokens", "sequences" or "bytes"
+    points: int  # compared
+    ratio: float  # median of new over old
+    low: float  # 99 % interval, by a bootstrap over points and their spreads
     high: float
-    changed: bool
+    changed: bool  # the complete interval lies beyond the tolerance
 
 
 @dataclass(frozen=True)
@@ -96,25 +74,18 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
     """Find operators whose times changed by more than a tolerance, beyond what the spreads explain.
 
     Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
-    of two apart is compared with their interpolation.
-
-    Args:
-        new: The new measurement.
-        old: The profile that it should agree with.
-        tolerance: A share: 0.05 allows a time to be 5 % longer, or shorter by the same factor.
-        seed: Seed of the bootstrap.
+    of two apart is compared with their interpolation. ``tolerance`` is a share: 0.05 allows a time to be 5 % longer, or
+    shorter by the same factor.
 
     Raises:
         InputError: The tolerance is not positive.
-        ProfileError: The profiles are of different models, kinds, dtypes, TP degrees or attention backends, or share
-            no point.
+        ProfileError: The profiles are of different models, kinds, dtypes, TP degrees or attention backends, or share no
+            point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
     _require_same(new, old)
-    rng = np.random.default_rng(seed)
-    rows: list[Moved] = []
-    unmatched = 0
+    rng, rows, unmatched = np.random.default_rng(seed), list[Moved](), 0
     shared = [name for name in new.operators if name in old.operators]
     for operator in shared:
         groups, missing = _match(new, old, operator)
@@ -127,32 +98,23 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
             f"dtype in both (operators in both: {', '.join(shared) or 'none'})"
         )
     names = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
-    return ProfileCheck(
-        tuple(rows),
-        tolerance,
-        unmatched,
-        only_new=tuple(name for name in new.operators if name not in shared),
-        only_old=tuple(name for name in old.operators if name not in shared),
-        notes=tuple(
-            f"the {key} is another: {now} now, {before} then" for key, (now, before) in names.items() if now != before
-        ),
-    )
+    notes = [f"the {key} is another: {now} now, {then} then" for key, (now, then) in names.items() if now != then]
+    alone = (tuple(name for name in one.operators if name not in shared) for one in (new, old))
+    return ProfileCheck(tuple(rows), tolerance, unmatched, *alone, tuple(notes))
 
 
 def _require_same(new: Profile, old: Profile) -> None:
     models = [one.metadata.model or "no model (kernels)" for one in (new, old)]
     if models[0] != models[1]:
         raise ProfileError(f"both profiles must be of one model; they are of {' and '.join(models)}")
-    kinds = [
-        "operators of a model's shards" if (one["tp"] > 0).any() else "model-independent kernels" for one in (new, old)
-    ]
+    of_shards = ((one["tp"] > 0).any() for one in (new, old))
+    kinds = ["operators of a model's shards" if has_tp else "model-independent kernels" for has_tp in of_shards]
     if kinds[0] != kinds[1]:
         raise ProfileError(f"both profiles must be of one kind; one holds {kinds[0]}, the other {kinds[1]}")
     dtypes = [sorted(set(one["dtype"].tolist()) - {""}) for one in (new, old)]
     if all(dtypes) and not set(dtypes[0]) & set(dtypes[1]):
-        raise ProfileError(
-            f"both profiles must be of one dtype; they are of {', '.join(dtypes[0])} and {', '.join(dtypes[1])}"
-        )
+        listed = " and ".join(", ".join(own) for own in dtypes)
+        raise ProfileError(f"both profiles must be of one dtype; they are of {listed}")
     degrees = [one.tensor_parallel for one in (new, old)]
     if all(degrees) and not set(degrees[0]) & set(degrees[1]):
         listed = [f"TP {', '.join(map(str, own))}" for own in degrees]
@@ -266,9 +228,9 @@ def _compare_regions(
     found = []
     for region, mask in regions.items():
         ratio, noise, size = pairs.log_ratio[mask], pairs.noise[mask], pairs.size[mask]
-        sample = (
-            rng.choice(len(ratio), _MAX_SAMPLE, replace=False) if len(ratio) > _MAX_SAMPLE else np.arange(len(ratio))
-        )
+        sample = np.arange(len(ratio))
+        if len(ratio) > _MAX_SAMPLE:
+            sample = rng.choice(len(ratio), _MAX_SAMPLE, replace=False)
         drawn = rng.choice(sample, (DRAWS, len(sample)))
         errors = np.nan_to_num(noise)[drawn] * rng.standard_normal(drawn.shape)
         medians = np.median(ratio[drawn] + errors, axis=1)

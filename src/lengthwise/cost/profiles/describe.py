@@ -40,10 +40,7 @@ class Gap:
 
 
 def find_gaps(rows: Profile, longest: int | None) -> tuple[Gap, ...]:
-    """Return the gaps of one operator on one shard; none for model-independent kernels, whose range is open.
-
-    ``longest`` is the tokens of the model's longest request, if known.
-    """
+    """Return the gaps of one operator on one shard; none for model-independent kernels, whose range is open."""
     if not len(rows) or not (rows["tp"] > 0).all():
         return ()
     part, longest = OPERATOR_PARTS[rows.operators[0]], longest or UNKNOWN_LENGTH
@@ -75,10 +72,7 @@ _Axis = tuple[str, Floats | Ints, int]
 
 
 def _plane_gaps(x_axis: _Axis, y_axis: _Axis, max_sum: int | None = None) -> Iterator[Gap]:
-    """Yield cells without a point in a grid of powers, where neighbouring cells form one gap.
-
-    Cells whose smallest x + y exceeds ``max_sum`` are outside of the range.
-    """
+    """Yield cells without a point in a grid of powers up to x + y = ``max_sum``; neighbouring cells form one gap."""
     (x_name, x, x_last), (y_name, y, y_last) = x_axis, y_axis
     x_edges, y_edges = _edges(x_last), _edges(y_last)
     covered = np.zeros((len(x_edges) - 1, len(y_edges) - 1), dtype=bool)
@@ -103,10 +97,8 @@ def _plane_gaps(x_axis: _Axis, y_axis: _Axis, max_sum: int | None = None) -> Ite
 
 def _edges(last: int) -> Ints:
     """Return 0, 16, 64, 256 ... and the last value: cells are (edge, next edge], the last one more than a doubling."""
-    inner = [0, 4 * CELL]
-    while inner[-1] * CELL < last:
-        inner.append(inner[-1] * CELL)
-    return np.array([*(edge for edge in inner if 2 * edge < last), last], dtype=np.int64)
+    powers = [0, *(CELL**n for n in range(2, 32))]
+    return np.array([*(edge for edge in powers if 2 * edge < last), last], dtype=np.int64)
 
 
 _NARROW = {"fp8_block": "fp8", "fp8_static": "fp8", "int8_wo": "int8", "int4_wo": "int4", "w4a16_mxfp4": "int4"}
@@ -152,8 +144,8 @@ def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | No
         try:
             name = dtype_name(_NARROW.get(dtype, dtype)) if dtype else ""
         except UnknownNameError:
-            name = "unknown"
-        if name == "unknown" or (operator == "norms" and has_single_norms):
+            continue
+        if operator == "norms" and has_single_norms:
             continue
         c = {size: profile[size][rows].astype(np.float64) for size in _SIZES}
         if tp == 0:
@@ -229,31 +221,18 @@ class Share:
 
 @dataclass(frozen=True)
 class OperatorView:
-    """One operator of one shard (``tp`` 0: a model-independent kernel) in one dtype.
-
-    Attributes:
-        operator: Its name in the profile.
-        tp: Tensor-parallel degree.
-        dtype: Of its weights or activations.
-        rows: Indices of its rows in the profile.
-        axes: Lowest and highest value of each column that is not 0 throughout.
-        seconds: The shortest and the longest time.
-        spread: Median of the distance between quartiles over the time; NaN if unknown.
-        gaps: Ranges of the model's steps without a measurement.
-        median: Shares of the median row; None if its work is unknown.
-        best: Shares of the best row.
-    """
+    """One operator of one shard (``tp`` 0: a model-independent kernel) in one dtype."""
 
     operator: str
     tp: int
-    dtype: str
-    rows: npt.NDArray[np.int64]
-    axes: dict[str, tuple[int, int]]
-    seconds: tuple[float, float]
-    spread: float
-    gaps: tuple[Gap, ...]
-    median: Share | None
-    best: Share | None
+    dtype: str  # of its weights or activations
+    rows: npt.NDArray[np.int64]  # indices in the profile
+    axes: dict[str, tuple[int, int]]  # lowest and highest value of each column that is not 0 throughout
+    seconds: tuple[float, float]  # shortest and longest
+    spread: float  # median of the distance between quartiles over the time; NaN if unknown
+    gaps: tuple[Gap, ...]  # ranges of the model's steps without a measurement
+    median: Share | None  # of the median row; None if its work is unknown
+    best: Share | None  # of the best row
 
 
 @dataclass(frozen=True)
@@ -266,10 +245,7 @@ class ProfileView:
 
 
 def describe_profile(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> ProfileView:
-    """Describe a profile in the order of its operators, shards and dtypes.
-
-    ``gpu`` and ``model`` are the measured ones, if the profile names none of the catalog.
-    """
+    """Describe a profile; ``gpu`` and ``model`` are the measured ones, if it names none of the catalog."""
     model = model or known_model(profile.metadata.model)
     work, longest = row_work(profile, gpu, model), model.max_model_len if model else None
     return ProfileView(profile, tuple(_view(profile, rows, work, longest) for rows in _groups(profile)), work)

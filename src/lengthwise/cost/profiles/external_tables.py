@@ -21,11 +21,7 @@ QUARTILES_OF_NORMAL = 1.349
 
 
 def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
-    """Read a Parquet file or a CSV file, packed by gzip or not.
-
-    Raises:
-        ProfileError: The file cannot be read, or lacks a column.
-    """
+    """Read a Parquet file or a CSV file, packed by gzip or not; raise ProfileError if it lacks a column."""
     kind = "Parquet" if path.suffix == ".parquet" else "CSV"
     try:
         rows = pl.read_parquet(path) if kind == "Parquet" else pl.read_csv(path, infer_schema_length=None)
@@ -37,8 +33,7 @@ def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
 
 def require_columns(rows: pl.DataFrame, required: Sequence[str], path: Path) -> pl.DataFrame:
     """Return the rows; raise ProfileError if they lack a column."""
-    missing = [name for name in required if name not in rows.columns]
-    if missing:
+    if missing := [name for name in required if name not in rows.columns]:
         raise ProfileError(f"{path} must have the columns {', '.join(missing)}; it has {', '.join(rows.columns)}")
     return rows
 
@@ -66,17 +61,12 @@ def canonical_dtype(name: str) -> str:
 
 
 def build_profile(metadata: ProfileFacts, frames: list[pl.DataFrame], where: Path) -> Profile:
-    """Return a profile of stacked frames with columns named as a profile's; notes list suspicious values.
-
-    Raises:
-        ProfileError: No row is left, or one holds an invalid value.
-    """
+    """Return a profile of stacked frames with columns named as a profile's; notes list suspicious values."""
     filled = [frame for frame in frames if len(frame)]
     if not filled:
         raise ProfileError(f"{where} must hold rows of operators that a profile has; it holds none")
     rows = pl.concat(filled, how="diagonal_relaxed")
-    untimed = rows["seconds"].null_count()
-    if untimed:
+    if untimed := rows["seconds"].null_count():
         raise ProfileError(f"{where} must hold a time in every row; {untimed} rows have none")
     columns: dict[str, Any] = {}
     for name in COLUMNS:

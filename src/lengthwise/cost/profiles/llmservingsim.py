@@ -42,8 +42,7 @@ def import_llmservingsim(folder: Path | str) -> Profile:
     """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1.
 
     v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
-    tpN/{dense,attention,per_sequence,moe,skew}.csv. All TP degrees are imported; notes of the profile's metadata list
-    what is left out or converted.
+    tpN/{dense,attention,per_sequence,moe,skew}.csv. Notes of the profile's metadata list what is left out or converted.
 
     Raises:
         ProfileError: The folder has neither layout, or a file lacks a column; the message lists what is present.
@@ -58,10 +57,8 @@ def import_llmservingsim(folder: Path | str) -> Profile:
         raise ProfileError(f"{root} must hold tp1/, tp2/ ... of LLMServingSim's profiler; it holds {names_in(root)}")
     v0, v1 = (any(has_csv(one.folder, name) for one in shards) for name in ("layers", "dense"))
     if v0 == v1:
-        raise ProfileError(
-            f"{shards[0].folder} must hold layers.csv (v0) or dense.csv (v1) of LLMServingSim, not both; it "
-            f"holds {names_in(shards[0].folder)}"
-        )
+        first, files = shards[0].folder, "layers.csv (v0) or dense.csv (v1) of LLMServingSim, not both"
+        raise ProfileError(f"{first} must hold {files}; it holds {names_in(first)}")
     metadata, read = (_v1_metadata, _v1_rows) if v1 else (_v0_metadata, _v0_rows)
     description = metadata(root)
     frames = [frame for shard in shards for frame in read(shard, root)]
@@ -108,15 +105,9 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         shard.notes.append(f"tp {shard.tp} has no attention.csv: no decode attention")
         if layers is not None and "attn" in layers["layer_name"]:
             shard.notes.append(f"tp {shard.tp}: prefill attention is of the model's module, without a cached context")
-            frames.append(
-                layers.filter(pl.col("layer_name") == "attn").select(
-                    operator=pl.lit("prefill attention"),
-                    seqs=pl.lit(1),
-                    chunk=pl.col("input"),
-                    seconds=pl.col("latency(ns)") / 1e9,
-                    **shared,
-                )
-            )
+            shared |= {"operator": pl.lit("prefill attention"), "seqs": pl.lit(1), "chunk": pl.col("input")}
+            own = layers.filter(pl.col("layer_name") == "attn")
+            frames.append(own.select(seconds=pl.col("latency(ns)") / 1e9, **shared))
         return frames
     chunk, seqs, keys = pl.col("prefill_chunk_size"), pl.col("batch_size"), pl.col("kv_cache_size")
     prefill, decode = attention.filter("is_prefill"), attention.filter(~pl.col("is_prefill"))
@@ -128,12 +119,10 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         return [*frames, decode.select(operator=pl.lit("decode attention"), **decodes, **shared)]
     columns = [f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")]
     require_columns(attention, columns, root / shard.folder.name / "attention.csv")
-    incomplete = decode.filter(keys < seqs)
-    if len(incomplete):
+    if len(incomplete := decode.filter(keys < seqs)):
         shard.notes.append(f"{len(incomplete):,} decode rows have fewer keys than sequences and are left out")
-    shard.notes.append(
-        "kv_cache_size of attention.csv counts the keys of the whole batch, a prompt's own chunk among them"
-    )
+    counted = "the keys of the whole batch, a prompt's own chunk among them"
+    shard.notes.append(f"kv_cache_size of attention.csv counts {counted}")
     decode = decode.filter(keys >= seqs)
     return [
         *frames,
@@ -152,8 +141,7 @@ def _v0_layers(layers: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> li
             parts = layers.filter(pl.col("layer_name").is_in(names)).group_by("input", maintain_order=True)
             sums = parts.agg(pl.col("latency(ns)").sum(), pl.len())
             tables[operator] = sums.filter(pl.col("len") == len(names))
-    unused = {str(name): len(one) for name, one in by_name.items() if name not in used}
-    if unused:
+    if unused := {str(name): len(one) for name, one in by_name.items() if name not in used}:
         shard.notes.append(f"left out, having no counterpart alone: {row_counts(unused)}")
     seconds = pl.col("latency(ns)") / 1e9
     return [
@@ -164,18 +152,11 @@ def _v0_layers(layers: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> li
 
 def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr) -> pl.DataFrame:
     median, std = (pl.col(f"time_stats.attn_{kind}.{name}").cast(pl.Float64) for name in ("median", "std"))
-    backend = "attention_backend" if "attention_backend" in attention.columns else pl.lit("")
-    return attention.filter(median.is_not_null()).select(
-        operator=pl.lit(f"{kind} attention"),
-        dtype=pl.lit("float16"),
-        kv_dtype=pl.lit("float16"),
-        tp=pl.lit(shard.tp),
-        seconds=median / 1e3,
-        spread_s=std * (QUARTILES_OF_NORMAL / 1e3),
-        repeats=pl.lit(30),
-        backend=backend,
-        **columns,
-    )
+    backend = pl.col("attention_backend") if "attention_backend" in attention.columns else pl.lit("")
+    columns |= dict.fromkeys(("dtype", "kv_dtype"), pl.lit("float16"))
+    columns |= {"operator": pl.lit(f"{kind} attention"), "tp": pl.lit(shard.tp), "repeats": pl.lit(30)}
+    columns |= {"seconds": median / 1e3, "spread_s": std * (QUARTILES_OF_NORMAL / 1e3), "backend": backend}
+    return attention.filter(median.is_not_null()).select(**columns)
 
 
 _V1_LAYERS: dict[str, tuple[tuple[str, float], ...]] = {
@@ -229,9 +210,8 @@ def _v1_meta(root: Path) -> dict[str, Any]:
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ProfileError(
-            f"{root} must hold LLMServingSim's meta.yaml, which names device and model; {error.strerror}"
-        ) from error
+        needed = "LLMServingSim's meta.yaml, which names device and model"
+        raise ProfileError(f"{root} must hold {needed}; {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path} must be YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(meta, dict):
@@ -246,11 +226,9 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
     dtype = pl.lit(canonical_dtype(str(meta.get("variant", "bf16")).split("-")[0]))
     shared: dict[str, Any] = {"dtype": dtype, "tp": pl.lit(shard.tp), "repeats": pl.lit(repeats)}
     time_us, frames = pl.col("time_us"), []
-    dense = shard.read("dense", "layer", "tokens", "time_us")
-    if dense is not None:
+    if (dense := shard.read("dense", "layer", "tokens", "time_us")) is not None:
         counts = dict(dense.group_by("layer").len().rows())
-        unused = {layer: rows for layer, rows in counts.items() if layer not in _V1_LAYERS}
-        if unused:
+        if unused := {layer: rows for layer, rows in counts.items() if layer not in _V1_LAYERS}:
             shard.notes.append(f"left out, having no counterpart: {row_counts(unused)}")
         for layer, operators in _V1_LAYERS.items():
             rows = dense.filter(pl.col("layer") == layer)
@@ -258,14 +236,12 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
                 rows.select(operator=pl.lit(name), tokens=pl.col("tokens"), seconds=time_us * calls / 1e6, **shared)
                 for name, calls in operators
             ]
-    head = shard.read("per_sequence", "layer", "sequences", "time_us")
-    if head is not None:
+    if (head := shard.read("per_sequence", "layer", "sequences", "time_us")) is not None:
         for layer, operator in (("lm_head", "lm head"), ("sampler", "sampler")):
             rows = head.filter(pl.col("layer") == layer)
             sizes = {"tokens": pl.col("sequences"), "seconds": time_us * 1.0 / 1e6}
             frames.append(rows.select(operator=pl.lit(operator), **sizes, **shared))
-    moe = shard.read("moe", "tokens", "activated_experts", "time_us")
-    if moe is not None:
+    if (moe := shard.read("moe", "tokens", "activated_experts", "time_us")) is not None:
         shard.notes.append("fused moe: experts is the number of experts that any token chose; the router is included")
         sizes = {"tokens": pl.col("tokens"), "experts": pl.col("activated_experts"), "seconds": time_us / 1e6}
         frames.append(moe.select(operator=pl.lit("fused moe"), **sizes, **shared))
@@ -308,21 +284,14 @@ def _calls_per_time(skew: pl.DataFrame, attention: pl.DataFrame, iterations: int
     keys = {"pc": "prefill_chunk", "kp": "kv_prefill", "n": "n_decode", "kv_big": "kv_decode"}
     both = skew.join(attention, left_on=list(keys), right_on=list(keys.values()))
     if both.is_empty():
-        shard.notes.append(
-            f"tp {shard.tp}: no batch of skew.csv is in attention.csv as well; its times are taken as sums over "
-            f"{iterations} calls"
-        )
+        sums = f"its times are taken as sums over {iterations} calls"
+        shard.notes.append(f"tp {shard.tp}: no batch of skew.csv is in attention.csv as well; {sums}")
         return iterations
     ratio = float(np.median(both["t_max_us"] / both["time_us"]))
+    reason = f"equal batches take {ratio:.3g} times as long as in attention.csv"
     for calls in dict.fromkeys((iterations, 1)):
         if abs(ratio / calls - 1) <= _AGREEMENT:
-            shard.notes.append(
-                f"tp {shard.tp}: times of skew.csv divided by {calls}, since equal batches take {ratio:.3g} times "
-                "as long as in attention.csv"
-            )
+            shard.notes.append(f"tp {shard.tp}: times of skew.csv divided by {calls}, since {reason}")
             return calls
-    shard.notes.append(
-        f"tp {shard.tp}: skew.csv left out ({len(skew):,} rows): equal batches take {ratio:.3g} times as long "
-        "as in attention.csv"
-    )
+    shard.notes.append(f"tp {shard.tp}: skew.csv left out ({len(skew):,} rows): {reason}")
     return 0

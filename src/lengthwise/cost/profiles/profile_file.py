@@ -58,10 +58,8 @@ def read_profile(path: Path | str) -> Profile:
             raise ProfileError(f"{path} must be a profile of lengthwise; it is another Parquet file. {_ADVICE}")
         header = json.loads(text)
         if header["version"] != VERSION:
-            raise ProfileError(
-                f"{path} must be a profile of version {VERSION}; it is of version {header['version']}. "
-                "Update lengthwise."
-            )
+            found = f"it is of version {header['version']}. Update lengthwise."
+            raise ProfileError(f"{path} must be a profile of version {VERSION}; {found}")
         saved = header["facts"]
         known = {field.name for field in dataclasses.fields(ProfileFacts)}
         values = {name: value for name, value in saved.items() if name in known}
@@ -69,11 +67,9 @@ def read_profile(path: Path | str) -> Profile:
         frame = pl.read_parquet(io.BytesIO(data))
     except (PolarsError, ValueError, KeyError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ProfileError(
-            f"{path} must be a profile of lengthwise; it is none, or is damaged ({first}). {_ADVICE}"
-        ) from error
-    incomplete = [name for name in frame.columns if frame[name].null_count()]
-    if incomplete:
+        found = f"it is none, or is damaged ({first})"
+        raise ProfileError(f"{path} must be a profile of lengthwise; {found}. {_ADVICE}") from error
+    if incomplete := [name for name in frame.columns if frame[name].null_count()]:
         raise ProfileError(f"{path} must hold a value in every row; {', '.join(incomplete)} lacks some")
     columns = {
         name: np.array(frame[name].to_list(), dtype=np.str_) if name in TEXT_COLUMNS else frame[name].to_numpy()

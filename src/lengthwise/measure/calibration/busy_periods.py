@@ -27,28 +27,18 @@ _BUCKET = re.compile(r'^vllm:iteration_tokens_total_bucket\{le="([^"]+)"\}$')
 
 @dataclass(frozen=True)
 class Counters:
-    """[n] scrapes of a server's counters, in order.
+    """[n] scrapes of a server's counters, in order; counts are totals so far."""
 
-    Attributes:
-        at_s: Time by the clock of the run's records: the middle between request and response of the scrape, or the
-            time of the last counted token (``timed_by``).
-        steps: Steps so far that produced a token.
-        tokens: Generated tokens and computed prompt tokens so far; a prompt counts when its last chunk is computed.
-        generated: Generated tokens so far, first tokens included.
-        edges: [b] upper bounds of the buckets of ``cumulative``.
-        cumulative: [n, b] steps so far of at most so many ``tokens``.
-    """
-
-    at_s: Floats
+    at_s: Floats  # by the records' clock: the middle of the scrape, or the last counted token's time (``timed_by``)
     uncertainty_s: Floats
-    steps: Floats
-    tokens: Floats
-    generated: Floats
+    steps: Floats  # that produced a token
+    tokens: Floats  # generated, and of prompts whose last chunk is computed
+    generated: Floats  # tokens, first ones included
     first: Floats
     running: Floats
     preempted: Floats
-    edges: Floats
-    cumulative: Floats
+    edges: Floats  # [b] upper bounds of the buckets of ``cumulative``
+    cumulative: Floats  # [n, b] steps of at most so many ``tokens``
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -84,8 +74,8 @@ def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
 def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
     """Return the scrapes at the times when the client received the last counted token.
 
-    A scrape falls somewhere within a step, while tokens arrive at the end of one, always later by about the same.
-    Scrapes before the first token are dropped; without times or counts of tokens all stay where they are.
+    A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same. Scrapes before the
+    first token are dropped; without times or counts of tokens all stay where they are.
     """
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
@@ -160,27 +150,17 @@ MAX_UNCERTAINTY = 0.05
 
 @dataclass(frozen=True)
 class BusyPeriods:
-    """[m] busy periods of one run, in order.
-
-    Attributes:
-        steps: Steps that produced a token.
-        prompts: Prompts that were computed, and ``prompt_tokens`` their tokens.
-        decodes: Tokens of requests whose prompt was computed before; a sequence decodes one a step.
-        kv_tokens: Mean tokens of running requests, by the responses received.
-        edges: [b] upper bounds of the tokens of a step.
-        counts: [m, b + 1] steps by tokens (a first token counts in addition to its prompt's); the last are beyond all
-            bounds.
-    """
+    """[m] busy periods of one run, in order."""
 
     end_s: Floats
     seconds: Floats
-    steps: Floats
-    prompts: Floats
+    steps: Floats  # that produced a token
+    prompts: Floats  # computed ones
     prompt_tokens: Floats
-    decodes: Floats
-    kv_tokens: Floats
-    edges: Floats
-    counts: Floats
+    decodes: Floats  # tokens of requests whose prompt was computed before: one a sequence and step
+    kv_tokens: Floats  # mean tokens of running requests, by the responses received
+    edges: Floats  # [b] upper bounds of the tokens of a step
+    counts: Floats  # [m, b + 1] steps by tokens; the last are beyond all bounds
 
     def __len__(self) -> int:
         return len(self.seconds)

@@ -16,6 +16,7 @@ from lengthwise.measure.calibration.measured_runs import (
     Run,
     Split,
     check_enough,
+    finished_counts,
     origin_notes,
     seconds_of,
     split_of,
@@ -77,10 +78,8 @@ MAX_PAIR_RATIO = 2.0
 def with_masks(
     problem: Problem, solution: Solution, deployment: Deployment, seed: int
 ) -> tuple[Problem, Solution, list[str]]:
-    """Return the problem and the solution with dense masks if these are significant, else the given ones; and notes.
-
-    Expensive masks make the other parameters compensate far from their values, so that the search has a long way.
-    """
+    """Return the problem and the solution with dense masks if these are significant, else the given ones; and notes."""
+    # Expensive masks make the other parameters compensate far from their values, so that the search has a long way.
     names = [prior.name for prior in problem.priors]
     if MASKED in names:
         return problem, solution, []
@@ -136,10 +135,8 @@ def pair_ratio(values: dict[str, float], deployment: Deployment) -> float:
 
 
 def own_pair_s(deployment: Deployment) -> float:
-    """Return a layer's seconds for one more of a prompt's own pairs, in the largest chunk of a step.
-
-    A mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
-    """
+    """Return a layer's seconds for one more of a prompt's own pairs, in the largest chunk of a step."""
+    # A mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
     chunk = max(1, min(deployment.limits.max_num_batched_tokens, deployment.max_model_len // 2))
     seconds = step_time(deployment.cost)
     more_s = seconds(0, 0, [(chunk, chunk)]) - seconds(0, 0, [(chunk, 0)])
@@ -170,19 +167,10 @@ def scores(run: Run, before: Seconds, after: Seconds, seed: int) -> list[Score]:
         draws = _draws(len(rows), rng)
         for name in ("mean", *LEVELS, "each"):
             if len(rows) >= MIN_ROWS.get(name, 0):
-                low, high = np.quantile(_errors(name, measured[draws], new[draws]), (0.025, 0.975))
-                found.append(
-                    Score(
-                        run=run.name,
-                        metric=metric,
-                        statistic=name,
-                        measured=float("nan") if name == "each" else float(_statistic(name, measured[None])[0]),
-                        before=float(_errors(name, measured[None], old[None])[0]),
-                        after=float(_errors(name, measured[None], new[None])[0]),
-                        low=float(low),
-                        high=float(high),
-                    )
-                )
+                own_s = np.nan if name == "each" else float(_statistic(name, measured[None])[0])
+                errors = (float(_errors(name, measured[None], side[None])[0]) for side in (old, new))
+                interval = np.quantile(_errors(name, measured[draws], new[draws]), (0.025, 0.975)).tolist()
+                found.append(Score(run.name, metric, name, own_s, *errors, *interval))
     return found
 
 
@@ -223,18 +211,16 @@ def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seco
     rng = np.random.default_rng(seed)
     found = []
     for metric in METRICS:
-        old, new, drawn = [], [], []
+        errors, drawn = [], []
         for run, a, b in zip(runs, before, after, strict=True):
             rows = np.flatnonzero(run.validation & (run.seconds[metric] > 0))
             if len(rows):
-                errors = [np.abs(x[metric][rows] / run.seconds[metric][rows] - 1) for x in (a, b)]
-                old.append(errors[0])
-                new.append(errors[1])
-                drawn.append((errors[1] - errors[0])[_draws(len(rows), rng)])
+                own = np.array([np.abs(x[metric][rows] / run.seconds[metric][rows] - 1) for x in (a, b)])
+                errors.append(own)
+                drawn.append((own[1] - own[0])[_draws(len(rows), rng)])
         if drawn:
-            low, high = np.quantile(np.concatenate(drawn, axis=1).mean(axis=1), (0.025, 0.975))
-            first, last = (float(np.concatenate(each).mean()) for each in (old, new))
-            found.append(Change(metric, first, last, float(low), float(high)))
+            interval = np.quantile(np.concatenate(drawn, axis=1).mean(axis=1), (0.025, 0.975)).tolist()
+            found.append(Change(metric, *np.concatenate(errors, axis=1).mean(axis=1).tolist(), *interval))
     return tuple(found)
 
 
@@ -270,11 +256,9 @@ class Simulation:
     def count(self, counter: str, at_s: Floats) -> Floats:
         """Return the waiting requests (entry to first step) or running ones (from there to their end) at times."""
         r = self.records.requests
-        running = counter == "running"
-        start_s, end_s = (
-            (r.scheduled_s, r.finished_s) if running else (self.front.entries_s(r.arrival_s), r.scheduled_s)
-        )
-        started, finished = (np.searchsorted(np.sort(times), at_s, side="right") for times in (start_s, end_s))
+        waiting = (self.front.entries_s(r.arrival_s), r.scheduled_s)
+        interval_s = waiting if counter == "waiting" else (r.scheduled_s, r.finished_s)
+        started, finished = (np.searchsorted(np.sort(times), at_s, side="right") for times in interval_s)
         return np.asarray(started - finished, dtype=np.float64)
 
 
@@ -301,17 +285,9 @@ def loads_of(run: Run, before: Simulation, after: Simulation) -> list[Load]:
         new, old = after.count(name, at_s), before.count(name, at_s)
         parts = np.array_split(np.arange(len(at_s)), min(BINS, len(at_s)))
         mean = max(1e-9, float(measured.mean())) if len(measured) else 1.0
-        found.append(
-            Load(
-                run=run.name,
-                name=name,
-                at_s=tuple(float(at_s[p].mean()) for p in parts),
-                measured=tuple(float(measured[p].mean()) for p in parts),
-                simulated=tuple(float(new[p].mean()) for p in parts),
-                before=float(np.abs(old - measured).mean() / mean) if len(measured) else 0.0,
-                after=float(np.abs(new - measured).mean() / mean) if len(measured) else 0.0,
-            )
-        )
+        at, own, simulated = (tuple(float(column[p].mean()) for p in parts) for column in (at_s, measured, new))
+        off = (float(np.abs(side - measured).mean() / mean) if len(measured) else 0.0 for side in (old, new))
+        found.append(Load(run.name, name, at, own, simulated, *off))
     return found
 
 
@@ -342,20 +318,17 @@ def calibrate(
         deployment: The engine's deployment, with the tables to start from.
         fit: Parameters that may move (names of ``Parameter``); None: all that the deployment has.
         holdout: A share, or runs of their own. From three loads on, a share holds out complete loads, neither the
-            lowest nor the highest; else the last requests of each run, which are simulated with the others but not
-            fitted.
-        iterations: The engine's log of steps, fitted as well. Steps of other runs and of held-out requests are left
-            out by tokens or times; where neither identifies them, a note says so and scores are named "seen".
+            lowest nor the highest; else the last requests of each run, which are simulated but not fitted.
+        iterations: The engine's log of steps, fitted as well. Steps of other runs and of held-out requests are left out
+            by tokens or times; where neither identifies them, a note says so and scores are named "seen".
         allow: "warnings": also runs with warnings, and runs of unknown origin that tables fit badly however far they
             move; "simulated": also simulated runs.
-        seed: Seeds the search's draws, the routers and the intervals; equal inputs give equal results.
         masks: "auto": look for dense masks unless ``fit`` is given or the engines are known to have none; "no".
-        scrape: "auto": without a usable log, fit a vLLM's counters that runs recorded (``bench(scrape=True)``), over
-            its busy periods; "no".
+        scrape: "auto": without a usable log, fit a vLLM's counters that runs recorded, over its busy periods; "no".
 
     Raises:
-        InputError: The runs do not belong to the deployment or, by the result, hardly can; they are too few,
-            determine nothing, or have warnings.
+        InputError: The runs do not belong to the deployment or, by the result, hardly can; they are too few, determine
+            nothing, or have warnings.
     """
     for name, value in (("masks", masks), ("scrape", scrape)):
         if value not in {"auto", "no"}:
@@ -422,22 +395,13 @@ def _result(
         low, high = (prior.center * math.exp(prior.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
         found.append(
             Parameter(
-                name=prior.name,
-                label=parameters.LABELS[prior.name],
-                unit=prior.unit,
-                value=value,
-                low=min(low, value),
-                high=max(high, value),
-                prior=prior.neutral,
-                determined=bool(solution.determined[k]),
-                effect=float(solution.effect[k]),
-                bare=(low, high),
+                prior.name, parameters.LABELS[prior.name], prior.unit, value, min(low, value), max(high, value),
+                prior.neutral, bool(solution.determined[k]), float(solution.effect[k]), (low, high),
             )
-        )
+        )  # fmt: skip
     new = {id(run): problem.simulate(run, values, keep_steps=KEEP_STEPS) for run in split.runs}
     old = {id(run): problem.simulate(run, {}) for run in split.validation}
-    after = [seconds_of(new[id(run)].requests) for run in split.validation]
-    before = [seconds_of(old[id(run)].requests) for run in split.validation]
+    before, after = ([seconds_of(side[id(run)].requests) for run in split.validation] for side in (old, new))
     spread, ttft_spread = log_sd(split.validation, after), log_sd(split.validation, after, ("ttft",))
     shares = {prior.name: float(x) for prior, x in zip(problem.priors, solution.share, strict=True)}
     fitted = [new[id(run)] for run in split.fitted]
@@ -447,11 +411,11 @@ def _result(
         errors=part_errors(cost, found, shares, spread, ttft_spread),
         reach=reach_of(split.fitted, fitted, deployment),
     )
+    fitted_count, held_out_count = finished_counts(split.runs)
     notes = list(split.notes)
     if not any(p.value != p.prior for p in found):
         notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
-    undetermined = [p.label for p in found if not p.determined and (fit is None or p.name in fit)]
-    if undetermined:
+    if undetermined := [p.label for p in found if not p.determined and (fit is None or p.name in fit)]:
         notes.append(f"these runs do not determine, and so left as they were: {'; '.join(undetermined)}")
     each = zip(split.validation, before, after, strict=True)
     return Calibration(
@@ -461,8 +425,8 @@ def _result(
         client_s=tables.front.request_s,
         log_sd=spread,
         split=split.words,
-        fitted=sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
-        held_out=sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in split.runs),
+        fitted=fitted_count,
+        held_out=held_out_count,
         simulations=problem.simulations,
         changes=changes(split.validation, before, after, seed),
         loads=tuple(

@@ -33,20 +33,15 @@ _TOKEN_CELLS, _KV_CELLS = 8, 4
 
 @dataclass(frozen=True)
 class Iterations:
-    """[m] steps, or cells of similar steps with the median of their seconds.
-
-    ``kv_share`` is the share of the KV cache in use (NaN: unknown), ``steps`` the number of steps of a row. ``seconds``
-    is the engine's time around the model's run, which includes less of the host than a step does. ``at_s`` is when the
-    engine logged the step, in seconds of a leap year by its own clock, to the second (NaN: unknown); None: all unknown.
-    """
+    """[m] steps, or cells of similar steps with the median of their seconds."""
 
     prefill_seqs: Floats
     prefill_tokens: Floats
     decode_seqs: Floats
-    kv_share: Floats
-    seconds: Floats
-    steps: Ints
-    at_s: Floats | None = None
+    kv_share: Floats  # share of the KV cache in use; NaN: unknown
+    seconds: Floats  # the engine's time around the model's run: less of the host than a step includes
+    steps: Ints  # number of steps of a row
+    at_s: Floats | None = None  # when the engine logged the step, by its clock, in a leap year; NaN, None: unknown
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -54,8 +49,7 @@ class Iterations:
     def taken(self, rows: Mask) -> Iterations:
         """Return the steps of these rows."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
-        return Iterations(**taken)
+        return Iterations(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
 
 def read_iterations(path: Path | str) -> Iterations:
@@ -96,10 +90,7 @@ def of_year_s(at: datetime) -> float:
 
 
 def in_cells(log: Iterations) -> Iterations:
-    """Return medians over similar steps: equal prompts, tokens and sequences within 9 %, KV cache within 19 %.
-
-    A step that another process delayed does not move a median.
-    """
+    """Return medians over similar steps: equal prompts, tokens and sequences within 9 %, KV cache within 19 %."""
 
     def octaves(values: Floats, cells: int) -> Floats:
         """Return 0 for 0, and ``cells`` cells an octave above; each integer below 8 is a cell of its own."""
@@ -115,7 +106,7 @@ def in_cells(log: Iterations) -> Iterations:
         name: np.array([getattr(log, name)[rows].mean() for rows in parts])
         for name in ("prefill_seqs", "prefill_tokens", "decode_seqs", "kv_share")
     }
-    columns["seconds"] = np.array([np.median(log.seconds[rows]) for rows in parts])
+    columns["seconds"] = np.array([np.median(log.seconds[rows]) for rows in parts])  # unmoved by single delayed steps
     return Iterations(**columns, steps=np.array([len(rows) for rows in parts], dtype=np.int64))
 
 
@@ -130,11 +121,7 @@ TOKENS_TOLERANCE = 0.05
 
 
 def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
-    """Return [m] when steps were logged, in seconds of a leap year in UTC; None where times agree with no run.
-
-    A run agrees with a clock's offset if about as many tokens were logged in its time as it has, most of them
-    certainly within it.
-    """
+    """Return [m] when steps were logged, in seconds of a leap year in UTC; None where times agree with no run."""
     if log.at_s is None:
         return None
     known = np.isfinite(log.at_s)
@@ -142,6 +129,7 @@ def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
     decodes: Floats = np.bincount(second.reshape(-1), weights=log.decode_seqs[known]).astype(np.float64)
 
     def agrees(run: Run, at_s: Floats) -> bool:
+        """Return whether about as many tokens were logged in the run's time as it has, most certainly within it."""
         second_s = since_s(run, at_s)
         if second_s is None:
             return False
@@ -159,12 +147,11 @@ def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
 
 def since_s(run: Run, at_s: Floats) -> Floats | None:
     """Return [m] seconds of a year (UTC) by the clock of a run's records; None if the run's start is unknown."""
-    start = run.measured.metadata.get("start")
-    if run.measured.source != BENCH or not isinstance(start, str):
+    if run.measured.source != BENCH:
         return None
     try:
-        started = datetime.fromisoformat(start)
-    except ValueError:
+        started = datetime.fromisoformat(run.measured.metadata["start"])
+    except (KeyError, TypeError, ValueError):
         return None
     if started.tzinfo is None:
         return None

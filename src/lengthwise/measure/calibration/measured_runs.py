@@ -27,20 +27,13 @@ BLOCKS = 12
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run.
-
-    Attributes:
-        workload: Requests to simulate: all that the engine worked on, with their measured lengths.
-        seconds: [n] measured seconds by metric; NaN where unknown.
-        fit: [n] mask of fitted requests.
-        validation: [n] mask of held-out requests.
-    """
+    """One measured run."""
 
     name: str
-    workload: Workload
-    seconds: dict[str, Floats]
-    fit: Mask
-    validation: Mask
+    workload: Workload  # all requests that the engine worked on, with their measured lengths
+    seconds: dict[str, Floats]  # [n] by metric; NaN where unknown
+    fit: Mask  # [n] fitted requests
+    validation: Mask  # [n] held-out requests
     measured: Measured
 
 
@@ -113,39 +106,35 @@ def lateness_effect(measured: Measured) -> float:
     """Return the larger relative decrease of TTFT's mean and 95th percentile if all requests had left on time."""
     r, late_s = measured.records.requests, measured.client_s
     if late_s is None:
-        return float("inf")
+        return np.inf
     known = (r.status == Status.FINISHED) & np.isfinite(late_s) & np.isfinite(r.first_token_s)
     if not known.any():
-        return float("inf")
+        return np.inf
     ttft_s = (r.first_token_s - r.arrival_s)[known]
     on_time_s = ttft_s - np.maximum(late_s[known], 0.0)
     pairs = ((np.mean(ttft_s), np.mean(on_time_s)), (np.quantile(ttft_s, 0.95), np.quantile(on_time_s, 0.95)))
-    return max(float(1 - on_time / late) if late > 0 else float("inf") for late, on_time in pairs)
+    return max(float(1 - on_time / late) if late > 0 else np.inf for late, on_time in pairs)
 
 
 def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
     """Return a sentence for each property of a run that differs from the deployment.
 
-    The model is compared by the recorded shape, else by the catalog's model of the recorded name; names that the
-    catalog does not know are not compared.
+    The model is compared by the recorded shape, else by the catalog's model of the recorded name, if known.
     """
-    metadata, recorded = measured.metadata, _recorded_deployment(measured)
+    recorded = _recorded_deployment(measured)
     own_shape, shape = shape_facts(deployment.model), recorded.get("model_shape")
     found = []
     if isinstance(shape, Mapping):
-        other = [f"{k} {shape[k]} for {v}" for k, v in own_shape.items() if shape.get(k, v) != v]
-        if other:
-            found.append(
-                f"it is of the model {recorded.get('model')}, and the deployment's is {deployment.model.name}: "
-                + ", ".join(other)
-            )
+        model = f"the model {recorded.get('model')}, and the deployment's is {deployment.model.name}"
+        if other := [f"{k} {shape[k]} for {v}" for k, v in own_shape.items() if shape.get(k, v) != v]:
+            found.append(f"it is of {model}: {', '.join(other)}")
     else:
-        for name in _nonempty_strings(recorded.get("model"), metadata.get("model"), metadata.get("model_id")):
-            model = catalog.served_model(name)
-            if model is not None and shape_facts(model) != own_shape:
+        for name in _model_names(measured):
+            served = catalog.served_model(name)
+            if served is not None and shape_facts(served) != own_shape:
                 found.append(f"it is of the model {name}, and the deployment's is {deployment.model.name}")
                 break
-    for name in _nonempty_strings(recorded.get("gpu"), metadata.get("gpu")):
+    for name in _nonempty_strings(recorded.get("gpu"), measured.metadata.get("gpu")):
         gpu, own = catalog.find_gpu(name), catalog.find_gpu(deployment.gpu.name)
         if gpu is not None and own is not None and gpu.name != own.name:
             found.append(f"it is of the GPU {name}, and the deployment's is {deployment.gpu.name}")
@@ -159,13 +148,12 @@ def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
 
 def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment) -> str:
     """Return a sentence on the runs that record neither a model's shape nor a known name; empty if there are none."""
-    unknown = []
-    for run, name in zip(runs, names, strict=True):
-        metadata, recorded = run.metadata, _recorded_deployment(run)
-        served = _nonempty_strings(recorded.get("model"), metadata.get("model"), metadata.get("model_id"))
-        has_shape = isinstance(recorded.get("model_shape"), Mapping)
-        if not has_shape and all(catalog.served_model(model) is None for model in served):
-            unknown.append(name)
+    unknown = [
+        name
+        for run, name in zip(runs, names, strict=True)
+        if not isinstance(_recorded_deployment(run).get("model_shape"), Mapping)
+        and all(catalog.served_model(model) is None for model in _model_names(run))
+    ]
     if not unknown:
         return ""
     return (
@@ -178,6 +166,13 @@ def unknown_origin(runs: Sequence[Measured], names: Sequence[str], deployment: D
 def _recorded_deployment(measured: Measured) -> Mapping[str, Any]:
     recorded = measured.metadata.get("deployment")
     return recorded if isinstance(recorded, Mapping) else {}
+
+
+def _model_names(measured: Measured) -> Iterator[str]:
+    metadata = measured.metadata
+    return _nonempty_strings(
+        _recorded_deployment(measured).get("model"), metadata.get("model"), metadata.get("model_id")
+    )
 
 
 def _nonempty_strings(*values: Any) -> Iterator[str]:
@@ -194,8 +189,7 @@ PROMPT_SLACK = 0.02
 
 def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
     """Require that the runs can belong to this deployment and can be trusted; report all doubtful runs at once."""
-    unknown = sorted(set(allow) - set(ALLOWED))
-    if unknown:
+    if unknown := sorted(set(allow) - set(ALLOWED)):
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
     if simulated and "simulated" not in allow:
@@ -205,16 +199,12 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
         )
     doubtful = {}
     for run, name in zip(runs, names, strict=True):
-        clock = clock_warning(run.records.requests, run.records.end_s)
-        harmless = harmless_lateness(run)
-        warnings = [
-            *(warning for warning in run.warnings if warning not in harmless),
-            *(f"{n} requests failed of {reason}" for reason, n in run.errors.items()),
-            *([clock] if clock else []),
-            *prefix_warnings(run),
-            *origin_warnings(run, deployment),
-        ]
-        if warnings:
+        clock, harmless = clock_warning(run.records.requests, run.records.end_s), harmless_lateness(run)
+        warnings = [warning for warning in run.warnings if warning not in harmless]
+        warnings += [f"{n} requests failed of {reason}" for reason, n in run.errors.items()] + (
+            [clock] if clock else []
+        )
+        if warnings := [*warnings, *prefix_warnings(run), *origin_warnings(run, deployment)]:
             doubtful[name] = "; ".join(warnings)
     if doubtful and "warnings" not in allow:
         if len(doubtful) == 1:
@@ -283,10 +273,16 @@ def at_once(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
     return int(np.flatnonzero(at_least_s >= share * at_least_s[0])[-1]) if at_least_s[0] > 0 else 0
 
 
+def finished_counts(runs: Sequence[Run]) -> tuple[int, int]:
+    """Return the numbers of finished requests to fit to, and of those held out."""
+    finished = [np.isfinite(run.seconds["jct"]) for run in runs]
+    fitted = sum(int((run.fit & done).sum()) for run, done in zip(runs, finished, strict=True))
+    return fitted, sum(int((run.validation & done).sum()) for run, done in zip(runs, finished, strict=True))
+
+
 def check_enough(runs: Sequence[Run]) -> None:
     """Require enough finished requests to fit to and to hold out; raises InputError."""
-    fitted = sum(int((run.fit & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
-    held_out = sum(int((run.validation & np.isfinite(run.seconds["jct"])).sum()) for run in runs)
+    fitted, held_out = finished_counts(runs)
     for count, least, purpose, remedy in (
         (fitted, MIN_REQUESTS, "fit to", "hold out less"),
         (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
@@ -339,10 +335,7 @@ class Split:
 def split_of(
     runs: Sequence[Measured], deployment: Deployment, holdout: float | Sequence[Measured], allow: Collection[str]
 ) -> Split:
-    """Hold out the given runs, complete loads between the lowest and the highest, or each run's last requests.
-
-    Repeats (runs of equal requests) go to one side together.
-    """
+    """Hold out the given runs, complete loads, or each run's last requests; repeats of a run stay on one side."""
     given = list(holdout) if isinstance(holdout, Sequence) else []
     share = float(holdout) if isinstance(holdout, float | int) else 0.0
     if not runs or (not given and not 0 < share < 1):

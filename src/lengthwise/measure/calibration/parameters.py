@@ -38,15 +38,12 @@ MASKED = "masked"
 
 @dataclass(frozen=True)
 class Prior:
-    """A parameter before the fit: ``log(value)`` is normal about ``log(center)`` with standard deviation ``log_sd``.
-
-    ``neutral`` is the value in the given tables: 1, the seconds of their own host, or 0, which has no logarithm.
-    """
+    """A parameter before the fit: ``log(value)`` is normal about ``log(center)`` with deviation ``log_sd``."""
 
     name: str
     center: float
     log_sd: float
-    neutral: float
+    neutral: float  # value in the given tables; 0 has no logarithm
 
     @property
     def unit(self) -> str:
@@ -94,10 +91,7 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
 
 
 def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
-    """Return the tables with scaled parts and the given host line and front; parts that ``values`` omits stay.
-
-    "client" is a pure delay, as ``Front.request_s`` is.
-    """
+    """Return the tables with scaled parts and the given host line and front; parts that ``values`` omits stay."""
     work, comm = values.get("work", 1.0), values.get("comm", 1.0)
     step_s, sequence_s = host_line(cost.host_s)
     seqs = np.arange(len(cost.host_s))
@@ -138,11 +132,8 @@ def part_errors(
 ) -> tuple[PartError, ...]:
     """Return errors of the parts from their parameters' intervals, and of "step" the error they leave unexplained.
 
-    Args:
-        given: Tables before the calibration; their host error stands where the runs determine nothing of it.
-        shares: By parameter, d log(time between tokens) / d log(parameter).
-        tpot_log_sd: Spread of held-out times between tokens: "step", less what the parts' errors amount to.
-        ttft_log_sd: Spread of held-out times to the first token; the excess belongs to prefill and host.
+    ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
+    to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
     """
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}

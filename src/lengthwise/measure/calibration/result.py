@@ -28,53 +28,31 @@ MIN_INCREASE = 0.005
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fitted number.
+    """One fitted number."""
 
-    Attributes:
-        name: "work", "prefill", "decode", "comm", "masked", "host_step", "host_sequence", "client" or "log_step";
-            "masked" only where it was requested, found, or present in the given tables.
-        unit: "x" (a factor on the given tables) or "s".
-        value: Value in the calibrated tables; ``prior`` where the runs do not determine it, and where moving it
-            improves the agreement by no more than noise does.
-        low: Lower end of the 95 % interval; the prior interval where the runs do not determine the parameter.
-        prior: Value in the given tables.
-        determined: Whether the runs determine it.
-        effect: Relative change of predictions when it moves by its prior standard deviation and all other parameters
-            compensate as well as they can.
-        bare: Interval before it was widened to contain a ``value`` that stayed at the prior; None: not recorded.
-    """
-
-    name: str
+    name: str  # a key of ``parameters.LABELS``; "masked" only where requested, found, or in the given tables
     label: str
-    unit: str
-    value: float
-    low: float
+    unit: str  # "x" (a factor on the given tables) or "s"
+    value: float  # ``prior`` where not determined, or where moving it helps no more than noise does
+    low: float  # 95 % interval; that of the prior where not determined
     high: float
-    prior: float
-    determined: bool
-    effect: float
-    bare: tuple[float, float] | None = None
+    prior: float  # value in the given tables
+    determined: bool  # by the runs
+    effect: float  # change of predictions with its prior deviation, the others compensating
+    bare: tuple[float, float] | None = None  # before widening to contain a neutral ``value``; None: not recorded
 
 
 @dataclass(frozen=True)
 class Score:
-    """Error of one statistic of one metric on held-out requests: (simulated - measured) / measured.
-
-    Attributes:
-        metric: "ttft", "tpot" or "jct".
-        statistic: "mean", "p50", "p90", "p95", "p99", or "each": the mean absolute error of single requests.
-        measured: Seconds of the engine (NaN for "each").
-        before: Error of the given tables.
-        after: Error of the calibrated tables, with its 95 % interval ``low`` to ``high`` over blocks of time.
-    """
+    """Error of one statistic of one metric on held-out requests: (simulated - measured) / measured."""
 
     run: str
-    metric: str
-    statistic: str
-    measured: float
-    before: float
-    after: float
-    low: float
+    metric: str  # "ttft", "tpot" or "jct"
+    statistic: str  # "mean", "p50", "p90", "p95", "p99", or "each": the mean absolute error of single requests
+    measured: float  # seconds; NaN for "each"
+    before: float  # error of the given tables
+    after: float  # error of the calibrated tables
+    low: float  # 95 % interval of ``after`` over blocks of time
     high: float
 
 
@@ -101,72 +79,48 @@ class Change:
 
 @dataclass(frozen=True)
 class Load:
-    """An engine's counter over time against the simulated one.
-
-    ``at_s`` are the middles of time bins, ``measured`` and ``simulated`` means in them, ``before`` and ``after`` the
-    mean absolute differences over the measured mean.
-    """
+    """An engine's counter over time against the simulated one."""
 
     run: str
     name: str
-    at_s: tuple[float, ...]
-    measured: tuple[float, ...]
+    at_s: tuple[float, ...]  # middles of time bins
+    measured: tuple[float, ...]  # means in the bins
     simulated: tuple[float, ...]
-    before: float
+    before: float  # mean absolute difference over the measured mean
     after: float
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Distribution of a metric over a run's held-out requests: seconds at each of ``levels``.
-
-    ``before`` is simulated with the given tables, ``after`` with the calibrated ones.
-    """
+    """Distribution of a metric over a run's held-out requests: seconds at each of ``levels``."""
 
     run: str
     metric: str
     levels: tuple[float, ...]
     measured: tuple[float, ...]
-    before: tuple[float, ...]
-    after: tuple[float, ...]
+    before: tuple[float, ...]  # simulated with the given tables
+    after: tuple[float, ...]  # simulated with the calibrated tables
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Cost tables that agree with measured runs, and their errors.
+    """Cost tables that agree with measured runs, and their errors."""
 
-    Attributes:
-        tables: Calibrated tables; their ``errors`` and ``reach`` come from this calibration.
-        scores: Errors on held-out requests.
-        client_s: Seconds that clients see outside the engine (HTTP, tokenization, network): ``front.request_s`` of
-            the tables, so that simulations include them.
-        log_sd: Standard deviation of log(measured / simulated) of held-out requests' mean times between tokens.
-        split: Sentence on what was fitted and what was held out.
-        fitted: Number of fitted requests.
-        held_out: Number of held-out requests.
-        simulations: Number of simulations run.
-        changes: By metric, the change of errors on held-out requests.
-        loads: Running and waiting requests over time, where the runs recorded the engine's.
-        curves: By run and metric, distributions over held-out requests.
-        origin: Those of ``notes`` on whether the runs belong to the deployment at all.
-        host_share: Share of the host in the time of all simulated steps, by the calibrated tables.
-    """
-
-    tables: CostTables
+    tables: CostTables  # their ``errors`` and ``reach`` come from this calibration
     parameters: tuple[Parameter, ...]
-    scores: tuple[Score, ...]
-    client_s: float
-    log_sd: float
-    split: str
-    fitted: int
-    held_out: int
-    simulations: int
-    changes: tuple[Change, ...] = ()
-    loads: tuple[Load, ...] = ()
+    scores: tuple[Score, ...]  # on held-out requests
+    client_s: float  # outside the engine (HTTP, tokenization, network); equals ``front.request_s`` of the tables
+    log_sd: float  # of log(measured / simulated) of held-out requests' mean times between tokens
+    split: str  # sentence on what was fitted and what was held out
+    fitted: int  # number of requests
+    held_out: int  # number of requests
+    simulations: int  # number of simulations run
+    changes: tuple[Change, ...] = ()  # of errors on held-out requests, by metric
+    loads: tuple[Load, ...] = ()  # running and waiting requests over time, where the runs recorded the engine's
     notes: tuple[str, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    host_share: float = 0.0
-    origin: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()  # by run and metric
+    host_share: float = 0.0  # share of the host in the time of all simulated steps
+    origin: tuple[str, ...] = ()  # those of ``notes`` on whether the runs belong to the deployment at all
 
     @property
     def determined(self) -> tuple[Parameter, ...]:
@@ -214,11 +168,7 @@ class Calibration:
 
     @property
     def warning(self) -> str:
-        """Reason why runs and tables may belong to different models or devices; empty if there is none.
-
-        Either kernels or the host moved far and means are still far off, or the host moved far and takes most of the
-        time of steps.
-        """
+        """Reason why runs and tables may belong to different models or devices; empty if there is none."""
         kernels = [
             f"{p.label} to {p.value / p.prior:.3g} times what the tables say"
             for p in self.determined

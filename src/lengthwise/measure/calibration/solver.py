@@ -24,12 +24,8 @@ TRIM_FRACTION = 0.2
 class Problem:
     """Distance between runs and their simulations as a function of the parameters.
 
-    Residuals are cached by the parameters' values because the search evaluates some points repeatedly.
-
-    Attributes:
-        group: [m] index of the scale that divides a residual: into METRICS, or 3 for steps.
-        block: [m] block of time; -1 for groups by length and for quantiles, which cover a complete run.
-        weight: [m] a run counts as BLOCKS observations of each metric, however many requests it has.
+    ``group`` [m] is the index of the scale that divides a residual: into METRICS, or 3 for steps; ``block`` [m] its
+    block of time, or -1 for groups by length and for quantiles, which cover a complete run.
     """
 
     def __init__(
@@ -37,7 +33,7 @@ class Problem:
     ) -> None:
         self.runs, self.priors, self.simulations = runs, tuple(priors), 0
         self._deployment, self._seed, self._steps = deployment, seed, steps
-        self._cache: dict[bytes, Floats] = {}
+        self._cache: dict[bytes, Floats] = {}  # by the parameters: the search evaluates some points repeatedly
         # By run and metric the fitted requests, and [groups, k] equal groups of them: blocks of time, then requests of
         # similar prompts (similar outputs for times between tokens). Single requests are not compared, because the
         # step that a request catches depends on microseconds.
@@ -54,6 +50,7 @@ class Problem:
                 count, times = len(groups) + len(QUANTILES) * (len(rows) > 0), len(groups) // 2
                 group.append(np.full(count, g))
                 block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
+                # A run counts as BLOCKS observations of each metric, however many requests it has.
                 weight.append(np.full(count, np.sqrt(BLOCKS / max(1, count))))
         if steps is not None:
             group.append(np.full(len(steps.seconds), len(METRICS)))
@@ -137,16 +134,13 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Residuals near ``center``: ``at + slopes @ (z - center)``.
-
-    ``slopes`` [m, p] are 0 for parameters outside ``free`` [p]; ``radius`` [p] is the extent of the fitted points.
-    """
+    """Residuals near ``center`` [p]: ``at + slopes @ (z - center)``."""
 
     center: Floats
-    at: Floats
-    slopes: Floats
-    radius: Floats
-    free: Mask
+    at: Floats  # [m]
+    slopes: Floats  # [m, p], 0 for parameters that are not free
+    radius: Floats  # [p] extent of the fitted points
+    free: Mask  # [p]
 
     def residuals(self, z: Floats) -> Floats:
         """Return [m] predicted residuals."""
@@ -154,15 +148,13 @@ class LinearModel:
 
 
 def radius_of(problem: Problem, log_radius: float, known: LinearModel | None = None) -> Floats:
-    """Return [p] the extent of a model's points: ``log_radius`` in the log of a factor, six times that for seconds.
-
-    Parameters that barely move the residuals of a ``known`` model get the extent that does move them.
-    """
+    """Return [p] the extent of a model's points: ``log_radius`` in the log of a factor, six times that for seconds."""
     seconds = np.array([prior.unit == "s" for prior in problem.priors])
     sd = np.array([prior.log_sd for prior in problem.priors])
     smallest = log_radius * np.where(seconds, SECONDS_WIDER, 1.0) / sd
     if known is None:
         return np.asarray(smallest)
+    # Parameters that barely move the residuals get the extent that does move them.
     moves = np.maximum(1e-9, np.sqrt(np.mean(known.slopes**2, axis=0)))
     return np.asarray(np.maximum(smallest, np.minimum(np.where(seconds, 0.5, 1.0), log_radius / moves)))
 
@@ -228,11 +220,7 @@ def scale_at(problem: Problem, z: Floats) -> Floats:
 
 
 def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -> tuple[Floats, Floats]:
-    """Return [p] standard deviations of ``z``, and [p] their variances over those of independent residuals.
-
-    A variance is the sum of the curvature's and of that between blocks of time (or runs, if larger); the second factor
-    is the noise that correlation within blocks adds.
-    """
+    """Return [p] standard deviations of ``z``, and [p] their variances over those of independent residuals."""
     sd, noise = np.ones(len(z)), np.ones(len(z))
     group, block, weight = problem.group, problem.block, problem.weights(scale)
     slopes = model.slopes[:, model.free] * weight[:, None]
@@ -254,7 +242,7 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
     by_run = (by_run - by_run.mean(axis=0)) * np.sqrt(len(by_run) / max(1, len(by_run) - 1))
     spreads = (blocks.T @ blocks, by_run.T @ by_run)  # a machine drifts from run to run as well
     between = np.max([np.diag(covariance @ (own + known) @ covariance) for own in spreads], axis=0)
-    variance = np.diag(covariance) + between
+    variance = np.diag(covariance) + between  # of the curvature, and of correlation within blocks
     sd[model.free], noise[model.free] = np.sqrt(variance), variance / np.diag(covariance)
     return sd, noise
 
@@ -276,31 +264,22 @@ NUISANCE = "log_step"
 
 @dataclass(frozen=True)
 class Solution:
-    """Result of the search.
+    """Result of the search, by parameter."""
 
-    Attributes:
-        z: [p] values in prior standard deviations from their centers; exactly 0 where neutral.
-        best: [p] the same with all determined parameters free; the center of ``sd`` where ``z`` is neutral.
-        sd: [p] standard deviations of ``best``; 1 where undetermined.
-        determined: [p] parameters that the runs determine.
-        effect: [p] change of predictions (rms, in log) with each parameter's prior deviation.
-        share: [p] d log(time between tokens) / d log(parameter), averaged.
-    """
-
-    z: Floats
-    best: Floats
-    sd: Floats
-    determined: Mask
-    effect: Floats
-    share: Floats
+    z: Floats  # [p] values in prior standard deviations from their centers; exactly 0 where neutral
+    best: Floats  # [p] with all determined parameters free: the center of ``sd`` where ``z`` is neutral
+    sd: Floats  # [p] standard deviations of ``best``; 1 where undetermined
+    determined: Mask  # [p] parameters that the runs determine
+    effect: Floats  # [p] change of predictions (rms, in log) with each parameter's prior deviation
+    share: Floats  # [p] d log(time between tokens) / d log(parameter), averaged
 
 
 def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None = None) -> Solution:
     """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior.
 
     Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
-    other, unless that worsens the agreement; so does a determined one whose move improves the agreement by no more
-    than noise would. ``start``: a place known to be good, an additional start of the search.
+    other, unless that worsens the agreement; so does a determined one whose move improves the agreement by no more than
+    noise would. ``start``: an additional start of the search.
     """
     names = [prior.name for prior in problem.priors]
     determined = requested = np.array([name in free for name in names])
@@ -341,9 +320,9 @@ def _without_noise(
 ) -> Floats:
     """Return [p] values in which parameters are neutral whose move improves the agreement by no more than noise does.
 
-    Chance improves the loss by two deviations' worth (SIGNIFICANT_LOSS) if residuals are independent, and by ``noise``
-    times as much where they are correlated within blocks of time. The first trial has all parameters neutral, further
-    ones add one after the other, the least certain first; each refits the others.
+    Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, and by ``noise`` times as much where they
+    are correlated. The first trial has all parameters neutral, further ones add the least certain; each refits the
+    others.
     """
     z, cost, model = at
     moving, retained = model.free.copy(), np.array([prior.name == NUISANCE for prior in problem.priors])
@@ -377,12 +356,8 @@ def _search(problem: Problem, free: Mask, seed: int, start: Floats | None) -> tu
     order = np.argsort([loss(problem.residuals(z) * weight, z) for z in points], kind="stable")
     ends = [descend(problem, points[i], free, WIDE, weight, seed) for i in order[:STARTS]]
     best = np.array(min(ends)[1])
-    starts = []
-    for k in np.flatnonzero(free):
-        if problem.priors[k].unit == "s" and best[k] < LIFTED_Z / 2:
-            starts.append(best.copy())
-            starts[-1][k] = LIFTED_Z
-    starts += [] if start is None else [start]
+    low = [k for k in np.flatnonzero(free) if problem.priors[k].unit == "s" and best[k] < LIFTED_Z / 2]
+    starts = [np.where(np.arange(len(best)) == k, LIFTED_Z, best) for k in low] + ([] if start is None else [start])
     ends += [descend(problem, z, free, WIDE[1:], weight, seed) for z in starts]
     best = np.array(min(ends)[1])
     return best, scale_at(problem, best)

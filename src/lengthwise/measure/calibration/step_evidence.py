@@ -26,8 +26,8 @@ from lengthwise.schema.records import Floats, Ints
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
     """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs.
 
-    "pairs" counts pairs of a query and a key of two sequences, over all layers. A prompt's chunk is taken as the mean
-    of its step, without cached context; decodes read the cache less the prompts' own tokens.
+    "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
+    without cached context; decodes read the cache less the prompts' own tokens.
     """
     cost = deployment.cost
     layers = float(cost.stage_layers.sum())
@@ -74,12 +74,9 @@ def kernels_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floa
 
 
 def prompt_attention(cost: CostTables, prompt_tokens: Ints, max_tokens: int) -> Floats:
-    """Return [n] seconds of a layer's attention over prompts, each computed alone in steps of ``max_tokens``.
-
-    As in ``step_parts``, merged tables (Vidur's) are read without the context before a chunk.
-    """
+    """Return [n] seconds of a layer's attention over prompts, each computed alone in steps of ``max_tokens``."""
     seconds, done = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
-    merged = cost.rule.kind == MERGED
+    merged = cost.rule.kind == MERGED  # as in ``step_parts``, read without the context before a chunk
     while (left := prompt_tokens - done).max(initial=0.0) > 0:
         chunk = np.minimum(left, max_tokens)
         own = _nearest(cost.prefill_s, chunk, 0 * done) if merged else _bilinear(cost.prefill_s, chunk, done)
@@ -110,10 +107,7 @@ def _bilinear(table: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deployment) -> dict[str, Floats]:
-    """Return [m] ``step_parts`` summed over each period, with "steps" and "rest", what the host's line leaves.
-
-    Each period's prompts are taken to be a mixture of the run's ``prompt_tokens``.
-    """
+    """Return [m] ``step_parts`` summed over each period, with "steps" and "rest", what the host's line leaves."""
     period, steps, kinds = kinds_of(found, deployment)
     each = step_parts(kinds, deployment)
     parts = {name: _sum_by_period(period, steps * seconds, len(found)) for name, seconds in each.items()}
@@ -122,6 +116,7 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
     rest_s = _row(deployment.cost.host_s, seqs) - step_s - sequence_s * seqs
     parts["rest"] = _sum_by_period(period, steps * rest_s, len(found))
     parts["steps"] = _sum_by_period(period, steps, len(found))
+    # Each period's prompts are taken to be a mixture of the run's.
     attention_s = prompt_attention(deployment.cost, prompt_tokens, deployment.limits.max_num_batched_tokens).sum()
     token_s = attention_s / max(1, prompt_tokens.sum())
     return parts | {"prefill": float(deployment.cost.stage_layers.sum()) * token_s * found.prompt_tokens}
@@ -136,8 +131,7 @@ def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]
 def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, Iterations]:
     """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each.
 
-    All steps of a period decode for equally many sequences; prompt tokens go to the kinds with more tokens than that.
-    Prompt tokens and decodes of all kinds sum to the counted ones.
+    All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
     """
     capacity = deployment.kv.num_blocks * deployment.kv.block_size
     rows = [_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
@@ -156,11 +150,7 @@ def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, 
 
 
 def _kinds(found: BusyPeriods, i: int, max_tokens: int) -> tuple[Floats, Floats]:
-    """Return steps and their prompt tokens, by kind, of one period.
-
-    vLLM counts a prompt's tokens in the step that computes its last chunk: tokens beyond a step's limit were computed
-    in earlier steps, which were counted as steps of decodes alone.
-    """
+    """Return [k] steps of one period by kind, and [k] their prompt tokens."""
     bucket = np.flatnonzero(found.counts[i])
     steps = found.counts[i][bucket]
     generated = float((found.decodes[i] + found.prompts[i]) / found.steps[i])  # mean a step
@@ -177,6 +167,8 @@ def _kinds(found: BusyPeriods, i: int, max_tokens: int) -> tuple[Floats, Floats]
     if more.sum() == 0:
         more = np.ones(len(bucket))
     tokens = more * (found.prompt_tokens[i] / (steps * more).sum())
+    # vLLM counts a prompt's tokens in the step that computes its last chunk: tokens beyond a step's limit were computed
+    # in earlier steps, which were counted as steps of decodes alone.
     parts = np.ceil(tokens / max(1.0, max_tokens - generated))
     earlier = (np.maximum(0.0, parts - 1) * steps).sum()
     alone = tokens == 0
@@ -198,13 +190,10 @@ SEEN = "seen by the log"
 
 @dataclass(frozen=True)
 class Evidence:
-    """[m] measured seconds of steps, single or summed, with their blocks of time and weights in the loss.
-
-    ``parts`` are seconds of the tables by part, which ``predict`` sums with the parameters' values.
-    """
+    """[m] measured seconds of steps, single or summed, with their blocks of time and weights in the loss."""
 
     seconds: Floats
-    parts: Parts
+    parts: Parts  # [m] seconds of the tables by part, which ``predict`` sums with the parameters' values
     predict: Callable[[Parts, Mapping[str, float]], Floats]
     block: Ints
     weight: Floats

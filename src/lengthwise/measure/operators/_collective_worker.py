@@ -73,17 +73,14 @@ def _by_clock(_: Any, dist: Any, call: Callable[[], object], repeats: int) -> li
 
 
 def by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
-    """Return seconds of a call by events around many, of the slowest rank; launches and late ranks do not count.
-
-    The GPU sleeps while the host enqueues all calls, and one untimed call aligns the ranks.
-    """
+    """Return seconds of a call by events around many, of the slowest rank; launches and late ranks do not count."""
     seconds = []
     for _ in range(repeats):
         dist.barrier()
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_SLEEP_CYCLES)  # noqa: SLF001 - torch's own tests wait with it
-        call()
+        call()  # untimed: aligns the ranks
         start.record()
         for _ in range(CALLS):
             call()

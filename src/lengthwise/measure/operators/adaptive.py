@@ -20,14 +20,11 @@ _CONTEXT_OFFSET = 16  # places a context of 0 on the logarithmic axis
 def coarse(operator: Operator) -> tuple[Point, ...]:
     """Return both ends of the range and points 4 times (attention: 8 times) from each other, the smallest first.
 
-    A range so short that few points are left gets smaller distances. A few decode points have unequal contexts, which
-    shows what inequality costs.
+    A range so short that few points are left gets smaller distances. A few decode points have unequal contexts.
     """
     ratios, enough = ((4, 2), 4) if len(operator.largest) == 1 else ((8, 4, 2), 8)
-    places: list[Place] = []
-    for ratio in ratios:
-        if len(places) < enough:
-            places = _places(operator, ratio)
+    grids = [_places(operator, ratio) for ratio in ratios]
+    places = next((grid for grid in grids if len(grid) >= enough), grids[-1])
     points = [Point(operator, at) for at in places]
     if operator.kind == DECODE:
         long = [at for at in places if at[0] >= 8 and at[1] >= 64 * at[0]]
@@ -90,10 +87,7 @@ _MIN_POINTS = 5  # of two coordinates: the terms of a plane, and the predicted p
 
 
 def predict(operator: Operator, places: Sequence[Place], seconds: Floats, at: Place) -> float:
-    """Return seconds at a place from the points around it.
-
-    Rows: linear interpolation. Two coordinates: a plane in ``terms`` through the nearest points, weighted by nearness.
-    """
+    """Return seconds at a place from the points around it: by interpolation of rows, else by a local plane."""
     if operator.kind in {ROWS, MESSAGE}:
         rows = np.array([place[0] for place in places], dtype=np.float64)
         order = np.argsort(rows, kind="stable")
@@ -190,11 +184,10 @@ def candidates(known: Mapping[str, Known], target: float) -> list[Candidate]:
     """Return new points and points to repeat, the most important first; none if the target is met.
 
     The score of a new point is the prediction error around it beyond the spread of repeats, times its distance from
-    measured points, times the root of its operator's share, so that small operators are not neglected. A point with
-    an error above ``target`` and a large spread is repeated.
+    measured points, times the root of its operator's share, so that small operators are not neglected. A point with an
+    error above ``target`` and a large spread is repeated.
     """
-    share = shares(known)
-    found: list[Candidate] = []
+    share, found = shares(known), list[Candidate]()
     for key, one in known.items():
         if one.operator.kind == MESSAGE:  # measured once, by processes of their own
             continue
@@ -206,8 +199,7 @@ def candidates(known: Mapping[str, Known], target: float) -> list[Candidate]:
         noisy = np.flatnonzero((errors > target) & (one.spread > target))
         found += [Candidate(Point(one.operator, one.places[i]), weight * errors[i] / 2, repeat=True) for i in noisy]
         measured = set(one.places)
-        free = [place for place in fine(one.operator) if place not in measured]
-        if free:
+        if free := [place for place in fine(one.operator) if place not in measured]:
             excess = np.where(errors > target, np.maximum(errors - one.spread / 2, errors / 4), 0.0)
             found += [Candidate(Point(one.operator, p), weight * score) for p, score in _best(one, excess, free)]
     return sorted(found, key=lambda candidate: -candidate.score)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,15 +85,12 @@ class Outcome:
         if len(self.wall_s) < 2:
             return float("nan")
         of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
-        low, high = np.percentile(of, [25, 75])
-        return float(high - low)
+        return float(np.subtract(*np.percentile(of, [75, 25])))
 
     def with_more(self, other: Outcome) -> Outcome:
         """Return the repeats of both."""
-        if other.skipped:
-            return self
-        cpu_s = (*self.cpu_s, *other.cpu_s)
-        return Outcome(self.point, (*self.wall_s, *other.wall_s), cpu_s, other.backend or self.backend)
+        wall_s, cpu_s = self.wall_s + other.wall_s, self.cpu_s + other.cpu_s
+        return self if other.skipped else Outcome(self.point, wall_s, cpu_s, other.backend or self.backend)
 
 
 def measure(
@@ -101,12 +98,9 @@ def measure(
 ) -> list[Outcome]:
     """Return an outcome per point; in each round every prepared point is repeated once.
 
-    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared,
-    and rounds end when every point has MIN_REPEATS; points that were never prepared have no outcome. A point that has
-    no memory beside others is tried alone before it is skipped.
-
-    Raises:
-        LostError: The device fails until the process ends; ``outcomes`` holds the results so far.
+    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared
+    (and so has no outcome), and rounds end when every point has MIN_REPEATS. A point without memory beside others is
+    tried alone before it is skipped. A LostError holds the results so far.
     """
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
@@ -198,12 +192,10 @@ _GPU_SAMPLE_S = 1e-3
 
 
 class HostTimer:
-    """Times a kernel by the host's clock; waits for a GPU at the end of every sample.
-
-    ``one_thread``: all work is on this thread, so that its processor seconds are complete.
-    """
+    """Times a kernel by the host's clock; waits for a GPU at the end of every sample."""
 
     def __init__(self, torch: Any, kernel: Kernel, *, device: str, one_thread: bool) -> None:
+        # With one thread, all work is on this one, so that its processor seconds are complete.
         self._torch, self._kernel, self._device, self._one_thread = torch, kernel, device, one_thread
         self.backend = kernel.backend
         self._calls, self._turn = 1, 0
@@ -230,11 +222,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Times a kernel by events on the GPU; short kernels from a captured graph, so that launches do not count.
-
-    Before the first event, writing ``flush`` (larger than the caches) evicts the caches and keeps the GPU busy while
-    the host enqueues the calls.
-    """
+    """Times a kernel by events on the GPU; short kernels from a captured graph, so that launches do not count."""
 
     def __init__(self, torch: Any, kernel: Kernel, flush: Any) -> None:
         self._torch, self._kernel, self._flush = torch, kernel, flush
@@ -287,7 +275,7 @@ class CudaTimer:
         torch = self._torch
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.inference_mode():
-            self._flush.zero_()
+            self._flush.zero_()  # evicts the caches and keeps the GPU busy while the host enqueues the calls
             start.record()
             if self._graph is not None:
                 self._graph.replay()
@@ -338,13 +326,11 @@ class TorchBench:
                 self._torch.cuda.empty_cache()
 
     def _prepared(self, point: Point) -> Prepared:
-        def build() -> Kernel:
-            if point.operator.kind == PREFILL:
-                return self._kernels.prefill(point.operator, *point.at)
-            if point.operator.kind == DECODE:
-                return self._kernels.decode(point)
-            return self._kernels.rows(point.operator, point.at[0])
-
+        build: Callable[[], Kernel] = partial(self._kernels.rows, point.operator, point.at[0])
+        if point.operator.kind == PREFILL:
+            build = partial(self._kernels.prefill, point.operator, *point.at)
+        elif point.operator.kind == DECODE:
+            build = partial(self._kernels.decode, point)
         kind = self._device.kind
         with self._torch.inference_mode():
             kernel = translated(self._torch, build)

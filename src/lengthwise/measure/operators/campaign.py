@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.operators.adaptive import Known, candidates, coarse, leave_one_out, shares
+from lengthwise.measure.operators.adaptive import Candidate, Known, candidates, coarse, leave_one_out, shares
 from lengthwise.measure.operators.bench import ENOUGH_S, MIN_REPEATS, Bench, Outcome, measure
 from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, LostError, Operator, Point
 from lengthwise.schema.errors import InputError, OutputError, ProfileError
@@ -41,15 +41,10 @@ class Journal:
 
     def add(self, outcome: Outcome, elapsed_s: float) -> None:
         """Append an outcome, and the seconds spent so far."""
-        self._append(
-            {
-                "operator": outcome.point.operator.key,
-                "at": outcome.point.at,
-                "skew": outcome.point.skew,
-                **{name: getattr(outcome, name) for name in ("wall_s", "cpu_s", "backend", "skipped")},
-                "elapsed_s": round(elapsed_s, 3),
-            }
-        )
+        point = outcome.point
+        line = {"operator": point.operator.key, "at": point.at, "skew": point.skew}
+        line |= {name: getattr(outcome, name) for name in ("wall_s", "cpu_s", "backend", "skipped")}
+        self._append(line | {"elapsed_s": round(elapsed_s, 3)})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self.path is None:
@@ -94,22 +89,14 @@ _NOISY = 0.10
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """Quality of one operator's measurements.
-
-    Attributes:
-        tp: The TP degree; 0 for collectives.
-        points: Number of measured points.
-        spread: Median interquartile range of the repeats, relative.
-        error: Median relative error of points predicted from the others (NaN: too few).
-        share: Share of a typical decode or prefill step, the larger (NaN for collectives).
-    """
+    """Quality of one operator's measurements."""
 
     operator: str
-    tp: int
-    points: int
-    spread: float
-    error: float
-    share: float
+    tp: int  # degree; 0 for collectives
+    points: int  # number of measured ones
+    spread: float  # median interquartile range of the repeats, relative
+    error: float  # median relative error of points predicted from the others; NaN: too few
+    share: float  # of a typical decode or prefill step, the larger; NaN for collectives
 
 
 def as_profile(outcomes: Sequence[Outcome], metadata: ProfileFacts, dtype: str) -> Profile:
@@ -127,15 +114,10 @@ def as_profile(outcomes: Sequence[Outcome], metadata: ProfileFacts, dtype: str) 
             row["bytes" if operator.kind == MESSAGE else "tokens"] = at[0]
         rows.append(row)
     columns = {name: np.array([row.get(name, 0) for row in rows]) for name in sorted({n for row in rows for n in row})}
-    columns |= {
-        "seconds": np.array([o.seconds for o, _ in done]),
-        "spread_s": np.array([o.spread_s for o, _ in done]),
-        "dtype": np.full(len(rows), dtype),
-        "kv_dtype": np.full(len(rows), dtype),
-        "operator": np.array([o.point.operator.name for o, _ in done], dtype=np.str_),
-        "backend": np.array([o.backend for o, _ in done], dtype=np.str_),
-    }
-    return Profile(metadata, columns)
+    columns |= {name: np.array([getattr(o, name) for o, _ in done]) for name in ("seconds", "spread_s")}
+    columns |= {name: np.full(len(rows), dtype) for name in ("dtype", "kv_dtype")}
+    columns["operator"] = np.array([o.point.operator.name for o, _ in done], dtype=np.str_)
+    return Profile(metadata, columns | {"backend": np.array([o.backend for o, _ in done], dtype=np.str_)})
 
 
 def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
@@ -199,17 +181,12 @@ _MIN_SCALING_S = 2e-3  # a faster point is mostly overhead, and says little abou
 
 @dataclass(frozen=True)
 class Plan:
-    """Operators to measure, and for how long.
-
-    Attributes:
-        budget_s: Total seconds, including those of interrupted runs.
-        target: Relative error, of points predicted from the others, at which to stop early.
-    """
+    """Operators to measure, and for how long."""
 
     operators: tuple[Operator, ...]
-    budget_s: float
+    budget_s: float  # including the seconds of interrupted runs
     repeats: int = 9
-    target: float = 0.03
+    target: float = 0.03  # relative error, of points predicted from the others, at which to stop early
 
 
 class Campaign:
@@ -292,16 +269,9 @@ class Campaign:
         )
 
     def _cost_s(self, point: Point, growth: float = _GROWTH) -> float:
-        """Return estimated seconds to measure a point.
-
-        The largest point of the operator so far is scaled with the work, up to ``growth`` times, if it takes longer
-        than overheads do.
-        """
-        known = [
-            (o.point.work, o.wall_median_s)
-            for o in self.outcomes.values()
-            if o.point.operator.key == point.operator.key and not o.skipped
-        ]
+        """Return estimated seconds to measure a point, by the work of the operator's largest point so far."""
+        own = [o for o in self.outcomes.values() if o.point.operator.key == point.operator.key and not o.skipped]
+        known = [(o.point.work, o.wall_median_s) for o in own]
         if not known:
             return 0.0
         work, each_s = max(known)
@@ -311,15 +281,13 @@ class Campaign:
 
     def _next(self) -> list[Point]:
         """Return the next batch: the candidates with the best score for their cost that fit the budget."""
-        costs = [
-            (one, self._cost_s(one.point))
-            for one in candidates(known_of(list(self.outcomes.values())), self._plan.target)
-            if (
-                self._extra_repeats.get(one.point.key, 0) < _MAX_EXTRA_REPEATS
-                if one.repeat
-                else not self._is_done(one.point)
-            )
-        ]
+
+        def is_open(one: Candidate) -> bool:
+            repeats = self._extra_repeats.get(one.point.key, 0)
+            return repeats < _MAX_EXTRA_REPEATS if one.repeat else not self._is_done(one.point)
+
+        found = candidates(known_of(list(self.outcomes.values())), self._plan.target)
+        costs = [(one, self._cost_s(one.point)) for one in found if is_open(one)]
         costs.sort(key=lambda pair: -pair[0].score / math.sqrt(pair[1] + _POINT_S))
         left_s, batch = self._plan.budget_s - self.elapsed_s, list[Point]()
         for one, cost_s in costs:

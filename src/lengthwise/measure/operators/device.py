@@ -45,11 +45,7 @@ def device_kind(device: str = "auto") -> str:
 
 
 def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
-    """Return the requested device and dtype; "auto": a GPU if there is one, and its usual dtype.
-
-    Raises:
-        UnknownNameError: There is no such device or dtype.
-    """
+    """Return the requested device and dtype; "auto": a GPU if there is one, and its usual dtype."""
     kind = _kind(torch, device)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1; it is {threads}")

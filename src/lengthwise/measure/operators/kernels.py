@@ -22,16 +22,13 @@ from lengthwise.schema.specs import ModelSpec
 
 @dataclass(frozen=True)
 class Kernel:
-    """Runs one operator at one point; ``run`` takes the index of the copy of cold tensors to use.
-
-    ``scope`` is the context in which it runs; ``on_host``: the host's time counts, including its wait for the device.
-    """
+    """Runs one operator at one point; ``run`` takes the index of the copy of cold tensors to use."""
 
     run: Callable[[int], object]
     copies: int = 1
     backend: str = "torch"
-    scope: Callable[[], AbstractContextManager[object]] = nullcontext
-    on_host: bool = False
+    scope: Callable[[], AbstractContextManager[object]] = nullcontext  # context in which it runs
+    on_host: bool = False  # the host's time counts, including its wait for the device
 
 
 T = TypeVar("T")
@@ -70,20 +67,19 @@ class Memory:
         return self.torch.randint(below, shape, generator=self.generator).to(self.device)
 
     def cold(self, key: str, of_model_bytes: float, *shape: int) -> list[Any]:
-        """Return so many copies of weights that the processor's caches hold them no better than a model's.
+        """Return so many copies of weights, reused by ``key``, that caches hold them no better than a model's.
 
-        ``of_model_bytes`` pass through these caches between two uses in a model. Weights are reused by ``key``.
+        ``of_model_bytes`` pass through the processor's caches between two uses in a model.
         """
         if key in self._weights:
             self._weights.move_to_end(key)
             return self._weights[key]
         copies = self.copies(math.prod(shape) * self.dtype.itemsize, of_model_bytes)
-        self._weights[key] = made = [self.real(*shape) for _ in range(copies)]
-        while len(self._weights) > 1 and self._max_weights_bytes < sum(
-            one.nbytes for each in self._weights.values() for one in each
-        ):
+        self._weights[key] = [self.real(*shape) for _ in range(copies)]
+        sizes = [sum(one.nbytes for one in each) for each in self._weights.values()]
+        while len(self._weights) > 1 and self._max_weights_bytes < sum(sizes[-len(self._weights) :]):
             self._weights.popitem(last=False)
-        return made
+        return self._weights[key]
 
     def copies(self, each_bytes: float, of_model_bytes: float) -> int:
         """Return how many copies affect the caches as a model's other layers do."""
@@ -254,8 +250,8 @@ class Kernels:
     def _experts(self, operator: Operator, tokens: int) -> Kernel:
         """Return experts' GEMMs over tokens that are each routed to ``topk`` experts at random.
 
-        "experts up" (twice as wide if gated) gathers the tokens' rows by expert first; "experts down" adds the results
-        to the tokens at the end.
+        "experts up" (twice as wide if gated) first gathers rows by expert; "experts down" adds the results to the
+        tokens.
         """
         torch, memory, shape = self._torch, self._memory, operator.shape
         is_up = operator.name == "experts up"
@@ -308,6 +304,7 @@ class Kernels:
         shape, (seqs, kv_tokens) = point.operator.shape, point.at
         heads, kv_heads, width = shape["heads"], shape["kv_heads"], shape["head_dim"]
         is_mla = self._model.attention.is_mla
+        value = self._model.attention.kv_lora_rank if is_mla else width
         mean = max(1, kv_tokens // seqs)
         rest = seqs * mean - point.skew * mean
         groups = [(seqs, mean)]
@@ -322,11 +319,8 @@ class Kernels:
             for many, length in groups:
                 q = self._memory.real(many, kv_heads, heads // kv_heads, width)
                 ks = [self._kv(many, length, kv_heads, width, 1) for _ in range(count)]
-                if is_mla:
-                    vs = [k[..., : self._model.attention.kv_lora_rank] for k in ks]  # the latent is key and value
-                else:
-                    vs = [self._kv(many, length, kv_heads, width, 1) for _ in range(count)]
-                parts.append((q, ks, vs))
+                vs = ks if is_mla else [self._kv(many, length, kv_heads, width, 1) for _ in range(count)]
+                parts.append((q, ks, [v[..., :value] for v in vs]))  # a latent is key and value
             attend = self._f.scaled_dot_product_attention
             return lambda i: [attend(q, ks[i], vs[i]) for q, ks, vs in parts], count
 
@@ -380,9 +374,8 @@ class Kernels:
                 raise
             except (RuntimeError, TypeError, ValueError):
                 continue
-            name = f"torch sdpa {backend.lower()}"
-            name += f", {note}" if note and backend != "FLASH_ATTENTION" else ""
-            return Kernel(run, count, name, partial(scope, backend))
+            suffix = f", {note}" if note and backend != "FLASH_ATTENTION" else ""
+            return Kernel(run, count, f"torch sdpa {backend.lower()}{suffix}", partial(scope, backend))
         raise ProfileError(f"no attention kernel of torch takes {self._memory.dtype} on {self._memory.device}")
 
 

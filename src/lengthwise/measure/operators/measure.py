@@ -72,10 +72,7 @@ def collective_operators(gpus: int) -> tuple[Operator, ...]:
 def measure_collectives(
     torch: Any, device: str, gpus: int, *, limit_s: float, sizes_bytes: Sequence[int] = SIZES_BYTES
 ) -> tuple[list[Outcome], str]:
-    """Return outcomes of all-reduce and send over ``gpus`` devices, and why some are missing ("": none is).
-
-    Starts a process per device and kills it after ``limit_s``.
-    """
+    """Return outcomes of all-reduce and send over ``gpus`` devices, and why some are missing ("": none is)."""
     if device == "cuda" and torch.cuda.device_count() < gpus:
         return [], f"collectives over {gpus} GPUs were not measured: this machine has {torch.cuda.device_count()}"
     backend = "nccl" if device == "cuda" else "gloo"
@@ -84,7 +81,7 @@ def measure_collectives(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if backend == "gloo":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform.startswith("linux") else "lo0")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # a process per device, killed after the limit
         settings = {"world": gpus, "backend": backend, "meet": str(Path(folder, "meet")), "repeats": _REPEATS}
         settings |= {"timeout_s": limit_s, "bytes": list(sizes_bytes)}
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -170,7 +167,6 @@ def measure_operators(
     """Measure a model's operators on this machine's device.
 
     Args:
-        model: Gives the shapes.
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         dtype: "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU.
         tp: Tensor-parallel degrees whose shards are measured, all on the one device.
@@ -178,14 +174,12 @@ def measure_operators(
         max_tokens: Largest step; None: 2,048 on a CPU, 16,384 on a GPU.
         max_seqs: Largest number of sequences of a step; None: 64 or 512.
         max_context: Longest request; None: 4,096 or 32,768; never more than the model's own.
-        seed: Determines the content of tensors.
         threads: Of a CPU; None: all cores.
         target: Relative error, of points predicted from the others, at which to stop early.
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
 
     Raises:
-        MissingExtraError: torch is not installed.
         InputError: This machine lacks the device or the dtype, a degree does not divide the heads, or the budget does
             not suffice for a coarse grid.
         ProfileError: ``resume`` holds points of another measurement.

@@ -26,19 +26,13 @@ class Reach:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator on one device's shard.
-
-    Attributes:
-        tps: TP degrees whose shards have exactly these shapes; the operator is measured once for all of them.
-        largest: Maximum of each coordinate; for decode attention also of one sequence's context.
-        times: Executions per step.
-    """
+    """One operator on one device's shard."""
 
     name: str
     kind: str
-    tps: tuple[int, ...]
-    largest: tuple[int, ...]
-    times: float = 1.0
+    tps: tuple[int, ...]  # degrees whose shards have exactly these shapes: measured once for all
+    largest: tuple[int, ...]  # maximum of each coordinate; for decode attention also of one sequence's context
+    times: float = 1.0  # executions per step
     shape: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
