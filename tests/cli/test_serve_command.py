@@ -287,7 +287,7 @@ def test_an_engine_in_development_mode_is_told():
             app.router.add_get("/is_sleeping", awake)
         async with TestServer(app) as server:
             worker = Worker(told.Engine(str(server.make_url("")).rstrip("/")), told.ResilienceConfig(), told.Dispatch())
-            worker.requested, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))
+            worker.identified, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))
             try:
                 return await engine_notices([worker], "srtf")
             finally:

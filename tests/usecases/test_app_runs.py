@@ -19,7 +19,7 @@ from lengthwise.apps.launch import EngineConfig, EngineTimeouts
 from lengthwise.apps.plan import Served, Space
 from lengthwise.apps.run import Settings
 from lengthwise.schema.errors import EngineError, InputError, UnknownNameError
-from lengthwise.testing.engine_server import EngineServer, Limits, in_thread
+from lengthwise.testing.engine_server import EngineServer, EngineSpec, Limits, in_thread
 from lengthwise.usecases.app_plan import PlanSettings, planned_app, sampled_app
 from lengthwise.usecases.app_run import run_app
 from lengthwise.usecases.app_setup import Engines
@@ -49,7 +49,7 @@ def test_a_plan_tells_stages_makespan_and_what_is_assumed():
     assert planned.plan.stages[-1].end_s > 0
     assert {one.name for one in planned.plan.methods} >= {"lengthwise", "samullm", "max", "min"}
     assert {one.name for one in planned.plan.what_ifs} >= {"disk_twice_as_fast"}
-    assert any("as long as they may be" in note for note in planned.plan.notes)
+    assert any("their outputs count as long as max_tokens allows" in note for note in planned.plan.notes)
     assert any("assumed, not measured" in note for note in planned.plan.notes)
 
 
@@ -62,13 +62,13 @@ def test_requests_that_no_engine_takes_are_told_before_any_starts():
 
     assert notes(2000) == []
     (told,) = notes(2048)  # opt-125m's whole context, and there is a prompt
-    assert told.startswith("5 requests of x ask for up to 2,0")
-    assert "a takes 2,048" in told
+    assert told.startswith("5 requests of x need up to 2,0")
+    assert "a has a context of 2,048" in told
 
 
 def test_rows_on_which_nothing_is_asked_are_told():
     app = App([Model("a", "opt-125m")], [Call("x", "a", "{{ item }}", fan=each("l"))])
-    with pytest.raises(InputError, match="asks nothing on these rows"):
+    with pytest.raises(InputError, match="has no requests on these rows"):
         planned_app(app, Rows(["0"], [{"l": []}]), space(app), QUICK)
 
 
@@ -102,7 +102,7 @@ def test_who_cannot_answer_is_told():
     loaded = [EngineConfig(name) for name in "abc"]
     with pytest.raises(InputError, match="there is none for b, c"):
         run_app(planned, ROWS, Engines("static", loaded, {0: ["http://127.0.0.1:1"]}), Path("none"))
-    with pytest.raises(InputError, match="follows a plan; there is none"):
+    with pytest.raises(InputError, match="needs a plan"):
         run_app(sampled_app(small(chain()), ROWS, QUICK), ROWS, Engines("local", loaded), Path("none"))
 
 
@@ -132,7 +132,7 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
 
     with pytest.raises(EngineError, match="no such weights") as told:
         run_app(planned, ROWS, engines(b=broken), tmp_path, settings=Settings(linger_s=0.02))
-    assert str(told.value).endswith(f"What was answered until then is in {tmp_path}")
+    assert str(told.value).endswith(f"Answers recorded before are in {tmp_path}")
     metadata = json.loads((tmp_path / "manifest.json").read_text())
     assert metadata["how"] == "failed"
     assert "no such weights" in metadata["error"]
@@ -148,7 +148,7 @@ def test_where_engines_fail_what_was_answered_is_written_and_the_rest_is_gone_on
 @pytest.mark.parametrize("change", [{"body": {"chat_template_kwargs": {"thinking": False}}}, {"served": "other"}])
 def test_what_engines_put_into_every_request_is_part_of_its_answer(tmp_path, change):
     """Answers to another request are asked again, which is told; those to the same are kept."""
-    spec = EngineConfig("opt-125m", limits=Limits(8, 2048))
+    spec = EngineSpec("opt-125m", limits=Limits(8, 2048))
     app = small(App([Model("a")], [Call("x", "a", "{{ topic }}")]), tokens=4)
     with in_thread(EngineServer(spec), EngineServer(replace(spec, model="other"))) as up:
         first, second = (one.url for one in up.servers)

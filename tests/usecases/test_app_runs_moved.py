@@ -72,5 +72,5 @@ def test_answers_ten_times_as_long_have_the_rest_planned_anew_and_say_the_same(t
 def test_true_lengths_of_a_model_without_lengths_are_refused(tmp_path):
     found = asked(tmp_path, lengths="")
     planned = found.planned(PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False))
-    with pytest.raises(InputError, match="give it lengths"):
+    with pytest.raises(InputError, match="give the model lengths"):
         run_app(planned, found.file.rows, found.engines(), tmp_path / "run")

@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused_where_it_stands(lab, says) -> None:
         (LAB + '[[variants]]\nname = "a"\n', "take the [[variants]] out"),
         ('[predictor]\nkind = "oracle"\n' + LAB, "lab.predictors"),
         ('[lab]\npolicies = ["shortest"]', "shortest"),
-        ('[lab]\npolicies = ["aged(heavy=1)"]', "cannot be made"),
+        ('[lab]\npolicies = ["aged(heavy=1)"]', "has wrong parameters"),
         ('[lab]\npredictors = [{ kind = "model", file = "absent.lwp" }]', "absent.lwp"),
     ],
 )

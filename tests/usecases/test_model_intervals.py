@@ -269,7 +269,7 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
     assert note in page
     assert made["notes"] == [note]
     assert made["beyond_reach"][0]["bound"] == "seqs"
-    assert "In brackets: 90 % intervals by the cost model's own error, from 16 more runs" in printed
+    assert "In brackets: 90 % intervals of the cost model's error, from 16 more runs" in printed
     assert "model-span" in page
     assert made["model_error"]["parts"] == [{"part": "step", "log_sd": 0.1}]
     ttft = made["summary"]["ttft_s"]["mean"]

@@ -101,7 +101,7 @@ WRONG = [
     ("rank", "aged(wieght=2)", PolicyError, r"unexpected keyword argument 'wieght'; it takes weight=10.0"),
     ("rank", "aged(weight=-2)", PolicyError, "weight must be above 0"),
     ("rank", "aged(20)", PolicyError, r"written like name\(key=1, other=2\)"),
-    ("rank", "mlfq(quantum=2.5)", PolicyError, "a whole number must stand where 2.5 does"),
+    ("rank", "mlfq(quantum=2.5)", PolicyError, "2.5 must be a whole number"),
     ("preemption", "by_rnk", UnknownNameError, "Did you mean: by_rank"),
     ("binning", "equalmass(k=3)", UnknownNameError, "no binning policy named 'equalmass'"),
     ("binning", "equal_mas(k=3)", UnknownNameError, r"Did you mean: equal_mass\(k=8\)"),
@@ -111,11 +111,11 @@ WRONG = [
     ("binning", "equal_mass(k=0)", PolicyError, "takes a number of bins from 1"),
     ("binning", "equal_mass(bins=4)", PolicyError, "takes a number of bins from 1"),
     ("binning", "bins(boundaries=[30, 10])", PolicyError, "boundaries must be finite and increase"),
-    ("binning", "bins(boundaries=[1, 'a'])", PolicyError, "a number must stand where 'a' does"),
+    ("binning", "bins(boundaries=[1, 'a'])", PolicyError, "'a' must be a number"),
     ("max_wait_s", "-1", ScenarioError, "must be at least 0"),
     ("max_wait_s", "soon", ScenarioError, "must be seconds"),
     ("window_tokens", "0", ScenarioError, "at least 1"),
-    ("takover", "never", ScenarioError, "did you mean scheduler.preemption"),
+    ("preemtion", "never", ScenarioError, "did you mean scheduler.preemption"),
 ]
 
 
