@@ -26,6 +26,7 @@ PAGE_ROWS = 1_000
 
 DECIDING = (
     "_jit.py",
+    "statistics.py",
     "schema",
     "catalog",
     "workload",
