@@ -17,7 +17,6 @@ from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import (
     CHAT,
     COMPLETIONS,
-    Exchange,
     RequestParser,
     check_json,
     parse_headers,
@@ -37,7 +36,7 @@ from lengthwise.gateway.edge.exchange import (
     Send,
 )
 from lengthwise.gateway.edge.openapi import document
-from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.protocols import Clock, Exchange, Listener, monotonic
 from lengthwise.gateway.request import PrefixHasher, Rejection
 
 _MODELS = b"/v1/models/"
@@ -242,13 +241,12 @@ class App:
                 check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()
-                arguments = (api, body, caller, headers, request_id, self._clock())
+                arguments = (api, body, caller, headers, request_id, self._clock(), net)
                 if len(body) <= _LONG_BYTES:
                     request = self._parser.parse(*arguments)
                 else:
                     loop = asyncio.get_running_loop()
                     request = await loop.run_in_executor(self.parser_thread, self._parser.parse, *arguments)
-                request.address = net
                 del body, arguments  # the request owns the body, and frees it
                 reservation.reserve(request.memory_bytes)
                 known = self._models()

@@ -6,124 +6,22 @@ import itertools
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.config import Key, Limits
+from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, Prompt, PromptPrefix, Sender
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_PIECE, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
-
-
-class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
-    """A request for a completion, with its body as received and checked values.
-
-    Attributes:
-        api: CHAT or COMPLETIONS.
-        body: A JSON object in UTF-8, without duplicates of the fields that the gateway reads.
-        text: The prompt in the form in which length predictors are trained: messages joined by blank lines.
-        prompt_tokens: Number of token ids, or an estimate from the text.
-        max_tokens: Longest output; None if the client sets none.
-        n: Choices of all prompts, ``n`` or ``best_of`` each.
-        key: None if no keys are configured.
-        tenant: Number in ``Tenants``; 0 is anonymous.
-        priority: Class of the key; smaller ones run first.
-        session: Name that ties requests together, or "".
-        prefix: Start of the prompt, for prefix affinity.
-        arrival_s: When the body was complete, on the gateway's clock.
-        deadline_s: When the client gives up, on the gateway's clock; inf if unknown.
-        headers: Headers for the engine.
-        memory_bytes: Estimated memory of body, text and fields.
-        address: Address of the client (of IPv6 the /64), or "".
-    """
-
-    api: str
-    body: bytes
-    model: str
-    stream: bool
-    text: str
-    prompt_tokens: int
-    max_tokens: int | None
-    n: int
-    key: Key | None
-    tenant: int
-    priority: int
-    session: str
-    arrival_s: float
-    deadline_s: float
-    request_id: str
-    headers: list[tuple[str, str]]
-    memory_bytes: int = 0
-    prefix: PromptPrefix = EMPTY
-    parsed: dict[str, Any] | None = None
-    address: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the complete body as a dict, parsed on the first call."""
-        if self.parsed is None:
-            self.parsed = msgspec.json.decode(self.body, type=dict[str, Any])
-        return self.parsed
-
-    def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free the body and fields of a request that cannot restart, with ``text`` the text too.
-
-        Args:
-            text: Whether to free the text.
-            others_bytes: Memory that others use for the request from now on.
-        """
-        self.body, self.parsed = b"", None
-        if text:
-            self.text = ""
-        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
-
-
-class ChunkWriter(Protocol):
-    """A client's connection, which takes chunks of a response directly."""
-
-    def can_write(self) -> bool:
-        """Return whether a chunk of the response in progress can be written now."""
-        ...
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Write a chunk; valid only while ``can_write`` is true."""
-        ...
-
-
-class Answer(Protocol):
-    """A response in progress; ``aclose`` is called at its end and after a disconnect."""
-
-    @property
-    def status(self) -> int:
-        """Return the HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Return at least content-type; content-length where it is known."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    def attach_writer(self, writer: ChunkWriter) -> None:
-        """Allow chunks to go to the writer directly; the iterator yields those that it cannot take."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the response, complete or not."""
-        ...
-
-
-Exchange = Callable[[ClientRequest], Awaitable[Answer]]
-"""Serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``."""
 
 
 Number = int | float | None
@@ -567,13 +465,16 @@ class RequestParser:
         return BodyShape(self.limits.depth, _OBJECTS * messages, _TEXTS * messages, self.limits.values)
 
     def parse(
-        self, api: str, body: bytes, caller: Caller, headers: dict[bytes, bytes], request_id: str, now_s: float
+        self,
+        api: str,
+        body: bytes,
+        caller: Caller,
+        headers: dict[bytes, bytes],
+        request_id: str,
+        now_s: float,
+        address: str = "",
     ) -> ClientRequest:
-        """Return the request of a body and headers (by name in lower case) received at ``now_s``.
-
-        Raises:
-            Fault: The body is invalid or beyond a limit.
-        """
+        """Return the request of a body and headers (by lower-case name); raise Fault if invalid or beyond a limit."""
         limits = self.limits
         exceeded = self.shape.exceeded(body)
         if exceeded == "levels":
@@ -595,31 +496,25 @@ class RequestParser:
         prefix = EMPTY
         if self.hasher is not None:
             prefix = _prefix(self.hasher, content, text, tokens, caller.tenant if self.by_tenant else 0)
-        session = headers.get(b"x-session-id", b"")
-        default_session = (content.prompt_cache_key or content.user or "")[:128]
+        given = headers.get(b"x-session-id", b"")
+        session = given.decode() if _TOKEN.match(given) else (content.prompt_cache_key or content.user or "")[:128]
         timeout = headers.get(b"x-request-timeout-s") or headers.get(b"x-stainless-read-timeout") or b""
         forwarded = [("Content-Type", "application/json"), ("X-Request-Id", request_id)]
         for field, title, pattern in _FORWARDED:
-            value = headers.get(field)
-            if value is not None and pattern.match(value):
+            if (value := headers.get(field)) is not None and pattern.match(value):
                 forwarded.append((title, value.decode()))
         return ClientRequest(
             api=api,
             body=body,
             model=content.model,
             stream=bool(content.stream),
-            text=text,
-            prompt_tokens=tokens,
+            prompt=Prompt(text, tokens, prefix),
             max_tokens=max_tokens,
             n=n,
-            key=caller.key,
-            tenant=caller.tenant,
-            priority=caller.key.priority if caller.key else 0,
-            session=session.decode() if _TOKEN.match(session) else default_session,
+            sender=Sender(caller.tenant, caller.key.priority if caller.key else 0, session, address),
             arrival_s=now_s,
             deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
             request_id=request_id,
             headers=forwarded,
             memory_bytes=_memory_bytes(body, text),
-            prefix=prefix,
         )

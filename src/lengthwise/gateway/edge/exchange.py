@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol, Self
 
-from lengthwise.gateway.edge.client_request import Answer, ChunkWriter
 from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.protocols import Answer, ChunkWriter
 
 _CLOSE = (b"connection", b"close")
 SHARES = 4

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
-from lengthwise.gateway.protocols import ClientRequest, Worker
 from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.relay.upstream import Attempt, queue_full_error
-from lengthwise.gateway.request import Request
+from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Worker
 
 Fields = Mapping[str, Any]
 

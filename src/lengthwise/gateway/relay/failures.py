@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
+from lengthwise.gateway.request import ClientRequest
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Fleet, Worker
 
 IN_STREAM_ERROR = "server error"
 """Reason of an error that the engine reports inside a stream."""
@@ -89,7 +93,7 @@ MAX_CALLERS = 4096
 
 def caller_of(client_request: ClientRequest) -> Hashable:
     """Return the key under which retries of a client are counted: tenant, else address, else session."""
-    return client_request.tenant or client_request.address or client_request.session
+    return client_request.sender.tenant or client_request.sender.address or client_request.sender.session
 
 
 class RetryBudget:
@@ -160,7 +164,7 @@ class FailureAttribution:
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.sender.session
         self._worker: Worker | None = None
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""

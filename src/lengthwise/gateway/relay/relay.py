@@ -6,15 +6,18 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Forecaster, Worker
 from lengthwise.gateway.relay.engine_request import plan
 from lengthwise.gateway.relay.failures import RetryBudget, caller_of
 from lengthwise.gateway.relay.request_session import Answer, RelayContext, RequestSession
-from lengthwise.gateway.request import Request
+from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Fleet, Worker
+    from lengthwise.gateway.length_prediction import Forecaster
 
 PREEMPTIVE_MODES = ("isrtf", "windowed")
 _POLL_INTERVAL_S = 1.0
@@ -73,13 +76,13 @@ class Relay:
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
             model=client_request.model,
-            prompt_tokens=client_request.prompt_tokens,
+            prompt_tokens=client_request.prompt.tokens,
             max_tokens=limits.max_tokens if client_request.max_tokens is None else client_request.max_tokens,
-            tenant=client_request.tenant,
-            priority=client_request.priority,
+            tenant=client_request.sender.tenant,
+            priority=client_request.sender.priority,
             body_bytes=len(client_request.body),
-            session=client_request.session,
-            prefix=client_request.prefix,
+            session=client_request.sender.session,
+            prefix=client_request.prompt.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
             requested_tokens=self._requested_tokens(
@@ -88,7 +91,7 @@ class Relay:
             choices=client_request.n,
             buffered=not client_request.stream,
         )
-        request.length_prediction = await self._forecaster.first(request, client_request.text)
+        request.length_prediction = await self._forecaster.first(request, client_request.prompt.text)
         ticket = await self._driver.enter(request)
         return await RequestSession(self._context, client_request, resumption, ticket).respond()
 
@@ -129,7 +132,7 @@ class Relay:
     async def _predict_again(self, session: RequestSession) -> None:
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
-        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
+        prediction = await self._forecaster.retry(request, session.client_request.prompt.text or None, text)
         if not session.ticket.finished:
             self._driver.reforecast(request.id, prediction)
 
