@@ -62,7 +62,7 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
         made.offer(0.0, request(number, 0.0))
     assert sent(made.schedule(0.0)) == [0, 1], "nothing runs: an encoding begins"
     for number in range(2):
-        made.progressed(0.1, number, 1)
+        made.on_progress(0.1, number, 1)
     assert sent(made.schedule(0.1)) == []
     made.left(0.2, 0)
     made.left(0.2, 1)
@@ -78,7 +78,7 @@ def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
     assert sent(made.schedule(0.0)) == [1]
     made.offer(0.01, request(2, 0.01))
     assert sent(made.schedule(0.01)) == [2]
-    made.progressed(0.02, 1, 1)
+    made.on_progress(0.02, 1, 1)
     made.offer(0.03, request(3, 0.03))
     assert sent(made.schedule(0.03)) == [], "its first token ends an encoding"
 
@@ -133,7 +133,7 @@ def test_a_lost_worker_gives_back_whom_it_had_and_begins_anew():
     for number in range(4):
         made.offer(0.0, request(number, 0.0))
     assert sent(made.schedule(0.0)) == [0, 1]
-    made.progressed(0.1, 0, 1)
+    made.on_progress(0.1, 0, 1)
     assert made.workers(0.2, [worker(cap=9, epoch=1)]) == (0, 1)
     assert sent(made.schedule(0.2)) == [2, 3], "an empty engine is at the beginning"
     made.returned(0.3, 0, 1)
@@ -141,7 +141,7 @@ def test_a_lost_worker_gives_back_whom_it_had_and_begins_anew():
 
 
 def told_another(made, now_s, phases):
-    made.configure(now_s, made._order, made._admission, Dispatch(phases=phases))
+    made.configure(now_s, made.order, made.admission, Dispatch(phases=phases))
 
 
 def test_another_schedule_holds_from_the_next_phase_on():
@@ -149,18 +149,18 @@ def test_another_schedule_holds_from_the_next_phase_on():
     for number in range(6):
         made.offer(0.0, request(number, 0.0))
     assert sent(made.schedule(0.0)) == [0]
-    made.progressed(0.1, 0, 5)
+    made.on_progress(0.1, 0, 5)
     told_another(made, 0.2, schedule(2, 5))
-    made.progressed(0.3, 0, 6)
+    made.on_progress(0.3, 0, 6)
     assert sent(made.schedule(0.3)) == [], "the phase under way keeps its eight iterations, of which one is late"
-    made.progressed(0.4, 0, 7)
+    made.on_progress(0.4, 0, 7)
     decisions = made.schedule(0.4)
     assert sent(decisions) == [1, 2]
     assert [(one.cause, one.decode_steps) for one in decisions.phases] == [("steps", 8)]
     for step in range(1, 6):
         assert sent(made.schedule(0.4 + 0.1 * step)) == []
         for number in range(3):
-            made.progressed(0.4 + 0.1 * step, number, step + 7 * (number == 0))
+            made.on_progress(0.4 + 0.1 * step, number, step + 7 * (number == 0))
     assert sent(made.schedule(1.0)) == [3, 4]
 
 
@@ -217,7 +217,7 @@ def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
 
     def taken(decodes, waiting=100):
         count = 0
-        while sizing.takes(count, 50 * count, 50, waiting=waiting - count, decodes=decodes):
+        while sizing.admits(count, 50 * count, 50, waiting=waiting - count, decodes=decodes):
             count += 1
         return count
 
@@ -237,7 +237,7 @@ def test_an_encoding_takes_what_the_simulators_batching_takes(encode_batch, deco
     mean, decode_batch = 100.0, 30.0
     sizing = PrefillBatchSize(Phases(encode_batch, 5, decode_batch, mean, threshold))
     taken, tokens, queue = 0, 0, list(prompts)
-    while queue and sizing.takes(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
+    while queue and sizing.admits(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
         tokens += queue.pop(0)
         taken += 1
     assert taken >= 1
@@ -319,7 +319,7 @@ def test_who_has_waited_too_long_is_sent_in_the_midst_of_a_phase():
     for number in range(3):
         made.offer(0.0, request(number, 0.0))
     assert sent(made.schedule(0.0)) == [0]
-    made.progressed(0.1, 0, 1)
+    made.on_progress(0.1, 0, 1)
     assert sent(made.schedule(1.9)) == []
     assert made.next_s(1.9) == 2.0
     assert sent(made.schedule(2.0)) == [1, 2]
@@ -351,7 +351,7 @@ def stepped(made, *, silent, steps):
         now_s = 0.1 * step
         for one in sorted(one for one in running if step < silent.get(one, steps)):
             tokens[one] = tokens.get(one, 0) + 1
-            made.progressed(now_s, one, tokens[one])
+            made.on_progress(now_s, one, tokens[one])
         new = sent(made.schedule(now_s))
         running |= set(new)
         at += [step] if new else []

@@ -27,15 +27,9 @@ CHAT, COMPLETIONS = "chat", "completions"
 Number = int | float | None
 """A JSON number; JSON has no integers, so 1.0 is one as well."""
 ENGINE_FIELDS = (
-    "priority",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "data_parallel_rank",
-    "custom_logit_processor",
-)
+    "priority", "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    "data_parallel_rank", "custom_logit_processor",
+)  # fmt: skip
 """Fields that engines take from their operators, never from a client."""
 
 
@@ -206,21 +200,16 @@ _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
 
 def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> dict[bytes, bytes]:
-    """Return the headers that the gateway knows, by name.
-
-    Raises:
-        Fault: 431, they are too many or too long; 400, a header is repeated.
-    """
+    """Return the known headers by name; raise Fault if too many or too long (431), or one is repeated (400)."""
     if len(headers) > limits.headers:
         raise headers_too_large(f"There may be {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
         raise headers_too_large(f"The header fields may have {limits.header_bytes} bytes in all.")
     found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _KNOWN_HEADERS:
-            if name in found and name != b"accept":
-                raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
-            found[name] = value
+    for name, value in [pair for pair in headers if pair[0] in _KNOWN_HEADERS]:
+        if name in found and name != b"accept":
+            raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
+        found[name] = value
     return found
 
 
@@ -257,20 +246,18 @@ def _prompt(body: Completion) -> tuple[str, int]:
     if isinstance(prompt[0], str):
         text = "\n\n".join([one for one in prompt if isinstance(one, str)])
         return text, estimate_tokens(text)
-    if isinstance(prompt[0], int):
-        return "", len(prompt)
-    return "", sum([len(one) for one in prompt if isinstance(one, list)])
+    return "", sum([len(one) if isinstance(one, list) else 1 for one in prompt])
 
 
 def _prefix(hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
     """Return the prefix of the prompt; several prompts have none."""
-    ids: object = None
-    if isinstance(body, Completion) and not isinstance(body.prompt, str):
-        ids = body.prompt if isinstance(body.prompt[0], int) else body.prompt[0]
-        if ids is not body.prompt and len(body.prompt) > 1:
+    prompt: Any = body.prompt if isinstance(body, Completion) else text
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
             return EMPTY
-    if isinstance(ids, list):
-        return hasher.of_ids(ids, model=body.model, tenant=tenant)
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        return hasher.of_ids(prompt, model=body.model, tenant=tenant)
     return hasher.of_text(text, tokens, model=body.model, tenant=tenant)
 
 
@@ -306,11 +293,9 @@ _MIN_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """Bounds on the structure of a body.
+    """Bounds on the structure of a body, nested or over all levels.
 
     Attributes:
-        levels: Nested lists and objects.
-        objects: All lists and objects.
         texts: All strings, names of fields included.
         values: All members of lists and fields of objects.
     """
@@ -429,10 +414,8 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
     A string with one letter beyond U+FFFF takes four bytes for each of its letters, with one beyond U+00FF two.
     """
-    if body.isascii() and (b"\\" not in body or b"\\u" not in body):
-        width = 1
-    else:
-        width = 4 if any(start in body for start in _ASTRAL) else 2
+    is_latin = body.isascii() and b"\\u" not in body
+    width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
     # Counting in the delimiters alone is faster than in the complete texts.
     marks = body.translate(None, _NON_DELIMITERS)
     in_text = text.encode(errors="surrogatepass").translate(None, _NON_DELIMITERS)
@@ -446,13 +429,7 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses and checks requests.
-
-    Attributes:
-        limits: What clients may request.
-        hasher: Hashes prefixes of prompts; None: they are not compared.
-        by_tenant: Whether prefixes of different tenants differ.
-    """
+    """Parses and checks requests; ``hasher`` None compares no prefixes, ``by_tenant`` only those of one tenant."""
 
     limits: Limits
     hasher: PrefixHasher | None = None
@@ -476,8 +453,7 @@ class RequestParser:
     ) -> ClientRequest:
         """Return the request of a body and headers (by lower-case name); raise Fault if invalid or beyond a limit."""
         limits = self.limits
-        exceeded = self.shape.exceeded(body)
-        if exceeded == "levels":
+        if (exceeded := self.shape.exceeded(body)) == "levels":
             raise invalid(None, f"The body may be nested {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
