@@ -286,7 +286,10 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     [
         ({"rank": "srtf"}, ("predicted lengths, which no engine knows", "cannot reach")),
         ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) goes by predicted lengths",)),
-        ({"preemption": "is_improvement"}, ("By the preemption policy is_improvement, waiting requests preempted running ones",)),
+        (
+            {"preemption": "is_improvement"},
+            ("By the preemption policy is_improvement, waiting requests preempted running ones",),
+        ),
         ({"binning": "bins(boundaries=[100])"}, ("gathered by predicted length into batches of",)),
         ({"max_wait_s": 30.0}, ("Requests that had waited 30 s were scheduled before all others",)),
     ],

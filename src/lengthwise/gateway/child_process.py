@@ -17,7 +17,7 @@ class FrameTooLongError(Exception):
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a payload after its length."""
+    """Return a payload with its length before it."""
     return _LENGTH.pack(len(payload)) + payload
 
 

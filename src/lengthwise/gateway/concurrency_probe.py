@@ -26,8 +26,7 @@ class RequestTimes:
 def probe_max_num_seqs(server: Server, desired: int) -> int:
     """Return how many of ``desired`` requests the engine runs at once; ``desired`` where it may run more.
 
-    Raises:
-        InputError: The server does not answer.
+    Raises InputError where the server does not answer.
     """
 
     async def probe() -> list[RequestTimes]:

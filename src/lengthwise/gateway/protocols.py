@@ -1,15 +1,14 @@
-"""Interfaces between the parts of the gateway: listeners of requests, clock, requests, workers, forecaster."""
+"""Interfaces between the parts of the gateway: listeners of requests, clock, exchange of a request for its answer."""
 # ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from lengthwise.backend.openai_protocol import Abilities
-from lengthwise.gateway.request import LengthPrediction, Outcome, PromptPrefix, Rejection, Request
-from lengthwise.gateway.scheduling import Phase, WorkerState
+from lengthwise.gateway.request import ClientRequest, Outcome, Rejection, Request
+from lengthwise.gateway.scheduling import Phase
 
 
 class Listener:
@@ -43,6 +42,16 @@ class Listener:
         """A phase of a worker is finished (mode rra)."""
 
 
+def _to_all(name: str) -> Any:
+    """Return a method of ``Listeners`` that calls all listeners' methods of this name, in order."""
+
+    def call(self: Listeners, *arguments: Any) -> None:
+        for one in self._all:
+            getattr(one, name)(*arguments)
+
+    return call
+
+
 class Listeners(Listener):
     """Passes events on to several listeners, in order."""
 
@@ -58,37 +67,13 @@ class Listeners(Listener):
         if type(listener).tokens is not Listener.tokens:  # the hot path calls only listeners that override it
             self._of_tokens.append(listener)
 
-    def on_arrival(self, request: Request) -> None:
-        for one in self._all:
-            one.on_arrival(request)
-
-    def refused(self, reason: str, rejection: Rejection, tenant: int, model: str) -> None:
-        for one in self._all:
-            one.refused(reason, rejection, tenant, model)
-
-    def dispatched(self, request: Request, worker: str, now_s: float) -> None:
-        for one in self._all:
-            one.dispatched(request, worker, now_s)
-
-    def first_token(self, request: Request, now_s: float) -> None:
-        for one in self._all:
-            one.first_token(request, now_s)
+    on_arrival, refused, dispatched = _to_all("on_arrival"), _to_all("refused"), _to_all("dispatched")
+    first_token, returned, phase = _to_all("first_token"), _to_all("returned"), _to_all("phase")
+    finished = _to_all("finished")
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         for one in self._of_tokens:
             one.tokens(request, new_tokens, now_s)
-
-    def returned(self, request: Request, cause: str, now_s: float) -> None:
-        for one in self._all:
-            one.returned(request, cause, now_s)
-
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        for one in self._all:
-            one.finished(request, outcome, now_s, detail)
-
-    def phase(self, phase: Phase) -> None:
-        for one in self._all:
-            one.phase(phase)
 
 
 class Clock(Protocol):
@@ -101,65 +86,28 @@ monotonic: Clock = time.monotonic
 """The real clock; jumps of the wall clock do not move it."""
 
 
-class ClientRequest(Protocol):
-    """A request as the edge passes it on (``edge.ClientRequest``)."""
+class ChunkWriter(Protocol):
+    """A client's connection, which takes chunks of a response directly; ``write_chunk`` only while ``can_write``."""
 
-    api: str
-    body: bytes
-    model: str
-    stream: bool
-    text: str
-    prompt_tokens: int
-    max_tokens: int | None
-    n: int
-    tenant: int
-    priority: int
-    session: str
-    prefix: PromptPrefix
-    arrival_s: float
-    deadline_s: float
-    request_id: str
-    headers: list[tuple[str, str]]
-    address: str
-
-    def release(self, *, text: bool, others_bytes: int) -> None: ...
-    def fields(self) -> dict[str, Any]: ...
+    def can_write(self) -> bool: ...
+    def write_chunk(self, chunk: bytes) -> None: ...
 
 
-class Worker(Protocol):
-    """An engine (``fleet.Worker``)."""
+class Answer(Protocol):
+    """A response in progress: headers with at least content-type, and chunks of the body.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def url(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def capabilities(self) -> Abilities: ...
-    @property
-    def session(self) -> Any: ...
-
-
-class Fleet(Protocol):
-    """The engines (``fleet.Fleet``)."""
-
-    def worker(self, name: str) -> Worker: ...
-    def failed(self, name: str, cause: str) -> None: ...
-    def erred(self, name: str, caller: Hashable | None) -> None: ...
-    def started(self, name: str) -> None: ...
-    def succeeded(self, name: str, model: str) -> None: ...
-    def rejected(self, name: str, model: str, session: str) -> None: ...
-    def suspects(self, name: str, model: str) -> bool: ...
-    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None: ...
-    def states(self) -> Sequence[WorkerState]: ...
-
-
-class Forecaster(Protocol):
-    """Predicts output lengths (``length_prediction.Forecaster``).
-
-    ``retry`` gets the prompt's text as long as it is retained: throughout only where ``reads_text`` is set.
+    ``attach_writer`` lets chunks go to the writer directly; the iterator yields those that the writer cannot take.
+    ``aclose`` is called at the end and after a disconnect.
     """
 
-    async def first(self, request: Request, text: str | None) -> LengthPrediction: ...
-    async def retry(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]: ...
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    def attach_writer(self, writer: ChunkWriter) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+Exchange = Callable[[ClientRequest], Awaitable[Answer]]
+"""Serves a request; it is cancelled on a disconnect, and raises ``edge.Fault`` or an error with a ``rejection``."""

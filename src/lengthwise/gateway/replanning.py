@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import pickle
@@ -29,7 +30,6 @@ class ReplanEvent:
         message: Sentences for people.
         phases: The new schedule; None: it stays.
         schedule: The new schedule in words; "" as before.
-        failed: Whether replanning failed.
         more: Details of the replanner's own; picklable.
     """
 
@@ -64,10 +64,9 @@ class ReplanningState:
     """Current state of replanning.
 
     Attributes:
-        up: Whether lengths are watched; also before the start.
-        error: Why they are not; "" they are.
+        up: Whether lengths are watched; also before the start. ``error`` is the reason otherwise.
         schedule: The current schedule in words; "" the first one.
-        left: Times that the schedule was left as it was.
+        left: Events that left the schedule as it was.
         last: The last event's message; () none.
     """
 
@@ -98,17 +97,15 @@ class ArrivalOrder:
         self._active.add(request_id)
 
     def finished(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
-        """Take a finished request's lengths (None: unknown); return the lengths that are now in order."""
+        """Add a finished request's lengths (None: unknown); return the lengths that are now in order."""
         if request_id not in self._active:
             return []
         self._active.remove(request_id)
         self._finished[request_id] = lengths
-        ready: list[Lengths] = []
+        ready = []
         while self._arrivals and self._arrivals[0] in self._finished:
-            pair = self._finished.pop(self._arrivals.popleft())
-            if pair is not None:
-                ready.append((*pair, now_s))
-        return ready
+            ready.append(self._finished.pop(self._arrivals.popleft()))
+        return [(*pair, now_s) for pair in ready if pair is not None]
 
 
 def main() -> None:
@@ -168,8 +165,7 @@ class ReplannerProcess:
     async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[ReplanEvent], float]:
         """Return the events that the lengths cause, and the evidence after them.
 
-        Raises:
-            LengthwiseError: The process has exited, or takes too long.
+        Raises LengthwiseError where the process has exited, or takes too long.
         """
         answer = await self._ask(frame(pickle.dumps(list(lengths))), self._plan_s)
         return answer["events"], answer["evidence"]
@@ -182,17 +178,15 @@ class ReplannerProcess:
             async with asyncio.timeout(timeout_s):
                 process.stdin.write(message)
                 await process.stdin.drain()
-                answer: dict[str, Any] = pickle.loads(await read_frame(process))  # noqa: S301 - our own process
+                return dict[str, Any](pickle.loads(await read_frame(process)))  # noqa: S301 - our own process
         except TimeoutError:
             raise LengthwiseError(f"it did not answer within {timeout_s:g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
-            try:
+            status = "its process is alive but does not answer"
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_EXIT_S, timeout_s)):
                     status = f"its process exited with {await process.wait()}"
-            except TimeoutError:
-                status = "its process is alive but does not answer"
             raise LengthwiseError(status) from error
-        return answer
 
     async def _stop(self) -> None:
         process, self._process = self._process, None

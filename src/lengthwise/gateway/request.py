@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +35,9 @@ SIZES = _block_counts(24)
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of a prompt's leading blocks.
+    """Hashes of a prompt's leading blocks of ``block_tokens`` tokens, one for each of SIZES.
 
-    Attributes:
-        keys: One for each of SIZES: equal for two prompts that agree up to there.
-        block_tokens: Tokens of a block.
+    Two prompts that agree up to the end of a block have equal keys up to there.
     """
 
     keys: tuple[int, ...] = ()
@@ -49,12 +50,9 @@ EMPTY = PromptPrefix()
 class PrefixHasher:
     """Hashes prompt prefixes to 64 bits by keyed BLAKE2b; a key covers everything up to the end of its block.
 
-    Keys stay in this process, and without the secret no client can construct two prompts that share one. An accidental
-    collision only sends a request to a worker that computes it anew. Hashing takes 25 to 70 us for 8,000 letters and
-    about 1 ms for any prompt.
-
-    Args:
-        secret: At most 64 bytes; None draws one.
+    Keys stay in this process, and without the secret (at most 64 bytes; None draws one) no client can construct two
+    prompts that share one. An accidental collision only dispatches a request to a worker that computes it anew.
+    Hashing takes 25 to 70 us for 8,000 letters and about 1 ms for any prompt.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -81,16 +79,89 @@ class PrefixHasher:
     def _chain(self, context: tuple[str | int, ...], prompt: str | array[int], block: int) -> tuple[int, ...]:
         digest = self._keyed.copy()
         digest.update(repr(context).encode("utf-8", "surrogatepass"))
-        keys, at = [], 0
-        for size in SIZES:
-            end = size * block
-            if end > len(prompt):
+        keys = []
+        for before, size in pairwise((0, *SIZES)):
+            if size * block > len(prompt):
                 break
-            part = prompt[at:end]
+            part = prompt[before * block : size * block]
             digest.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part.tobytes())
             keys.append(int.from_bytes(digest.digest(), "little"))
-            at = end
         return tuple(keys)
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt: its text as length predictors are trained on ("" for token ids), its length, and its prefix."""
+
+    text: str
+    tokens: int
+    prefix: PromptPrefix = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The sender of a request.
+
+    Attributes:
+        tenant: Number in ``edge.Tenants``; 0 anonymous.
+        priority: Class of the key; smaller is earlier.
+        session: Name that ties requests together; "" none.
+        address: Network address (of IPv6 the /64); "" unknown.
+    """
+
+    tenant: int = 0
+    priority: int = 0
+    session: str = ""
+    address: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientRequest:
+    """A request for a completion as the edge passes it to the relay: the body as received, and checked values.
+
+    Attributes:
+        api: "chat" or "completions".
+        body: A JSON object in UTF-8, without duplicates of the fields that the gateway reads.
+        max_tokens: Longest output; None if the client sets none.
+        n: Choices of all prompts, ``n`` or ``best_of`` each.
+        arrival_s: End of the body, on the gateway's clock.
+        deadline_s: When the client gives up, on the gateway's clock; inf unknown.
+        headers: Headers for the engine.
+        memory_bytes: Estimated memory of body, text and fields.
+    """
+
+    api: str
+    body: bytes
+    model: str
+    stream: bool
+    prompt: Prompt
+    max_tokens: int | None
+    n: int
+    arrival_s: float
+    deadline_s: float
+    request_id: str
+    headers: list[tuple[str, str]]
+    sender: Sender = Sender()
+    memory_bytes: int = 0
+    _fields: dict[str, Any] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the complete body as a dict, parsed on the first call."""
+        if self._fields is None:
+            import msgspec
+
+            self._fields = msgspec.json.decode(self.body, type=dict[str, Any])
+        return self._fields
+
+    def release(self, *, text: bool, others_bytes: int) -> None:
+        """Free the body, the fields and with ``text`` the text of a request that cannot restart.
+
+        ``others_bytes`` is the memory that others use for the request from now on.
+        """
+        self.body, self._fields = b"", None
+        if text:
+            self.prompt.text = ""
+        self.memory_bytes = others_bytes + sys.getsizeof(self.prompt.text)
 
 
 class Outcome(StrEnum):
@@ -116,7 +187,7 @@ class LengthPrediction:
         total_tokens: The statistic that orders, tokens so far included.
         source: "predictor", "prior" (late, failed or none), "told" (fixed by the client), "oracle" (tests).
         quantiles: [25] float64 at ``predict.LEVELS``; None where only the statistic is known.
-        at_tokens: Generated tokens when it was made.
+        at_tokens: Generated tokens at its time.
     """
 
     total_tokens: float
@@ -138,19 +209,16 @@ class Request:
 
     Attributes:
         id: Unique in this process, in order of arrival.
-        arrival_s: When its body was complete, on the gateway's clock.
-        prompt_tokens: Counted or estimated.
+        arrival_s: End of its body, on the gateway's clock.
         max_tokens: Requested maximum (the gateway's limit where there is none).
-        body_bytes: Its share of the queue's bytes.
-        session: Requests of a session prefer one worker; "" none.
-        prefix: Requests with a common prefix prefer one worker.
+        session: Requests of a session, or with a common ``prefix``, prefer one worker; "" none.
         resumable: Whether a preemption cannot change its answer.
         deadline_s: When the client gives up unless the answer has begun; inf unknown.
         requested_tokens: Length that the client fixed; 0 none.
-        single_chunk: Whether the engine sends the response in one piece, so that there is no first token.
-        buffered: Whether the client gets the response in one piece (it is not streamed).
+        single_chunk: Whether the engine sends the response in one chunk, so that there is no first token.
+        buffered: Whether the client gets the response at its end (no stream).
         queued_for_s: Total time in the queue until the last dispatch.
-        cached_tokens: Prompt tokens believed to be in the prefix cache of its last worker.
+        cached_tokens: Prompt tokens probably in the prefix cache of its last worker.
         avoid: Workers that failed it.
     """
 

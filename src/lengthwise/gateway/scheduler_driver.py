@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
 from lengthwise.gateway.request import DRAINING, LengthPrediction, Outcome, Rejection, Request
-from lengthwise.gateway.scheduling import Decisions, Scheduler, Statistics, WorkerState
+from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.core import Scheduler
 
 CUT, GONE = "cut", "worker gone"
 """Causes of interruptions: a preemption, and a lost worker."""
@@ -30,7 +34,7 @@ class RequestFinishedError(Exception):
 
 
 class Ticket:
-    """An admitted request: it waits, or is at ``worker``, or is finished.
+    """An admitted request: it waits, or is at a worker, or is finished.
 
     Attributes:
         worker: Name of its worker at assignment; "" while it waits.
@@ -86,27 +90,18 @@ class Ticket:
             self._driver.mark_nonpreemptible(self.request)
 
     async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
-        """Wait for a worker again.
+        """Wait for a worker again, with ``generated`` tokens (None all); raise as ``wait`` does.
 
-        Args:
-            cause: "cut", "window", "failed_over" or "retried".
-            avoid: A worker that failed the request.
-            generated: Tokens that are retained; None all.
-
-        Raises:
-            RequestRefusedError: The request expired.
-            RequestFinishedError: It was ended meanwhile.
+        ``cause`` is "cut", "window", "failed_over" or "retried"; ``avoid`` names a worker that failed the request.
         """
-        if self.finished:
-            raise RequestFinishedError
+        self._require_live()
         retained = self.request.generated_tokens if generated is None else generated
         self._driver.returned(self.request, cause, retained, avoid)
         return await self.wait()
 
     async def requeue(self, retry_after_s: float = 0.0) -> Ticket:
         """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
-        if self.finished:
-            raise RequestFinishedError
+        self._require_live()
         self._driver.queue_full(self.request, self.current_worker, retry_after_s)
         return await self.wait()
 
@@ -137,11 +132,15 @@ class Ticket:
         self.end(outcome, detail)
 
     def interrupt(self, cause: str) -> None:
-        """Ask for the slot back, or report the loss of the worker."""
+        """Request the slot back, or report the loss of the worker."""
         if self.worker:
             self.preempted.set()
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
+
+    def _require_live(self) -> None:
+        if self.finished:
+            raise RequestFinishedError
 
     def _reject(self, error: Exception) -> None:
         if self._future is not None and not self._future.done():
@@ -171,11 +170,7 @@ class SchedulerDriver:
         return len(self._tickets)
 
     async def enter(self, request: Request) -> Ticket:
-        """Return the request's ticket once a worker is assigned.
-
-        Raises:
-            RequestRefusedError: The request is not admitted, or it expired.
-        """
+        """Return the request's ticket once a worker is assigned; raise RequestRefusedError if refused or expired."""
         rejection = DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
@@ -195,7 +190,7 @@ class SchedulerDriver:
         self.wake()
 
     def reforecast(self, request_id: int, length_prediction: LengthPrediction) -> None:
-        """Take a new prediction of an admitted request; ignore one for a finished request."""
+        """Apply a new prediction of an admitted request; ignore one for a finished request."""
         if request_id in self._tickets:
             now_s = self.clock()
             self._scheduler.reforecast(now_s, request_id, length_prediction)
@@ -261,8 +256,7 @@ class SchedulerDriver:
     def _wake_when_due(self, now_s: float) -> None:
         if self._is_woken:
             return
-        when_s = self._scheduler.next_s(now_s)
-        if when_s <= now_s:
+        if (when_s := self._scheduler.next_s(now_s)) <= now_s:
             self.wake()
         elif when_s < self._timer_s:
             self._set_timer(when_s, now_s)
@@ -287,8 +281,7 @@ class SchedulerDriver:
 
     def on_progress(self, request: Request, total: int) -> None:
         """Pass on the total of generated tokens."""
-        before = request.generated_tokens
-        now_s = self.clock()
+        before, now_s = request.generated_tokens, self.clock()
         self._scheduler.on_progress(now_s, request.id, total)
         self.listeners.tokens(request, total - before, now_s)
         self._wake_when_due(now_s)

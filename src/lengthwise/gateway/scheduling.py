@@ -1,14 +1,10 @@
-"""The interface between the scheduler driver and a scheduler (``core.Scheduler``)."""
-# ruff: noqa: D102 - the implementations document their methods
+"""The records between the scheduler driver and the scheduler: states of workers, decisions, statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from lengthwise.gateway.config import Admission, Dispatch, Order
-from lengthwise.gateway.request import LengthPrediction, Rejection, Request
+from lengthwise.gateway.request import Rejection
 
 PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
 """Modes in which requests are dispatched at once, up to an engine's ``in_flight``."""
@@ -21,7 +17,7 @@ class Signals:
     Attributes:
         running: Requests in its batch.
         kv_used: Share of the KV cache in use.
-        preemptions: Since it started.
+        preemptions: Since its start.
     """
 
     running: float | None = None
@@ -62,11 +58,9 @@ class Phase:
     """A finished phase of mode rra.
 
     Attributes:
-        cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (the slowest streams were not
-            waited for any longer).
+        cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (not waiting for slow streams).
         finished_s: When the next phase could begin, or no request was left.
-        prefill_batch: Requests of its prefill.
-        decode_batch: Requests at the worker after its prefill.
+        prefill_batch: Requests of its prefill; ``decode_batch`` those at the worker after it.
         decode_steps: Iterations until its end.
         left_batch: Requests at the worker at its end.
         overdue: Requests dispatched within it since they had waited ``max_wait_s``.
@@ -86,7 +80,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What is to be done now, in this order.
+    """Decisions to carry out now, in this order.
 
     Attributes:
         expire: Requests that have waited too long, with the reason.
@@ -122,9 +116,8 @@ class Statistics:
     """Current numbers of the scheduler, for metrics, autoscaling and the admin page.
 
     Attributes:
-        oldest_wait_s: Longest wait in the queue.
         backlog_tokens: Predicted output tokens still to come, waiting and running.
-        backlog_s: Seconds in which all workers together would make them.
+        backlog_s: Seconds for them at the rate of all workers together.
         predicted_wait_s: Predicted wait of a request that arrives now.
         ordering: Whether the order matters now: requests wait.
     """
@@ -139,21 +132,3 @@ class Statistics:
     ordering: bool
     preemptions: int
     workers: tuple[WorkerNumbers, ...] = ()
-
-
-class Scheduler(Protocol):
-    """The part of ``gateway.core.Scheduler`` that its driver uses."""
-
-    def offer(self, now_s: float, request: Request) -> Rejection | None: ...
-    def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None: ...  # noqa: A002
-    def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None: ...  # noqa: A002
-    def mark_nonpreemptible(self, now_s: float, id: int) -> None: ...  # noqa: A002
-    def returned(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None: ...  # noqa: A002
-    def queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None: ...  # noqa: A002
-    def left(self, now_s: float, id: int) -> None: ...  # noqa: A002
-    def workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]: ...
-    def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None: ...
-    def schedule(self, now_s: float) -> Decisions: ...
-    def next_s(self, now_s: float) -> float: ...
-    def statistics(self, now_s: float) -> Statistics: ...
-    def position(self, id: int) -> int | None: ...  # noqa: A002

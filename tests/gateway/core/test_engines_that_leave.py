@@ -56,10 +56,10 @@ def learned():
 @pytest.mark.parametrize("address", ["p", "q"])
 def test_what_was_learned_of_an_engine_is_kept_under_another_key_and_forgotten_of_another_engine(address):
     made = learned()
-    before = made.worker_pool.get(OLD)
+    before = next(one for one in made.worker_pool if one.name == OLD)
     price, speed = before.cost.recompute_steps(100, 1), before.throughput.tokens_per_s
     passed_on(made, 400.0, address=address, cap=2)
-    now = made.worker_pool.get(OLD)
+    now = next(one for one in made.worker_pool if one.name == OLD)
     kept = (now.cost.recompute_steps(100, 1), now.throughput.tokens_per_s) == (price, speed)
     assert now is not before
     assert kept is (address == "p")

@@ -60,13 +60,13 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
     made = phased(schedule(2, 3))
     for number in range(3):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.decide(0.0)) == [0, 1], "nothing runs: an encoding begins"
+    assert sent(made.schedule(0.0)) == [0, 1], "nothing runs: an encoding begins"
     for number in range(2):
-        made.progressed(0.1, number, 1)
-    assert sent(made.decide(0.1)) == []
+        made.on_progress(0.1, number, 1)
+    assert sent(made.schedule(0.1)) == []
     made.left(0.2, 0)
     made.left(0.2, 1)
-    over = made.decide(0.2)
+    over = made.schedule(0.2)
     assert sent(over) == [2], "nobody is left: the rest of the phase is not waited for"
     (phase,) = over.phases
     assert (phase.cause, phase.prefill_batch, phase.left_batch) == ("idle", 2, 0)
@@ -75,19 +75,19 @@ def test_an_idle_engine_is_filled_at_once_and_a_late_one_waits_for_the_phase():
 def test_who_comes_while_nobody_has_spoken_joins_the_encoding():
     made = phased(schedule(3, 4))
     made.offer(0.0, request(1, 0.0))
-    assert sent(made.decide(0.0)) == [1]
+    assert sent(made.schedule(0.0)) == [1]
     made.offer(0.01, request(2, 0.01))
-    assert sent(made.decide(0.01)) == [2]
-    made.progressed(0.02, 1, 1)
+    assert sent(made.schedule(0.01)) == [2]
+    made.on_progress(0.02, 1, 1)
     made.offer(0.03, request(3, 0.03))
-    assert sent(made.decide(0.03)) == [], "its first token ends an encoding"
+    assert sent(made.schedule(0.03)) == [], "its first token ends an encoding"
 
 
 def test_within_a_phase_the_order_is_the_ranks():
     made = phased(schedule(2, 4), rank="srtf")
     for number, predicted in enumerate([30, 10, 20]):
         made.offer(0.0, request(number, 0.0, predicted=predicted))
-    assert sent(made.decide(0.0)) == [1, 2]
+    assert sent(made.schedule(0.0)) == [1, 2]
 
 
 def test_each_engine_keeps_its_own_phases():
@@ -132,36 +132,36 @@ def test_a_lost_worker_gives_back_whom_it_had_and_begins_anew():
     made = phased(schedule(2, 50))
     for number in range(4):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.decide(0.0)) == [0, 1]
-    made.progressed(0.1, 0, 1)
+    assert sent(made.schedule(0.0)) == [0, 1]
+    made.on_progress(0.1, 0, 1)
     assert made.workers(0.2, [worker(cap=9, epoch=1)]) == (0, 1)
-    assert sent(made.decide(0.2)) == [2, 3], "an empty engine is at the beginning"
+    assert sent(made.schedule(0.2)) == [2, 3], "an empty engine is at the beginning"
     made.returned(0.3, 0, 1)
-    assert sent(made.decide(0.3)) == []
+    assert sent(made.schedule(0.3)) == []
 
 
 def told_another(made, now_s, phases):
-    made.configure(now_s, made._order, made._admission, Dispatch(phases=phases))
+    made.configure(now_s, made.order, made.admission, Dispatch(phases=phases))
 
 
 def test_another_schedule_holds_from_the_next_phase_on():
     made = phased(schedule(1, 8))
     for number in range(6):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.decide(0.0)) == [0]
-    made.progressed(0.1, 0, 5)
+    assert sent(made.schedule(0.0)) == [0]
+    made.on_progress(0.1, 0, 5)
     told_another(made, 0.2, schedule(2, 5))
-    made.progressed(0.3, 0, 6)
-    assert sent(made.decide(0.3)) == [], "the phase under way keeps its eight iterations, of which one is late"
-    made.progressed(0.4, 0, 7)
-    decisions = made.decide(0.4)
+    made.on_progress(0.3, 0, 6)
+    assert sent(made.schedule(0.3)) == [], "the phase under way keeps its eight iterations, of which one is late"
+    made.on_progress(0.4, 0, 7)
+    decisions = made.schedule(0.4)
     assert sent(decisions) == [1, 2]
     assert [(one.cause, one.decode_steps) for one in decisions.phases] == [("steps", 8)]
     for step in range(1, 6):
-        assert sent(made.decide(0.4 + 0.1 * step)) == []
+        assert sent(made.schedule(0.4 + 0.1 * step)) == []
         for number in range(3):
-            made.progressed(0.4 + 0.1 * step, number, step + 7 * (number == 0))
-    assert sent(made.decide(1.0)) == [3, 4]
+            made.on_progress(0.4 + 0.1 * step, number, step + 7 * (number == 0))
+    assert sent(made.schedule(1.0)) == [3, 4]
 
 
 def test_another_schedule_holds_at_once_where_nobody_is_there():
@@ -169,7 +169,7 @@ def test_another_schedule_holds_at_once_where_nobody_is_there():
     told_another(made, 0.0, schedule(3, 5))
     for number in range(6):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.decide(0.0)) == [0, 1, 2]
+    assert sent(made.schedule(0.0)) == [0, 1, 2]
 
 
 def test_fewer_seats_than_are_taken_are_kept_from_the_next_phase_on():
@@ -217,7 +217,7 @@ def test_a_small_decode_batch_gets_more_and_a_large_one_fewer():
 
     def taken(decodes, waiting=100):
         count = 0
-        while sizing.takes(count, 50 * count, 50, waiting=waiting - count, decodes=decodes):
+        while sizing.admits(count, 50 * count, 50, waiting=waiting - count, decodes=decodes):
             count += 1
         return count
 
@@ -237,7 +237,7 @@ def test_an_encoding_takes_what_the_simulators_batching_takes(prefill_batch, dec
     mean, decode_batch = 100.0, 30.0
     sizing = PrefillBatchSize(Phases(prefill_batch, 5, decode_batch, mean, threshold))
     taken, tokens, queue = 0, 0, list(prompts)
-    while queue and sizing.takes(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
+    while queue and sizing.admits(taken, tokens, queue[0], waiting=len(queue), decodes=decodes):
         tokens += queue.pop(0)
         taken += 1
     assert taken >= 1
@@ -318,15 +318,15 @@ def test_who_has_waited_too_long_is_sent_in_the_midst_of_a_phase():
     made = phased(schedule(1, 1000), max_wait_s=2.0)
     for number in range(3):
         made.offer(0.0, request(number, 0.0))
-    assert sent(made.decide(0.0)) == [0]
-    made.progressed(0.1, 0, 1)
-    assert sent(made.decide(1.9)) == []
+    assert sent(made.schedule(0.0)) == [0]
+    made.on_progress(0.1, 0, 1)
+    assert sent(made.schedule(1.9)) == []
     assert made.next_s(1.9) == 2.0
-    assert sent(made.decide(2.0)) == [1, 2]
+    assert sent(made.schedule(2.0)) == [1, 2]
     made.left(2.1, 0)
     made.left(2.1, 1)
     made.left(2.1, 2)
-    (phase,) = made.decide(2.1).phases
+    (phase,) = made.schedule(2.1).phases
     assert (phase.prefill_batch, phase.overdue) == (1, 2)
 
 
@@ -346,13 +346,13 @@ def phased(phases, *, workers=None, **order):
 
 def stepped(made, *, silent, steps):
     """Lets all who were sent bring a token a step but for the silent ones; the steps between those that sent."""
-    running, at, tokens = set(sent(made.decide(0.0))), [], {}
+    running, at, tokens = set(sent(made.schedule(0.0))), [], {}
     for step in range(1, steps):
         now_s = 0.1 * step
         for one in sorted(one for one in running if step < silent.get(one, steps)):
             tokens[one] = tokens.get(one, 0) + 1
-            made.progressed(now_s, one, tokens[one])
-        new = sent(made.decide(now_s))
+            made.on_progress(now_s, one, tokens[one])
+        new = sent(made.schedule(now_s))
         running |= set(new)
         at += [step] if new else []
     return [b - a for a, b in itertools.pairwise([0, *at])]

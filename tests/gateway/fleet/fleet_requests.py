@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.protocols import monotonic
 from lengthwise.gateway.relay import Relay
-from lengthwise.gateway.request import LengthPrediction
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Prompt
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.testing.engine_server import EngineSpec
 
@@ -45,14 +44,9 @@ class World:
             body=json.dumps(body).encode(),
             model="m",
             stream=True,
-            text="one two",
-            prompt_tokens=2,
+            prompt=Prompt("one two", 2),
             max_tokens=tokens,
             n=1,
-            key=None,
-            tenant=0,
-            priority=0,
-            session="",
             arrival_s=self.driver.clock(),
             deadline_s=float("inf"),
             request_id="r",

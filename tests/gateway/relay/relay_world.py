@@ -16,10 +16,9 @@ from scripted_engine import Scripted
 from lengthwise.backend.openai_protocol import Abilities
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.edge.client_request import ClientRequest
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.relay import Relay, open_session
-from lengthwise.gateway.request import LengthPrediction, Outcome, Request
+from lengthwise.gateway.request import ClientRequest, LengthPrediction, Outcome, Prompt, Request, Sender
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -197,23 +196,20 @@ class Reply:
 def asked(body: dict[str, Any], *, api: str = "completions", now_s: float = 0.0, **metadata: Any) -> ClientRequest:
     prompt = body.get("prompt")
     text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in body.get("messages", ()))
-    given: dict[str, Any] = {"tenant": 0, "deadline_s": math.inf} | metadata
+    deadline_s = metadata.pop("deadline_s", math.inf)
     return ClientRequest(
         api=api,
         body=json.dumps(body).encode(),
         model=body["model"],
         stream=bool(body.get("stream")),
-        text=text,
-        prompt_tokens=len(text),
+        prompt=Prompt(text, len(text)),
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         n=body.get("n", 1),
-        key=None,
-        priority=0,
-        session="",
         arrival_s=now_s,
+        deadline_s=deadline_s,
         request_id="r",
         headers=[],
-        **given,
+        sender=Sender(**metadata),
     )
 
 

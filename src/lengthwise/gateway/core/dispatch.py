@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
 from lengthwise.gateway.config import Dispatch
@@ -29,8 +29,8 @@ class Sessions:
 
     def dispatched(self, entry: Entry, worker: str) -> None:
         """Remember the worker of the request's session."""
-        session = (entry.request.tenant, entry.request.session)
         if entry.request.session:
+            session = (entry.request.tenant, entry.request.session)
             self._worker[session] = worker
             self._worker.move_to_end(session)
             if len(self._worker) > _MAX_SESSIONS:
@@ -38,9 +38,7 @@ class Sessions:
 
     def rename_worker(self, before: str, now: str) -> None:
         """Replace a worker's name."""
-        for session, worker in self._worker.items():
-            if worker == before:
-                self._worker[session] = now
+        self._worker.update(dict.fromkeys([one for one, name in self._worker.items() if name == before], now))
 
 
 class DispatchPass:
@@ -48,10 +46,7 @@ class DispatchPass:
 
     A request without a free worker reserves every worker that it could use: no later request gets one of these.
     A worker that failed a request does not get it again while another worker of its model is up; an overdue request
-    takes any free worker.
-
-    Attributes:
-        open: Workers with free slots that are not reserved.
+    takes any free worker. ``open`` lists the workers with free slots that are not reserved.
     """
 
     def __init__(
@@ -79,19 +74,15 @@ class DispatchPass:
 
     def usable(self, entry: Entry) -> list[Worker]:
         """Return the workers that may run the request, free or not."""
-        q = entry.request
-        serving = self._serving.get(q.model)
-        if serving is None:
-            serving = self._serving[q.model] = [worker for worker in self._up if q.model in worker.state.models]
-        return without_avoided(entry, serving)
+        model = entry.request.model
+        if model not in self._serving:
+            self._serving[model] = [worker for worker in self._up if model in worker.state.models]
+        return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
         """Return the worker with the least backlog in seconds, less what its prefix cache saves of the prompt.
 
-        Args:
-            entry: The request.
-            only: The one worker that may be chosen; "" any.
-            together: Requests that should find free slots at the worker at once.
+        ``only`` names the one worker that may be chosen ("" any); ``together`` requests should find free slots there.
         """
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
@@ -102,8 +93,7 @@ class DispatchPass:
             return candidates[0]
         done_s = {one.name: (one.work + entry.work) / self.tokens_per_s(one) for one in candidates}
         best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
-        last = self._sessions.worker_of(entry)
-        q = entry.request
+        last, q = self._sessions.worker_of(entry), entry.request
         if not self._affinity or not (last or q.prefix.keys):
             return best
 
@@ -113,8 +103,7 @@ class DispatchPass:
 
         nearest, min_cost = best, (done_s[best.name] - saved_s(best), -1, "")  # balance wins ties
         for one in candidates:
-            saved = saved_s(one)
-            cost = (done_s[one.name] - saved, len(one.active), one.name)
+            cost = (done_s[one.name] - (saved := saved_s(one)), len(one.active), one.name)
             if saved > 0 and cost < min_cost:
                 nearest, min_cost = one, cost
         return nearest
@@ -128,9 +117,7 @@ class DispatchPass:
 
     def _admits(self, worker: Worker, entry: Entry, only: str, together: int) -> bool:
         free = self._free.get(worker.name, 0)
-        if free == 0 or (only and worker.name != only):
-            return False
-        if not worker.fits(entry) or (free < together and worker.active):
+        if free == 0 or (only and worker.name != only) or not worker.fits(entry) or (free < together and worker.active):
             return False
         if worker.phases is None or entry.overdue:
             return True
@@ -151,7 +138,7 @@ class Dispatcher:
         self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
         self._affinity = affinity
         self._sessions = Sessions()
-        self._batch_left: dict[int, int] = {}
+        self._batch_left: Counter[int] = Counter()
         """Requests of a batch that are not dispatched yet."""
         self._batch_worker: dict[int, str] = {}
 
@@ -175,12 +162,11 @@ class Dispatcher:
                 entry.rename_worker(before, now)
 
     def add_batch(self, batch: list[Entry]) -> None:
-        """Take requests that leave their bins; the requests of a bin should run at one worker."""
-        for entry in batch:
-            self._batch_left[entry.batch] = self._batch_left.get(entry.batch, 0) + 1
+        """Add requests that leave their bins; the requests of a bin should run at one worker."""
+        self._batch_left.update(entry.batch for entry in batch)
 
     def remove(self, entry: Entry) -> None:
-        """Forget a finished request; in its batch it is not waited for."""
+        """Forget a finished request; its batch does not wait for it."""
         if entry.batch and entry.admissions == 0:
             self._leave_batch(entry)
 
@@ -194,8 +180,7 @@ class Dispatcher:
         self._queue.refresh(now_s)
         dispatched, blocked = [], 0
         for entry in self._queue.in_order(dispatch_pass):
-            worker = self._choose(dispatch_pass, entry)
-            if worker is None:
+            if (worker := self._choose(dispatch_pass, entry)) is None:
                 blocked += 1
             else:
                 self._dispatch(now_s, entry, worker)
@@ -211,10 +196,9 @@ class Dispatcher:
     def _choose(self, dispatch_pass: DispatchPass, entry: Entry) -> Worker | None:
         if not entry.batch or entry.admissions or entry.overdue:
             return dispatch_pass.choose(entry)
-        name = self._batch_worker.get(entry.batch, "")
-        worker = self._worker_pool.get(name) if name else None
-        if worker is not None and worker in dispatch_pass.usable(entry):
-            return dispatch_pass.choose(entry, only=name)
+        name = self._batch_worker.get(entry.batch)
+        if any(worker.name == name for worker in dispatch_pass.usable(entry)):
+            return dispatch_pass.choose(entry, only=name or "")
         return dispatch_pass.choose(entry, together=self._batch_left[entry.batch])
 
     def _dispatch(self, now_s: float, entry: Entry, worker: Worker) -> None:

@@ -46,10 +46,8 @@ class PrefillBatchSize:
     def __init__(self, phases: Phases) -> None:
         text = f"rra(prefill_batch={phases.prefill_batch}, decode_steps={phases.decode_steps}, micro_batches=1"
         if phases.threshold is not None:
-            assert phases.mean_prompt_tokens is not None
-            assert phases.decode_batch is not None
-            prompts = max(1, round(phases.prefill_batch * phases.mean_prompt_tokens))
-            decodes = max(1, round(phases.decode_batch))
+            prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
+            decodes = max(1, round(phases.decode_batch or 0))
             text += f", threshold={phases.threshold!r}, prompt_tokens={prompts}, decode_batch={decodes}"
         self._policy = policy = resolve("batching", f"{text})")
         parameters = {f"parameter_{n}": value for n, value in enumerate(policy.all_parameters)}
@@ -57,25 +55,14 @@ class PrefillBatchSize:
         self._one_by_one = policy.uses("step_prompts")
 
     def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Return whether the prefill takes one more request.
+        """Return whether the prefill of ``taken`` requests takes one more.
 
-        Args:
-            taken: Requests that it has.
-            taken_tokens: Prompt tokens of these.
-            next_tokens: Prompt tokens of the next request.
-            waiting: Waiting requests, the next one among them.
-            decodes: Requests at the worker before the prefill.
+        ``waiting`` counts the next request, too; ``decodes`` are the requests at the worker before the prefill.
         """
-        arguments = self._constants | {
-            "decodes": decodes,
-            "num_running": decodes,
-            "waiting": waiting if self._one_by_one else waiting + taken,
-            "step_prompts": taken,
-            "step_tokens": taken_tokens,
-            "next_tokens": next_tokens,
-        }
-        max_prompts = self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0]
-        return bool(max_prompts > taken)
+        state = {"decodes": decodes, "num_running": decodes, "waiting": waiting + (not self._one_by_one) * taken}
+        prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
+        arguments = self._constants | state | prompts
+        return bool(self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0] > taken)
 
 
 @dataclass(slots=True)
@@ -94,7 +81,7 @@ class _CurrentPhase:
 
 
 class PhaseTracker:
-    """The phase of a worker, followed by its tokens; see the module."""
+    """The current phase of a worker, from its tokens; the module states the rules."""
 
     def __init__(self, worker: Callable[[], str], phases: Phases, report: Callable[[Phase], None]) -> None:
         self._worker, self._report = worker, report
@@ -132,9 +119,7 @@ class PhaseTracker:
         """Return whether the request may be dispatched now, given the number of waiting requests."""
         current, tokens = self._current, entry.request.prompt_tokens
         if current is None or self._finished:
-            # As many requests are expected to finish until the prefill as finished during the last ones.
-            decodes = max(0, self._num_present - round(self._mean_finished))
-            return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=decodes)
+            return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=self._expected_decodes)
         return self._in_prefill and self._batch_size.admits(
             current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=current.decodes
         )
@@ -202,6 +187,11 @@ class PhaseTracker:
         return len(self._new) + len(self._silent) + len(self._steps)
 
     @property
+    def _expected_decodes(self) -> int:
+        """Requests left at a prefill: as many finish until then as finished during the last ones."""
+        return max(0, self._num_present - round(self._mean_finished))
+
+    @property
     def _decode_steps(self) -> int:
         return self.phases.decode_steps if self._current is None else self._current.decode_steps
 
@@ -215,13 +205,11 @@ class PhaseTracker:
 
     def _update_finished(self) -> None:
         """Set whether the phase is finished; it stays so until the next one starts."""
-        if self._finished:
-            pass
-        elif self._max_steps < self._decode_steps:
-            self._finished = not (self._new or self._steps)  # only silent requests are left
+        if self._max_steps < self._decode_steps:
+            self._finished |= not (self._new or self._steps)  # only silent requests are left
         else:
             slack = 2 + 2 * max(self._max_chunk, self._next_max_chunk)
-            self._finished = self._is_complete or self._max_steps >= self._decode_steps + slack
+            self._finished |= self._is_complete or self._max_steps >= self._decode_steps + slack
         if self._finished:
             self._apply_next_phases()
 
@@ -244,8 +232,7 @@ class PhaseTracker:
     def _start_phase(self, now_s: float) -> _CurrentPhase:
         if self._current is not None:
             self._report_phase(STEPS if self._is_complete else STALLED, now_s)
-        decodes = max(0, self._num_present - round(self._mean_finished))
-        current = self._current = _CurrentPhase(now_s, decodes, self.phases.decode_steps)
+        current = self._current = _CurrentPhase(now_s, self._expected_decodes, self.phases.decode_steps)
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)
@@ -258,16 +245,7 @@ class PhaseTracker:
     def _report_phase(self, cause: str, now_s: float) -> None:
         current = self._current
         assert current is not None
-        phase = Phase(
-            self._worker(),
-            cause,
-            current.started_s,
-            max(current.started_s, now_s),
-            prefill_batch=current.prefill_batch,
-            prompt_tokens=current.prompt_tokens,
-            decode_batch=current.decode_batch or self._num_present,
-            decode_steps=self._min_steps if cause == STEPS else self._max_steps,
-            left_batch=self._num_present,
-            overdue=current.overdue,
-        )
-        self._report(phase)
+        steps = self._min_steps if cause == STEPS else self._max_steps
+        times_s = (current.started_s, max(current.started_s, now_s))
+        sizes = (current.prefill_batch, current.prompt_tokens, current.decode_batch or self._num_present)
+        self._report(Phase(self._worker(), cause, *times_s, *sizes, steps, self._num_present, current.overdue))

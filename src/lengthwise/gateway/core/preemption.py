@@ -62,11 +62,8 @@ def saved_tokens(
 ) -> float:
     """Return the tokens by which waiting requests start sooner, less the wait of the victim for another slot.
 
-    Args:
-        remaining: Expected remaining tokens of the other running requests.
-        victim: The same of the request that would be preempted.
-        waiting: Key and expected remaining tokens of waiting requests, in order.
-        key: The victim's key: it goes behind requests whose keys are no greater.
+    ``remaining`` are the expected remaining tokens of the other running requests; ``waiting`` are keys and expected
+    remaining tokens in order. The victim goes behind the waiting requests whose keys are at most its own.
     """
 
     def sum_of_starts(free: list[float], lengths: Iterable[float]) -> float:
@@ -125,15 +122,14 @@ class PreemptionPass:
                 continue
             if len(preempted) >= budget:
                 break
-            found = self._victim(waiting, usable)
-            if found is None:
+            if (found := self._victim(waiting, usable)) is not None:
+                victim, worker = found
+                worker.preempt(self._now_s, victim)
+                self._placed[waiting.request.id] = waiting, worker
+                preempted.append(victim)
+            else:
                 for worker in usable:
                     self._open.pop(worker.name, None)
-                continue
-            victim, worker = found
-            worker.preempt(self._now_s, victim)
-            self._placed[waiting.request.id] = waiting, worker
-            preempted.append(victim)
         return preempted
 
     def __contains__(self, model: object) -> bool:
@@ -161,31 +157,23 @@ class PreemptionPass:
         q, num_running = running.request, len(worker.active)
         queued = self._queue.waiting.get(waiting.request.model, 0)
         recompute = worker.cost.recompute_steps(q.prompt_tokens + q.generated_tokens, num_running)
-        gain = self._gain(
-            waiting_key,
-            key,
-            waiting.remaining,
-            running.remaining,
-            q.generated_tokens,
-            recompute,
-            num_running,
-            queued,
-            waiting.request.queued_for_s + self._now_s - waiting.request.queued_s,
-            q.preemptions,
-        )
-        if not gain > 0 or waiting.overdue:
-            return bool(gain > 0)
-        return self._saved_tokens(waiting.request.model, running, key) > recompute * (num_running + queued)
+        waited_s = waiting.request.queued_for_s + self._now_s - waiting.request.queued_s
+        lengths = (waiting.remaining, running.remaining, q.generated_tokens)
+        load = (recompute, num_running, queued)
+        if not self._gain(waiting_key, key, *lengths, *load, waited_s, q.preemptions) > 0:
+            return False
+        saved = math.inf if waiting.overdue else self._saved_tokens(waiting.request.model, running, key)
+        return saved > recompute * (num_running + queued)
 
     def _saved_tokens(self, model: str, victim: Entry, key: float) -> float:
         """Return what the first waiting request of the model saves, or a third of what all of them save."""
-        serving = [worker for worker in self._up if model in worker.state.models]
         remaining = []
         waiting = [
             (-math.inf if one.overdue else self._key(one), expected_remaining(one))
             for one in islice(self._queue.in_order(_AllBut(model)), LOOKAHEAD + len(self._placed))
             if one.request.id not in self._placed
         ]
+        serving = [worker for worker in self._up if model in worker.state.models]
         for worker in serving:  # as it will be when the preempting requests are gone
             for one in worker.active.values():
                 if one.state is State.PREEMPTING:
@@ -213,12 +201,12 @@ class TokenBucket:
     """At most ``rate`` preemptions a second in the long run, and one second's worth at once."""
 
     def __init__(self, rate: float) -> None:
-        self._rate, self._burst = rate, max(1.0, rate) if rate > 0 else 0.0
-        self._tokens, self._at_s = self._burst, math.nan
+        self._rate, self._tokens, self._at_s = rate, math.inf, math.nan
+        self.configure(math.nan, rate)
 
     def available(self, now_s: float) -> int:
         """Return how many preemptions may be made now."""
-        passed_s = 0.0 if math.isnan(self._at_s) else max(0.0, now_s - self._at_s)
+        passed_s = max(0.0, now_s - self._at_s)  # max(0, NaN) is 0
         if passed_s and math.isfinite(self._rate):
             self._tokens = min(self._burst, self._tokens + passed_s * self._rate)
         self._at_s = now_s
@@ -258,17 +246,16 @@ class Preemption:
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
-        self._order, self._ranker, self._service = order, ranker, service
-        self._gain = interpreted(resolve("preemption", order.preemption))
+        self._ranker, self._service = ranker, service
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.cuts_per_s)
         self._closed_windows: dict[int, Entry] = {}
+        self._compared_s, self.count = -math.inf, 0
+        self.configure(math.nan, order)
         self._requested = False
-        self._compared_s = -math.inf
-        self.count = 0
 
     def configure(self, now_s: float, order: Order) -> None:
-        """Take another order of the same mode."""
+        """Apply another order of the same mode."""
         self._bucket.configure(now_s, order.cuts_per_s)
         self._order = order
         self._gain = interpreted(resolve("preemption", order.preemption))
@@ -312,39 +299,32 @@ class Preemption:
 
     def run(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
         """Preempt requests where due; return them."""
+        preempted: list[Entry] = []
         if self._closed_windows:
             preempted = self._preempt_closed_windows(now_s, queue, workers)
-        elif not self._requested or now_s < self._compared_s + POLL_INTERVAL_S:
-            return []
-        elif not queue:
-            self._requested = False
-            return []
-        else:
-            budget = self._bucket.available(now_s)
-            if budget < 1:
-                return []
-            self._requested, self._compared_s = False, now_s
-            preempted = self._preempt_on_demand(now_s, queue, workers, budget)
-            self._bucket.take(len(preempted))
+        elif self._requested and now_s >= self._compared_s + POLL_INTERVAL_S:
+            if not queue:
+                self._requested = False
+            elif (budget := self._bucket.available(now_s)) >= 1:
+                self._requested, self._compared_s = False, now_s
+                preempted = self._preempt_on_demand(now_s, queue, workers, budget)
+                self._bucket.take(len(preempted))
         self.count += len(preempted)
         return preempted
 
     def _preempt_on_demand(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
-        max_preemptions = self._order.max_preemptions
+        running = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
         running = [
             one
-            for worker in workers
-            for one in worker.active.values()
-            if self._is_preemptible(one)
-            and one.request.generated_tokens >= one.protected_until
-            and one.request.preemptions < max_preemptions
+            for one in running
+            if one.request.generated_tokens >= one.protected_until
+            and one.request.preemptions < self._order.max_preemptions
         ]
         if not running:
             return []
         queue.refresh(now_s)
-        candidates = self._worst_first(now_s, running)
-        ranker, gain = self._ranker, self._gain
-        return PreemptionPass(now_s, queue, workers, candidates, ranker, gain, self._precedes).run(budget)
+        policy = (self._worst_first(now_s, running), self._ranker, self._gain, self._precedes)
+        return PreemptionPass(now_s, queue, workers, *policy).run(budget)
 
     def _precedes(self, waiting: Entry, running: Entry) -> bool:
         """Return whether the running request is of no better class or tenant."""
@@ -373,13 +353,12 @@ class Preemption:
             for one in worker.active.values()
             if worker.state.up and one.request.id in closed and self._is_preemptible(one)
         }
-        preempted: list[Entry] = []
-        if worker_of and waiting:
-            for _, one in self._worst_first(now_s, [closed[id_] for id_ in worker_of]):
-                worker = worker_of[one.request.id]
-                if take_waiting(worker.state.models):
-                    worker.preempt(now_s, one)
-                    preempted.append(one)
+        if not (worker_of and waiting):
+            return []
+        ranked = self._worst_first(now_s, [closed[id_] for id_ in worker_of])
+        preempted = [one for _, one in ranked if take_waiting(worker_of[one.request.id].state.models)]
+        for one in preempted:
+            worker_of[one.request.id].preempt(now_s, one)
         return preempted
 
     def _worst_first(self, now_s: float, running: list[Entry]) -> list[tuple[float, Entry]]:

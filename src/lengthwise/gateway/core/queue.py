@@ -87,11 +87,7 @@ class Deadlines:
 
 
 class Backlog:
-    """Totals of the requests in a queue.
-
-    Attributes:
-        tokens: Predicted output tokens still to come, by model.
-    """
+    """Totals of the requests in a queue; ``tokens`` are predicted output tokens still to come, by model."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -134,7 +130,7 @@ class Queue(Backlog):
         return iter(self._entries.values())
 
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
-        """Change the bound and fairness; all waiting requests are sorted again."""
+        """Change the bound and fairness; sort all waiting requests again."""
         self._max_wait_s, self._fair = max_wait_s, fair
         self._deadlines = Deadlines()
         self._lanes: dict[Lane, list[Item]] = {}
@@ -172,8 +168,6 @@ class Queue(Backlog):
 
     def promote(self, now_s: float) -> None:
         """Move requests that have waited ``max_wait_s`` by now before all others."""
-        if self._deadlines.next_s() > now_s:
-            return
         for request_id in self._deadlines.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
@@ -218,9 +212,7 @@ class Queue(Backlog):
             elif self._fair and self._service.of(lane[2]) != heads[0][1]:
                 heapq.heapreplace(heads, self._head(lane, at))
             else:
-                waiting = self._ranker.entries[items[at][3]]
-                assert waiting is not None, "a queued request is live"
-                yield waiting
+                yield self._ranker.entry(items[at][3])
                 if at + 1 < len(items):
                     heapq.heapreplace(heads, self._head(lane, at + 1))
                 else:
@@ -230,17 +222,14 @@ class Queue(Backlog):
         """Return how many requests precede it."""
         if entry.overdue:
             return bisect_left(self._overdue, (entry.request.arrival_s, entry.request.id))
-        rank, item = self._class_rank(self._lane(entry)), self._item(entry)
-        before = len(self._overdue)
-        for lane, items in self._lanes.items():
-            other = self._class_rank(lane)
-            before += len(items) if other < rank else bisect_left(items, item[:3]) if other == rank else 0
-        return before
+        rank, item = self._class_rank(self._lane(entry)), self._item(entry)[:3]
+        lanes = [(self._class_rank(lane), items) for lane, items in self._lanes.items()]
+        before = sum(len(items) for other, items in lanes if other < rank)
+        return len(self._overdue) + before + sum(bisect_left(items, item) for other, items in lanes if other == rank)
 
     def max_waiting_s(self, now_s: float) -> float:
         """Return the longest total wait of a waiting request; 0 where the queue is empty."""
-        waits = (one.request.queued_for_s + now_s - one.request.queued_s for one in self)
-        return max(waits, default=0.0)
+        return max((one.request.queued_for_s + now_s - one.request.queued_s for one in self), default=0.0)
 
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
@@ -257,7 +246,7 @@ class Queue(Backlog):
             insort(self._lanes.setdefault(self._lane(entry), []), self._item(entry))
 
     def _delete(self, entry: Entry) -> None:
-        """Take a request out of its lane, found by the stored key: call before the key changes."""
+        """Remove a request from its lane, found by the stored key: call before the key changes."""
         if entry.overdue:
             del self._overdue[self.position(entry)]
             return
@@ -296,8 +285,7 @@ class Bins(Backlog):
         super().__init__()
         self._bins, self._wait_s = bins, batch_wait_s
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._num_predictions = 0
-        self._edges: list[float] = []
+        self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
         self._deadlines = Deadlines()
@@ -336,12 +324,8 @@ class Bins(Backlog):
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Remove and return the requests of bins that have waited long enough, bin after bin."""
-        entries: list[Entry] = []
-        while self._deadlines.next_s() <= now_s:
-            for request_id in self._deadlines.pop_due(now_s):
-                if request_id in self._bin_of:
-                    entries += self._pop_batch(self._bin_of[request_id])
-        return entries
+        due = self._deadlines.pop_due(now_s)
+        return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
 
     def next_s(self) -> float:
         """Return when the next bin leaves; inf none."""
@@ -349,12 +333,11 @@ class Bins(Backlog):
 
     def remove(self, entry: Entry) -> None:
         """Remove a request from its bin."""
-        request_id = entry.request.id
-        place = self._bin_of.pop(request_id)
-        del self._contents[place][request_id]
+        place = self._bin_of.pop(entry.request.id)
+        del self._contents[place][entry.request.id]
         if not self._contents[place]:
             del self._contents[place]
-        self._deadlines.discard(request_id)
+        self._deadlines.discard(entry.request.id)
         self._count(entry, -1)
 
     def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:

@@ -37,9 +37,8 @@ class Entry:
     """A live request with the scheduler's own state.
 
     Attributes:
-        request: The caller's record; the scheduler alone changes its scheduling fields.
         row: Row in the columns of ``Ranker``; -1 none.
-        predicted: Predicted length of the complete output, at most what the client requested.
+        predicted: Predicted length of the complete output, at most the requested maximum.
         overdue: Whether the request has waited ``max_wait_s`` and precedes all that have not.
         remaining: Predicted tokens still to come, at least 1.
         worker: Current or last worker; "" never dispatched.
@@ -81,11 +80,10 @@ class Entry:
 
     def update_remaining(self) -> None:
         """Recompute remaining tokens, work and KV tokens from the prediction and the tokens so far."""
-        request = self.request
-        self.remaining = max(1.0, self.predicted - request.generated_tokens)
-        context = request.prompt_tokens + request.generated_tokens
-        self.work = self.remaining + PREFILL_WEIGHT * context
-        self.kv_tokens = context + self.remaining
+        generated = self.request.generated_tokens
+        context = self.request.prompt_tokens + generated
+        self.remaining = remaining = max(1.0, self.predicted - generated)
+        self.work, self.kv_tokens = remaining + PREFILL_WEIGHT * context, context + remaining
 
     def rename_worker(self, before: str, now: str) -> None:
         """Replace a worker's name; the worker itself renames the requests that run there."""
@@ -98,14 +96,8 @@ class Entry:
 
 Integers = npt.NDArray[np.int64]
 _FLOAT_COLUMNS = (
-    "arrival_s",
-    "predicted_tokens",
-    "remaining_tokens",
-    "index_tokens",
-    "queued_for_s",
-    "queued_s",
-    "key",
-)
+    "arrival_s", "predicted_tokens", "remaining_tokens", "index_tokens", "queued_for_s", "queued_s", "key",
+)  # fmt: skip
 _INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "eviction", "batch", "id", "tenant")
 _FLOAT = {name: row for row, name in enumerate(_FLOAT_COLUMNS)}
 _INTEGER = {name: row for row, name in enumerate(_INTEGER_COLUMNS)}
@@ -165,15 +157,11 @@ class Ranker:
     """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place.
 
     The columns grow by doubling; rows of finished requests are reused.
-
-    Attributes:
-        entries: The live request of each row, or None.
     """
 
     def __init__(self, rank: Policy, service: TenantService) -> None:
-        self.rank = rank
-        self.entries: list[Entry | None] = [None] * _MIN_ROWS
-        self._service = service
+        self.rank, self._service = rank, service
+        self._entries: list[Entry | None] = [None] * _MIN_ROWS
         self._key_of = key_of(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
         self._uses_index, self._uses_service = rank.uses("index_tokens"), rank.uses("service_tokens")
@@ -188,18 +176,24 @@ class Ranker:
     def add(self, entry: Entry) -> None:
         """Give the request a row."""
         if not self._free:
-            rows = len(self.entries)
+            rows = len(self._entries)
             self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
             self._integers = np.concatenate([self._integers, np.zeros_like(self._integers)], axis=1)
             self._free = list(range(rows, 2 * rows))[::-1]
-            self.entries += [None] * rows
+            self._entries += [None] * rows
         entry.row = self._free.pop()
-        self.entries[entry.row] = entry
+        self._entries[entry.row] = entry
+
+    def entry(self, row: int) -> Entry:
+        """Return the live request of a row."""
+        entry = self._entries[row]
+        assert entry is not None, "a row in use has a live request"
+        return entry
 
     def remove(self, entry: Entry) -> None:
         """Free the request's row."""
         self._free.append(entry.row)
-        self.entries[entry.row] = None
+        self._entries[entry.row] = None
         entry.row = -1
 
     def update(self, now_s: float, entry: Entry) -> float:
@@ -207,27 +201,13 @@ class Ranker:
         q = entry.request
         index = self._index(entry)
         waited_s = q.queued_for_s + (now_s - q.queued_s) if entry.state is State.WAITING else q.queued_for_s
-        key = self._key_of(
-            now_s,
-            q.arrival_s,
-            q.prompt_tokens,
-            q.generated_tokens,
-            entry.predicted,
-            entry.remaining,
-            index,
-            waited_s,
-            q.priority,
-            entry.admissions - 1,
-            q.preemptions,
-            self._service.of(q.tenant),
-            entry.batch,
-        )
+        lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
+        past = (entry.admissions - 1, q.preemptions)
+        service = self._service.of(q.tenant)
+        key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, q.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
-        row = entry.row
-        floats = (q.arrival_s, entry.predicted, entry.remaining, index, q.queued_for_s, q.queued_s, key)
-        self._floats[:, row] = floats
-        integers = (q.prompt_tokens, q.generated_tokens, q.priority, entry.admissions - 1, q.preemptions)
-        self._integers[:, row] = (*integers, entry.batch, q.id, q.tenant)
+        self._floats[:, entry.row] = (q.arrival_s, *lengths[2:], q.queued_for_s, q.queued_s, key)
+        self._integers[:, entry.row] = (*lengths[:2], q.priority, *past, entry.batch, q.id, q.tenant)
         return key
 
     def key(self, entry: Entry) -> float:
@@ -263,8 +243,7 @@ class Ranker:
         ranked = keys[order]
         if (ranked[1:] == ranked[:-1]).any():
             order = np.lexsort((ids, arrival_s, keys))
-            ranked = keys[order]
-        columns = (ranked, arrival_s[order], ids[order], rows[order])
+        columns = (keys[order], arrival_s[order], ids[order], rows[order])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _column(self, name: str, rows: Integers) -> npt.NDArray[Any]:

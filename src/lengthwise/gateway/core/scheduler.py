@@ -33,8 +33,7 @@ def check_change(before: Order, after: Order) -> None:
     Mode and rank decide which columns are stored and what engines were sent; engines with the plug-in were sent the
     window as well.
     """
-    fixed = ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else [])
-    for name in fixed:
+    for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):
             raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
     resolve("preemption", after.preemption)
@@ -64,7 +63,7 @@ class Expiry:
         self._deadlines.discard(request_id)
 
     def workers_changed(self) -> None:
-        """Note that models may have lost their last worker, or got one."""
+        """Search again: models may have lost their last worker, or got one."""
         self._search_s = -math.inf if self._queue or self._bins else math.inf
 
     def next_s(self) -> float:
@@ -78,11 +77,10 @@ class Expiry:
         if now_s >= self._search_s:
             self._search_s = math.inf
             pool, limit_s = self._worker_pool, self._no_engine_s
-            all_served = all(pool.serves(model) for model in self._queue.waiting)
-            for entry in (*(() if all_served else self._queue), *self._bins):
+            all_served = all(map(pool.serves, self._queue.waiting))
+            queued = (*(() if all_served else self._queue), *self._bins)
+            for entry in (one for one in queued if not pool.serves(one.request.model)):
                 model = entry.request.model
-                if pool.serves(model):
-                    continue
                 expires_s = max(entry.request.queued_s, pool.unserved_since_s(model)) + limit_s
                 if expires_s <= now_s:
                     message = f"No engine has served the model {model!r} for {limit_s:g} s."
@@ -98,10 +96,7 @@ class Scheduler:
 
     Every admitted request is in exactly one state (``ranking.State``) until it has ``left``. Each event takes O(log n)
     comparisons of waiting requests; ``schedule`` without anything to do takes O(1). The same events at the same times
-    give the same decisions.
-
-    Args:
-        observe: Act as in mode "observe": dispatch at once, up to a worker's fixed limit.
+    give the same decisions. ``observe`` acts as mode "observe": dispatch at once, up to a worker's fixed limit.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch, *, observe: bool = False) -> None:
@@ -118,17 +113,15 @@ class Scheduler:
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
         self._expiry = Expiry(admission.no_engine_s, self.worker_pool, self.queue, self.bins)
         self.entries: dict[int, Entry] = {}
-        self._draining = False
-        self._changed = False
+        self._draining = self._changed = False
         self._wake_s = math.inf
         if rank.every_step or order.mode in ("isrtf", "windowed"):
             self._ranker.warm()
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
-        """Take other settings, for queued requests, too; no request is refused, moved or preempted by that alone.
+        """Apply other settings, to queued requests, too; no request is refused, moved or preempted by that alone.
 
-        Raises:
-            InputError: The order has another mode or rank, or cannot be used; nothing has changed.
+        Raises InputError, with nothing changed, where the order has another mode or rank, or cannot be used.
         """
         check_change(self.order, order)
         self.order, self.admission = order, admission
@@ -158,7 +151,7 @@ class Scheduler:
         return None
 
     def reforecast(self, now_s: float, id: int, length_prediction: LengthPrediction) -> None:  # noqa: A002
-        """Take a new prediction of a live request."""
+        """Apply a new prediction of a live request."""
         entry = self.entries.get(id)
         if entry is None:
             return
@@ -177,7 +170,7 @@ class Scheduler:
             self._wake_for_preemption(now_s)
 
     def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
-        """Take the total of a running request's generated tokens."""
+        """Apply the total of a running request's generated tokens."""
         entry = self.entries.get(id)
         if entry is None or generated_tokens <= entry.request.generated_tokens:
             return
@@ -295,19 +288,18 @@ class Scheduler:
     def statistics(self, now_s: float) -> Statistics:
         """Return the scheduler's current numbers."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
-        queued = len(queue) + len(bins)
         tokens = queue.total_tokens() + bins.total_tokens() + sum(worker.tokens for worker in pool)
         usual = pool.mean_tokens_per_s()
         rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
         return Statistics(
-            waiting=queued,
+            waiting=self._num_queued,
             waiting_bytes=queue.bytes + bins.bytes,
             running=sum(len(worker.active) for worker in pool),
             oldest_wait_s=max(queue.max_waiting_s(now_s), bins.max_waiting_s(now_s)),
             backlog_tokens=tokens,
             backlog_s=tokens / rate if rate else 0.0,
             predicted_wait_s=pool.wait_s(now_s, "", waiting_tokens(queue, bins)),
-            ordering=queued > 0,
+            ordering=self._num_queued > 0,
             preemptions=self.preemption.count,
             workers=tuple(worker.statistics(worker.throughput.tokens_per_s or usual or 1.0) for worker in pool),
         )
@@ -315,11 +307,9 @@ class Scheduler:
     def position(self, id: int) -> int | None:  # noqa: A002
         """Return how many requests precede a request; None where it is not queued."""
         entry = self.entries.get(id)
-        if entry is None or entry.state not in _QUEUED:
-            return None
-        if entry.state is State.BINNED:
+        if entry is not None and entry.state is State.BINNED:
             return len(self.queue) + self.bins.position(entry)
-        return self.queue.position(entry)
+        return self.queue.position(entry) if entry is not None and entry.state is State.WAITING else None
 
     def engine_priority(self, request: Request) -> int:
         """Return class and predicted length as one 32-bit number, smaller = earlier."""
@@ -330,29 +320,28 @@ class Scheduler:
 
     # -- within ----------------------------------------------------------------------------
 
-    def _rejection(self, now_s: float, request: Request) -> Rejection | None:  # noqa: PLR0911 - one per reason
-        model, admission = request.model, self.admission
+    @property
+    def _num_queued(self) -> int:
+        return len(self.queue) + len(self.bins)
+
+    def _rejection(self, now_s: float, request: Request) -> Rejection | None:
+        model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
         if self._draining:
             return DRAINING
         if not self.worker_pool.may_serve(model):
             return Rejection(404, "model_not_found", f"No engine serves the model {model!r}.")
-        queued, queued_bytes = len(self.queue) + len(self.bins), self.queue.bytes + self.bins.bytes
-        full = queued >= admission.max_queued
-        bytes_full = queued_bytes + request.body_bytes > admission.max_queued_bytes
-        if not (full or bytes_full) and admission.max_predicted_wait_s == math.inf:
+        queued_bytes, reason = self.queue.bytes + self.bins.bytes, ""
+        if self._num_queued >= admission.max_queued:
+            reason, message = "queue_full", f"{self._num_queued} requests are waiting already."
+        elif queued_bytes + request.body_bytes > admission.max_queued_bytes:
+            reason, message = "queue_bytes", f"{queued_bytes} bytes of requests are waiting already."
+        elif limit_s == math.inf:
             return None
         wait_s = self.worker_pool.wait_s(now_s, model, waiting_tokens(self.queue, self.bins))
-        retry_after_s = float(max(1, math.ceil(min(wait_s, 3600.0))))
-        if full:
-            return Rejection(429, "queue_full", f"{queued} requests are waiting already.", retry_after_s)
-        if bytes_full:
-            message = f"{queued_bytes} bytes of requests are waiting already."
-            return Rejection(429, "queue_bytes", message, retry_after_s)
-        if wait_s > admission.max_predicted_wait_s:
-            limit_s = admission.max_predicted_wait_s
+        if not reason and wait_s > limit_s:
+            reason = "predicted_wait"
             message = f"The predicted wait is {wait_s:.1f} s; at most {limit_s:g} s are admitted."
-            return Rejection(429, "predicted_wait", message, retry_after_s)
-        return None
+        return Rejection(429, reason, message, float(max(1, math.ceil(min(wait_s, 3600.0))))) if reason else None
 
     def _wait(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)

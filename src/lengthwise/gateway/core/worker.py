@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseTracker
@@ -29,14 +30,9 @@ class ConcurrencyLimit:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self.dispatch = dispatch
-        self.backoff_until_s = -math.inf
-        self._limit = float(dispatch.start)
-        self._doubling = True
-        self._max_used = 0
-        self._polled_s = -math.inf
-        self._signals = Signals()
-        self._backoff_s = _MIN_BACKOFF_S
-        self._refused_s = -math.inf
+        self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
+        self._signals, self._polled_s = Signals(), -math.inf
+        self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the bounds; the learned limit is clipped to them."""
@@ -47,8 +43,7 @@ class ConcurrencyLimit:
 
     def limit(self, slots: int | None) -> int:
         """Return the limit, at most the worker's slots."""
-        limit = int(self._limit)
-        return limit if slots is None else max(1, min(limit, slots))
+        return int(self._limit) if slots is None else max(1, min(int(self._limit), slots))
 
     def used(self, in_flight: int) -> None:
         """Note the number of requests in flight."""
@@ -77,11 +72,9 @@ class ConcurrencyLimit:
         ``retry_after_s``, the worker's own request, is honored up to 2 s.
         """
         self._shrink(float(in_flight))
-        if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S:
-            self._backoff_s = _MIN_BACKOFF_S
-        backoff_s = max(self._backoff_s, min(retry_after_s, _MAX_BACKOFF_S))
-        self.backoff_until_s, self._refused_s = now_s + backoff_s, now_s
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S else self._backoff_s
+        self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, _MAX_BACKOFF_S))
+        self._refused_s, self._backoff_s = now_s, min(2 * backoff_s, _MAX_BACKOFF_S)
 
     def accepted(self, dispatched_s: float) -> None:
         """Reset the backoff: tokens of a request dispatched after the last refusal show that the worker accepts."""
@@ -111,11 +104,7 @@ class PrefixCache:
 
     def cached_tokens(self, prefix: PromptPrefix) -> float:
         """Return the leading tokens of a prompt that are probably cached."""
-        depth = 0
-        for key in prefix.keys:
-            if key not in self._tokens_of:
-                break
-            depth += 1
+        depth = sum(1 for _ in takewhile(self._tokens_of.__contains__, prefix.keys))
         return SIZES[depth - 1] * prefix.block_tokens if depth else 0.0
 
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
@@ -242,11 +231,11 @@ class Throughput:
 
     def add_tokens(self, now_s: float, tokens: int) -> None:
         """Count streamed tokens."""
-        if not now_s - self._since_s < 4 * _WINDOW_S:  # the first tokens, or the first after an idle time
+        passed_s = now_s - self._since_s
+        if not passed_s < 4 * _WINDOW_S:  # the first tokens (NaN), or the first after an idle time
             self._since_s, self._tokens = now_s, 0
             return
         self._tokens += tokens
-        passed_s = now_s - self._since_s
         if passed_s >= _WINDOW_S:
             self._add_rate(self._tokens / passed_s, passed_s)
             self._since_s, self._tokens = now_s, 0
@@ -273,14 +262,14 @@ class Worker:
 
     Attributes:
         active: Requests in flight by id, preempting ones included.
-        tokens: Predicted output tokens still to come from it.
-        work: The same with the cost of the prompts.
+        tokens: Predicted output tokens still to come from it; ``work`` adds the cost of the prompts.
         kv_tokens: KV tokens of its requests at their end, if predictions hold.
         phases: Tracker of its phase; None in other modes than rra.
         leaving: Leaving workers of the same engine under another name: their requests use its slots.
 
     Args:
-        unlimited: Whether it is given all requests, up to a fixed limit of its own (``state.in_flight``).
+        no_limit: Whether all requests are dispatched to it, up to a fixed limit of its own (``state.in_flight``).
+        report: Takes finished phases (mode rra).
     """
 
     def __init__(
@@ -307,7 +296,7 @@ class Worker:
 
     @property
     def limit(self) -> int:
-        """Most requests in flight; UNLIMITED where there is no limit. A schedule never exceeds the worker's slots."""
+        """Most requests in flight; NO_LIMIT without a limit. A schedule never exceeds the worker's slots."""
         if self.phases is not None:
             high = self.phases.phases.high or self._limit.dispatch.most
             return min(high, self.state.in_flight or high, self.state.slots or high)
@@ -328,7 +317,7 @@ class Worker:
             entry.worker = entry.request.worker = name
 
     def inherit(self, other: Worker) -> None:
-        """Share what was learned of the same engine under the name of a leaving worker."""
+        """Share the observations of the same engine under the name of a leaving worker."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
         self._limit = other._limit
 
@@ -347,16 +336,15 @@ class Worker:
         return self.limit - self._slots_in_use
 
     def backoff_until_s(self, now_s: float) -> float:
-        """Return when the worker may be given requests after a refusal; inf where it does not back off."""
+        """Return when the worker may be given requests after a refusal; inf where there is no backoff."""
         until_s = self._limit.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
-        kv_tokens = self.state.kv_tokens
-        if kv_tokens is None or self._no_limit or not self._slots_in_use:
+        if self.state.kv_tokens is None or self._no_limit or not self._slots_in_use:
             return True
-        return self._kv_in_use + entry.kv_tokens <= kv_tokens
+        return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request would have a slot once the victim and all preempting requests are gone."""
@@ -434,18 +422,19 @@ class Worker:
                 self.cost.add_start(context, now_s - q.dispatched_s, uncached=uncached)
         remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
         entry.update_remaining()
-        self.tokens += entry.remaining - remaining
-        self.work += entry.work - work
-        self.kv_tokens += entry.kv_tokens - kv_tokens
+        self._add(entry.remaining - remaining, entry.work - work, entry.kv_tokens - kv_tokens)
         return self.phases is not None and self.phases.on_progress(now_s, q.id, tokens)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self.tokens += sign * entry.remaining
-        self.work += sign * entry.work
-        self.kv_tokens += sign * entry.kv_tokens
+        self._add(sign * entry.remaining, sign * entry.work, sign * entry.kv_tokens)
+
+    def _add(self, tokens: float, work: float, kv_tokens: float) -> None:
+        self.tokens += tokens
+        self.work += work
+        self.kv_tokens += kv_tokens
 
     def update(self, now_s: float, state: WorkerState) -> list[Entry]:
-        """Take the worker's state; return the requests lost by a restart."""
+        """Apply the worker's state; return the requests lost by a restart."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
             lost, self._limit, self.cost = self.clear(), ConcurrencyLimit(self._limit.dispatch), PreemptionCost()
@@ -475,10 +464,9 @@ class Worker:
 
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
         """Return the worker's numbers for people, its backlog at a rate of output tokens."""
-        limit = None if self.limit == NO_LIMIT else self.limit
+        state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s = self.work / tokens_per_s
-        signals = self.state.signals
-        return WorkerNumbers(self.name, self.state.up, len(self.active), limit, backlog_s, self.tokens, signals)
+        return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals)
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:

@@ -16,7 +16,7 @@ _RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
 
 
 def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
-    """Return the predicted output tokens of waiting and binned requests by model; models without any are left out."""
+    """Return the predicted output tokens of waiting and binned requests by model, for models that have any."""
     models = sorted(queue.tokens.keys() | bins.tokens.keys())
     return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
 
@@ -24,15 +24,11 @@ def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
 def drain_times_s(
     tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]
 ) -> list[float]:
-    """Return for each worker the seconds until its share of the waiting tokens is done.
+    """Return the seconds until each worker's share of the waiting tokens is done, for workers of ``rates`` tokens/s.
 
-    Each model's tokens go to the workers that are done soonest (water filling). Models with the fewest workers come
-    first, since the others can go around them: a model with engines of its own is not delayed by another one's queue.
-
-    Args:
-        tokens: Waiting tokens by model.
-        serving: Indices of the workers that serve a model, for each of these models.
-        rates: Tokens a second by worker.
+    Each model's tokens go to the workers that are done soonest (water filling); ``serving`` lists the indices of a
+    model's workers. Models with the fewest workers come first, since the others can go around them: a model with
+    engines of its own is not delayed by another one's queue.
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
@@ -42,19 +38,14 @@ def drain_times_s(
             if rate and work / rate <= times_s[worker]:
                 fastest = fastest[:at]
                 break
-            rate += rates[worker]
-            work += rates[worker] * times_s[worker]
+            rate, work = rate + rates[worker], work + rates[worker] * times_s[worker]
         for worker in fastest:
             times_s[worker] = work / rate
     return times_s
 
 
 class WorkerPool:
-    """The workers by name.
-
-    Attributes:
-        up: Workers that may be given requests, in the reported order.
-    """
+    """The workers by name; ``up`` lists those that may be given requests, in the reported order."""
 
     def __init__(self, dispatch: Dispatch, *, no_limit: bool, phased: bool = False) -> None:
         self._dispatch, self._no_limit, self._phased = dispatch, no_limit, phased
@@ -83,14 +74,9 @@ class WorkerPool:
             return None
         return self._workers[entry.worker]
 
-    def get(self, name: str) -> Worker | None:
-        """Return the worker of this name."""
-        return self._workers.get(name)
-
     def update(self, now_s: float, states: Sequence[WorkerState]) -> list[Entry]:
         """Replace the set of workers; return the requests that lost their worker."""
-        lost: list[Entry] = []
-        new: list[Worker] = []
+        lost, new = list[Entry](), list[Worker]()
         before, self._workers = self._workers, {}
         for state in states:
             worker = before.get(state.renamed_from)
@@ -117,8 +103,7 @@ class WorkerPool:
 
     def pop_renamed(self) -> tuple[tuple[str, str], ...]:
         """Return the (before, now) names since the last call: of workers, and of engines under another name."""
-        renamed = tuple(self._renamed)
-        self._renamed.clear()
+        renamed, self._renamed = tuple(self._renamed), []
         return renamed
 
     def pop_finished_phases(self) -> tuple[Phase, ...]:
@@ -136,16 +121,15 @@ class WorkerPool:
         return model in self._served_models
 
     def unserved_since_s(self, model: str) -> float:
-        """Return since when no worker that is up serves the model; -inf it was never served."""
+        """Return since when no worker that is up serves the model; -inf never served."""
         return self._unserved_since_s.get(model, -math.inf)
 
     def refused(self, now_s: float, name: str, retry_after_s: float) -> None:
         """Back off from a worker that reported a full queue."""
-        worker = self._workers.get(name)
-        if worker is not None:
+        if (worker := self._workers.get(name)) is not None:
             worker.refused(now_s, retry_after_s)
-            until_s = worker.backoff_until_s(now_s)
-            self._backoff_until_s = max(self._backoff_until_s, until_s if until_s < math.inf else 0.0)
+            if (until_s := worker.backoff_until_s(now_s)) < math.inf:
+                self._backoff_until_s = max(self._backoff_until_s, until_s)
 
     def backoff_until_s(self, now_s: float) -> float:
         """Return when the first worker's backoff ends; inf none backs off."""
@@ -166,10 +150,7 @@ class WorkerPool:
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
         """Return the predicted wait of a request that arrives now: its backlog over the output rate.
 
-        Args:
-            now_s: Now.
-            model: The requested model; "" any.
-            tokens: Predicted output tokens of waiting requests by model: other models of its workers count, too.
+        ``model`` "" means any; ``tokens`` are waiting output tokens by model: other models of its workers count, too.
         """
         serving = [worker for worker in self.up if not model or model in worker.state.models]
         usual = self.mean_tokens_per_s()
@@ -193,12 +174,11 @@ class WorkerPool:
         return min(times_s[at] for at in indices[model]) + first_slot_s
 
     def _share_engines(self, new: Sequence[Worker]) -> None:
-        """Let workers share slots with a leaving one at their address; a new one inherits what was learned."""
+        """Let workers share slots with a leaving one at their address; a new one inherits its observations."""
         leaving = [one for one in self if one.state.renamed_from and one.state.address]
         for worker in self:
-            worker.leaving = ()
-            if not worker.state.renamed_from:
-                worker.leaving = tuple(one for one in leaving if one.state.address == worker.state.address)
+            stays, address = not worker.state.renamed_from, worker.state.address
+            worker.leaving = tuple(one for one in leaving if stays and one.state.address == address)
         for worker in new:
             if worker.leaving:
                 last = max(worker.leaving, key=lambda one: one.state.epoch)

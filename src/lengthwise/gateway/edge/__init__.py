@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lengthwise.gateway.edge.app import App
 from lengthwise.gateway.edge.auth import Tenants
-from lengthwise.gateway.edge.client_request import Answer, ClientRequest, Exchange
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.edge.http_server import check_certificate, renew_certificate, server
+from lengthwise.gateway.protocols import Answer, Exchange
+from lengthwise.gateway.request import ClientRequest
 from lengthwise.schema.errors import MissingExtraError
 
 try:

@@ -17,7 +17,6 @@ from lengthwise.gateway.edge.auth import Caller, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import (
     CHAT,
     COMPLETIONS,
-    Exchange,
     RequestParser,
     check_json,
     parse_headers,
@@ -26,6 +25,7 @@ from lengthwise.gateway.edge.client_request import (
 from lengthwise.gateway.edge.errors import Fault, draining, internal, quoted, rejected, unknown_model
 from lengthwise.gateway.edge.exchange import (
     BLOCKED,
+    CLOSE,
     SLOW_BODY,
     AsgiExchange,
     BodyBudget,
@@ -37,7 +37,7 @@ from lengthwise.gateway.edge.exchange import (
     Send,
 )
 from lengthwise.gateway.edge.openapi import document
-from lengthwise.gateway.protocols import Clock, Listener, monotonic
+from lengthwise.gateway.protocols import Clock, Exchange, Listener, monotonic
 from lengthwise.gateway.request import PrefixHasher, Rejection
 
 _MODELS = b"/v1/models/"
@@ -45,19 +45,14 @@ _MODELS = b"/v1/models/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The destination of a request.
-
-    Attributes:
-        api: CHAT or COMPLETIONS, or "".
-        is_open: Whether it needs no key.
-        model: Name of a single model, for the route "model".
-    """
+    """The destination of a request: ``api`` is CHAT, COMPLETIONS or "", ``model`` that of the route "model"."""
 
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
     api: str = ""
-    is_open: bool = False
     model: str = ""
+    is_open: bool = False
+    """Whether it needs no key."""
 
 
 _ROUTES = {
@@ -71,19 +66,15 @@ _ROUTES = {
 
 
 def route(scope: dict[str, Any]) -> Route:
-    """Return the route of a request.
-
-    Raises:
-        Fault: 404, there is none; 405, not by this method.
-    """
+    """Return the route of a request; raise Fault if there is none (404), or not by this method (405)."""
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     found = _ROUTES.get(raw)
     if found is None and raw.startswith(_MODELS) and len(raw) > len(_MODELS):
         # A model's name may contain slashes, encoded or not; it is looked up, never sent on.
         found = Route("model", model=unquote(raw[len(_MODELS) :].decode("ascii", "replace"), errors="replace"))
     if found is None:
-        path = raw.decode("ascii", "replace")
-        raise Fault(404, "route", f"Unknown request URL: {quoted(path)}.", code="unknown_url")
+        message = f"Unknown request URL: {quoted(raw.decode('ascii', 'replace'))}."
+        raise Fault(404, "route", message, code="unknown_url")
     if scope["method"] not in found.methods:
         allowed, code = ", ".join(found.methods), "method_not_allowed"
         raise Fault(405, "method", f"This URL takes {allowed}.", code=code, headers=[(b"allow", allowed.encode())])
@@ -103,7 +94,6 @@ class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
     Args:
-        exchange: Serves a request.
         models: Returns all models, including those of unavailable engines.
         ready: Returns whether an engine is available.
         listener: Receives all rejections of the app.
@@ -112,7 +102,6 @@ class App:
     Attributes:
         draining: Set to reject new requests with 503, which /ready reports.
         in_flight: Completion requests in progress, arriving bodies included.
-        body_budget: Memory of all bodies.
     """
 
     def __init__(
@@ -128,8 +117,8 @@ class App:
     ) -> None:
         self._exchange, self._models, self._ready, self._clock = exchange, models, ready, clock
         self._listener = listener or Listener()
-        self.keys: Keys | None = None
         self._tenants = Tenants() if tenants is None else tenants
+        self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
         self._prefix_hasher = PrefixHasher()
@@ -170,12 +159,11 @@ class App:
         except asyncio.CancelledError:
             if not exchange.cause and (exchange.started or not self.draining):
                 raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
             if exchange.cause == SLOW_BODY:
-                message, close = f"The body must arrive within {self._limits.body_s:g} s.", (b"connection", b"close")
-                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[close]))
+                message = f"The body must arrive within {self._limits.body_s:g} s."
+                await self._reject(exchange, Fault(408, "slow", message, code="request_timeout", headers=[CLOSE]))
             elif exchange.cause == BLOCKED:
                 await exchange.abort()
             elif not exchange.cause:
@@ -196,12 +184,10 @@ class App:
             if target.is_open:
                 await self._send_status(exchange, target)
                 return
-            client = scope.get("client")
-            address = client[0] if client else ""
-            assert self.keys is not None
+            address = (scope.get("client") or ("",))[0]
             caller = self.keys.caller(headers.get(b"authorization"), address)
             if target.api:
-                await self._complete(exchange, target.api, caller, address, headers, request_id)
+                await self._complete(exchange, target.api, caller, network(address), headers, request_id)
             else:
                 await self._send_models(exchange, target, caller)
         except Fault as fault:
@@ -236,19 +222,17 @@ class App:
             raise draining()
         self.in_flight += 1
         try:
-            net = network(address)
-            with caller, BodyReservation(self.body_budget, caller if caller.key else net) as reservation:
+            with caller, BodyReservation(self.body_budget, caller if caller.key else address) as reservation:
                 exchange.headers += caller.take(self._clock())
                 check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
                 exchange.monitor()
-                arguments = (api, body, caller, headers, request_id, self._clock())
+                arguments = (api, body, caller, headers, request_id, self._clock(), address)
                 if len(body) <= _LONG_BYTES:
                     request = self._parser.parse(*arguments)
                 else:
                     loop = asyncio.get_running_loop()
                     request = await loop.run_in_executor(self.parser_thread, self._parser.parse, *arguments)
-                request.address = net
                 del body, arguments  # the request owns the body, and frees it
                 reservation.reserve(request.memory_bytes)
                 known = self._models()
@@ -278,14 +262,11 @@ class App:
 
     async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
         """Answer with the models that a caller can access, or with one of them."""
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "lengthwise"}
-            for name in self._models()
-            if caller.can_access(name)
-        ]
-        content: object = {"object": "list", "data": models}
-        if target.name != "models":
-            content = next((model for model in models if model["id"] == target.model), None)
-            if content is None:
-                raise unknown_model(target.model)
-        await exchange.send(200, _JSON, msgspec.json.encode(content))
+        entry = {"object": "model", "created": 0, "owned_by": "lengthwise"}
+        models = {name: {"id": name} | entry for name in self._models() if caller.can_access(name)}
+        if target.name == "models":
+            await exchange.send(200, _JSON, msgspec.json.encode({"object": "list", "data": list(models.values())}))
+        elif target.model not in models:
+            raise unknown_model(target.model)
+        else:
+            await exchange.send(200, _JSON, msgspec.json.encode(models[target.model]))

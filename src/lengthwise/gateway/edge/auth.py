@@ -72,10 +72,7 @@ ANONYMOUS = "anonymous"
 
 
 class Tenants(list[str]):
-    """The names of tenants by number: 0 is anonymous, then tenants of keys as they first occur.
-
-    A number stays with its name for good, so that counts never pass to another tenant.
-    """
+    """The names of tenants by number: 0 is anonymous; a number stays with its name for good."""
 
     def __init__(self) -> None:
         super().__init__([ANONYMOUS])
@@ -92,10 +89,7 @@ class Tenants(list[str]):
 class Caller:
     """The holder of a key, or every client if no keys are configured; a context manager around each request.
 
-    Attributes:
-        key: None without keys.
-        models: Models that it can access; empty for all.
-        open: Number of its requests in progress.
+    ``models`` is empty for all; ``open`` counts requests in progress.
     """
 
     __slots__ = ("_at_s", "_tokens", "key", "models", "open", "tenant")
@@ -111,9 +105,8 @@ class Caller:
 
     def __enter__(self) -> None:
         """Count a request; raise Fault (429) beyond the concurrency limit."""
-        limit = self.key.concurrency if self.key else None
-        if limit is not None and self.open >= limit:
-            message = f"This API key may have {limit} requests in at the same time."
+        if self.key and self.key.concurrency is not None and self.open >= self.key.concurrency:
+            message = f"This API key may have {self.key.concurrency} requests in at the same time."
             raise Fault(429, "concurrency", message, code="concurrency_limit_exceeded")
         self.open += 1
 
@@ -133,8 +126,7 @@ class Caller:
         refill = (now_s - self._at_s) * rate_rps if rate_rps else 0.0
         self._tokens, self._at_s = min(float(key.burst), self._tokens + max(0.0, refill)), now_s
         allowed = self._tokens >= 1
-        if allowed:
-            self._tokens -= 1
+        self._tokens -= allowed
         headers = [
             (b"x-ratelimit-limit-requests", b"%d" % key.burst),
             (b"x-ratelimit-remaining-requests", b"%d" % self._tokens),
@@ -148,15 +140,7 @@ class Caller:
 
 
 class Keys:
-    """All keys, by their hash.
-
-    Args:
-        previous: Keys so far; a key that stays keeps its bucket and open requests.
-        tenants: All tenants so far.
-
-    Attributes:
-        callers: Holders by the hash of their key.
-    """
+    """All keys, by their hash; a key of ``previous`` keeps its bucket and open requests."""
 
     def __init__(
         self, config: GatewayConfig, clock: Clock, previous: Keys | None = None, *, tenants: Tenants | None = None
@@ -173,11 +157,7 @@ class Keys:
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
-        """Return the holder of the key in an Authorization header.
-
-        Raises:
-            Fault: 401, no key or a wrong one; 429, too many wrong keys came from the address.
-        """
+        """Return the holder of the key in an Authorization header; raise Fault (401; 429 after many wrong keys)."""
         if not self._hashed:
             return self._anonymous
         challenge = [(b"www-authenticate", b"Bearer")]

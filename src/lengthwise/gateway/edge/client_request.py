@@ -6,138 +6,30 @@ import itertools
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.config import Key, Limits
+from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import EMPTY, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import EMPTY, ClientRequest, PrefixHasher, Prompt, PromptPrefix, Sender
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
 
 
-class ClientRequest(msgspec.Struct, kw_only=True, gc=False):
-    """A request for a completion, with its body as received and checked values.
-
-    Attributes:
-        api: CHAT or COMPLETIONS.
-        body: A JSON object in UTF-8, without duplicates of the fields that the gateway reads.
-        text: The prompt in the form in which length predictors are trained: messages joined by blank lines.
-        prompt_tokens: Number of token ids, or an estimate from the text.
-        max_tokens: Longest output; None if the client sets none.
-        n: Choices of all prompts, ``n`` or ``best_of`` each.
-        key: None if no keys are configured.
-        tenant: Number in ``Tenants``; 0 is anonymous.
-        priority: Class of the key; smaller ones run first.
-        session: Name that ties requests together, or "".
-        prefix: Start of the prompt, for prefix affinity.
-        arrival_s: When the body was complete, on the gateway's clock.
-        deadline_s: When the client gives up, on the gateway's clock; inf if unknown.
-        headers: Headers for the engine.
-        memory_bytes: Estimated memory of body, text and fields.
-        address: Address of the client (of IPv6 the /64), or "".
-    """
-
-    api: str
-    body: bytes
-    model: str
-    stream: bool
-    text: str
-    prompt_tokens: int
-    max_tokens: int | None
-    n: int
-    key: Key | None
-    tenant: int
-    priority: int
-    session: str
-    arrival_s: float
-    deadline_s: float
-    request_id: str
-    headers: list[tuple[str, str]]
-    memory_bytes: int = 0
-    prefix: PromptPrefix = EMPTY
-    parsed: dict[str, Any] | None = None
-    address: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Return the complete body as a dict, parsed on the first call."""
-        if self.parsed is None:
-            self.parsed = msgspec.json.decode(self.body, type=dict[str, Any])
-        return self.parsed
-
-    def release(self, *, text: bool, others_bytes: int) -> None:
-        """Free the body and fields of a request that cannot restart, with ``text`` the text too.
-
-        Args:
-            text: Whether to free the text.
-            others_bytes: Memory that others use for the request from now on.
-        """
-        self.body, self.parsed = b"", None
-        if text:
-            self.text = ""
-        self.memory_bytes = others_bytes + sys.getsizeof(self.text)
-
-
-class ChunkWriter(Protocol):
-    """A client's connection, which takes chunks of a response directly."""
-
-    def can_write(self) -> bool:
-        """Return whether a chunk of the response in progress can be written now."""
-        ...
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Write a chunk; valid only while ``can_write`` is true."""
-        ...
-
-
-class Answer(Protocol):
-    """A response in progress; ``aclose`` is called at its end and after a disconnect."""
-
-    @property
-    def status(self) -> int:
-        """Return the HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """Return at least content-type; content-length where it is known."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    def attach_writer(self, writer: ChunkWriter) -> None:
-        """Allow chunks to go to the writer directly; the iterator yields those that it cannot take."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the response, complete or not."""
-        ...
-
-
-Exchange = Callable[[ClientRequest], Awaitable[Answer]]
-"""Serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``rejection``."""
-
-
 Number = int | float | None
 """A JSON number; JSON has no integers, so 1.0 is one as well."""
 ENGINE_FIELDS = (
-    "priority",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "data_parallel_rank",
-    "custom_logit_processor",
-)
+    "priority", "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    "data_parallel_rank", "custom_logit_processor",
+)  # fmt: skip
 """Fields that engines take from their operators, never from a client."""
 
 
@@ -308,21 +200,16 @@ _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
 
 def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> dict[bytes, bytes]:
-    """Return the headers that the gateway knows, by name.
-
-    Raises:
-        Fault: 431, they are too many or too long; 400, a header is repeated.
-    """
+    """Return the known headers by name; raise Fault if too many or too long (431), or one is repeated (400)."""
     if len(headers) > limits.headers:
         raise headers_too_large(f"There may be {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
         raise headers_too_large(f"The header fields may have {limits.header_bytes} bytes in all.")
     found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _KNOWN_HEADERS:
-            if name in found and name != b"accept":
-                raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
-            found[name] = value
+    for name, value in [pair for pair in headers if pair[0] in _KNOWN_HEADERS]:
+        if name in found and name != b"accept":
+            raise Fault(400, "invalid", f"The header {name.decode()} must occur once.", code="duplicate_header")
+        found[name] = value
     return found
 
 
@@ -359,20 +246,18 @@ def _prompt(body: Completion) -> tuple[str, int]:
     if isinstance(prompt[0], str):
         text = "\n\n".join([one for one in prompt if isinstance(one, str)])
         return text, estimate_tokens(text)
-    if isinstance(prompt[0], int):
-        return "", len(prompt)
-    return "", sum([len(one) for one in prompt if isinstance(one, list)])
+    return "", sum([len(one) if isinstance(one, list) else 1 for one in prompt])
 
 
 def _prefix(hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
     """Return the prefix of the prompt; several prompts have none."""
-    ids: object = None
-    if isinstance(body, Completion) and not isinstance(body.prompt, str):
-        ids = body.prompt if isinstance(body.prompt[0], int) else body.prompt[0]
-        if ids is not body.prompt and len(body.prompt) > 1:
+    prompt: Any = body.prompt if isinstance(body, Completion) else text
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
             return EMPTY
-    if isinstance(ids, list):
-        return hasher.of_ids(ids, model=body.model, tenant=tenant)
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        return hasher.of_ids(prompt, model=body.model, tenant=tenant)
     return hasher.of_text(text, tokens, model=body.model, tenant=tenant)
 
 
@@ -408,11 +293,9 @@ _MIN_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """Bounds on the structure of a body.
+    """Bounds on the structure of a body, nested or over all levels.
 
     Attributes:
-        levels: Nested lists and objects.
-        objects: All lists and objects.
         texts: All strings, names of fields included.
         values: All members of lists and fields of objects.
     """
@@ -531,10 +414,8 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
     A string with one letter beyond U+FFFF takes four bytes for each of its letters, with one beyond U+00FF two.
     """
-    if body.isascii() and (b"\\" not in body or b"\\u" not in body):
-        width = 1
-    else:
-        width = 4 if any(start in body for start in _ASTRAL) else 2
+    is_latin = body.isascii() and b"\\u" not in body
+    width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
     # Counting in the delimiters alone is faster than in the complete texts.
     marks = body.translate(None, _NON_DELIMITERS)
     in_text = text.encode(errors="surrogatepass").translate(None, _NON_DELIMITERS)
@@ -548,13 +429,7 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
 @dataclass(frozen=True)
 class RequestParser:
-    """Parses and checks requests.
-
-    Attributes:
-        limits: What clients may request.
-        hasher: Hashes prefixes of prompts; None: they are not compared.
-        by_tenant: Whether prefixes of different tenants differ.
-    """
+    """Parses and checks requests; ``hasher`` None compares no prefixes, ``by_tenant`` only those of one tenant."""
 
     limits: Limits
     hasher: PrefixHasher | None = None
@@ -567,16 +442,18 @@ class RequestParser:
         return BodyShape(self.limits.depth, _OBJECTS * messages, _TEXTS * messages, self.limits.values)
 
     def parse(
-        self, api: str, body: bytes, caller: Caller, headers: dict[bytes, bytes], request_id: str, now_s: float
+        self,
+        api: str,
+        body: bytes,
+        caller: Caller,
+        headers: dict[bytes, bytes],
+        request_id: str,
+        now_s: float,
+        address: str = "",
     ) -> ClientRequest:
-        """Return the request of a body and headers (by name in lower case) received at ``now_s``.
-
-        Raises:
-            Fault: The body is invalid or beyond a limit.
-        """
+        """Return the request of a body and headers (by lower-case name); raise Fault if invalid or beyond a limit."""
         limits = self.limits
-        exceeded = self.shape.exceeded(body)
-        if exceeded == "levels":
+        if (exceeded := self.shape.exceeded(body)) == "levels":
             raise invalid(None, f"The body may be nested {limits.depth} levels deep.", "too_deep")
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
@@ -595,31 +472,25 @@ class RequestParser:
         prefix = EMPTY
         if self.hasher is not None:
             prefix = _prefix(self.hasher, content, text, tokens, caller.tenant if self.by_tenant else 0)
-        session = headers.get(b"x-session-id", b"")
-        default_session = (content.prompt_cache_key or content.user or "")[:128]
+        given = headers.get(b"x-session-id", b"")
+        session = given.decode() if _TOKEN.match(given) else (content.prompt_cache_key or content.user or "")[:128]
         timeout = headers.get(b"x-request-timeout-s") or headers.get(b"x-stainless-read-timeout") or b""
         forwarded = [("Content-Type", "application/json"), ("X-Request-Id", request_id)]
         for field, title, pattern in _FORWARDED:
-            value = headers.get(field)
-            if value is not None and pattern.match(value):
+            if (value := headers.get(field)) is not None and pattern.match(value):
                 forwarded.append((title, value.decode()))
         return ClientRequest(
             api=api,
             body=body,
             model=content.model,
             stream=bool(content.stream),
-            text=text,
-            prompt_tokens=tokens,
+            prompt=Prompt(text, tokens, prefix),
             max_tokens=max_tokens,
             n=n,
-            key=caller.key,
-            tenant=caller.tenant,
-            priority=caller.key.priority if caller.key else 0,
-            session=session.decode() if _TOKEN.match(session) else default_session,
+            sender=Sender(caller.tenant, caller.key.priority if caller.key else 0, session, address),
             arrival_s=now_s,
             deadline_s=now_s + float(timeout if _SECONDS.match(timeout) else "inf"),
             request_id=request_id,
             headers=forwarded,
             memory_bytes=_memory_bytes(body, text),
-            prefix=prefix,
         )

@@ -7,23 +7,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lengthwise.gateway.request import Rejection
+from lengthwise.gateway.request import DRAINING, Rejection
 
 Headers = Sequence[tuple[bytes, bytes]]
 _MAX_QUOTED = 100
 
 
 class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
-    """An error response.
+    """An error response; ``retry_after_s`` None means 1 s for 429 and 503.
 
-    Args:
-        status: HTTP status.
-        reason: One word for metrics.
-        message: Text for people.
-        param: The wrong field.
-        code: One word for programs.
-        headers: Additional response headers.
-        retry_after_s: When to retry; None means 1 s for 429 and 503.
+    ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field.
     """
 
     def __init__(
@@ -40,8 +33,7 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
         self.param, self.code, self.headers = param, code, list(headers)
-        default_s = 1.0 if status in (429, 503) else None
-        self.retry_after_s = default_s if retry_after_s is None else retry_after_s
+        self.retry_after_s = 1.0 if retry_after_s is None and status in (429, 503) else retry_after_s
 
     @property
     def body(self) -> bytes:
@@ -66,9 +58,9 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
 
 def rejected(rejection: Rejection) -> Fault:
     """Return the response to a request that the scheduler rejects."""
-    status, reason, retry_after_s = rejection.status, rejection.reason, rejection.retry_after_s
+    status, reason = rejection.status, rejection.reason
     code = "rate_limit_exceeded" if status == 429 else reason
-    return Fault(status, reason, rejection.message, code=code, retry_after_s=retry_after_s)
+    return Fault(status, reason, rejection.message, code=code, retry_after_s=rejection.retry_after_s)
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> Fault:
@@ -84,8 +76,7 @@ def unknown_model(name: str) -> Fault:
 
 def draining() -> Fault:
     """Return 503 for a request during shutdown."""
-    message = "The gateway is shutting down; send the request again."
-    return Fault(503, "draining", message, code="draining", headers=[(b"connection", b"close")], retry_after_s=1.0)
+    return Fault(503, "draining", DRAINING.message, code="draining", headers=[(b"connection", b"close")])
 
 
 def internal() -> Fault:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Protocol, Self
 
-from lengthwise.gateway.edge.client_request import Answer, ChunkWriter
 from lengthwise.gateway.edge.errors import Fault
+from lengthwise.gateway.protocols import Answer, ChunkWriter
 
-_CLOSE = (b"connection", b"close")
+CLOSE = (b"connection", b"close")
 SHARES = 4
 """One client may use a quarter of the budget."""
 
@@ -26,11 +26,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """Part of the budget for one request, returned at the end of its ``with``.
-
-    Args:
-        owner: A key, or an address without keys.
-    """
+    """Part of the budget for one request of ``owner`` (a key, or an address), returned at the end of its ``with``."""
 
     __slots__ = ("_budget", "_owner", "_used_bytes")
 
@@ -46,19 +42,14 @@ class BodyReservation:
             del self._budget.used_by[self._owner]
 
     def require(self, size_bytes: int) -> None:
-        """Check that more bytes fit, without a reservation; a request alone always fits.
-
-        Raises:
-            Fault: 429, the owner has its share; 503, the budget is exhausted.
-        """
-        budget = self._budget
-        others = budget.used_by[self._owner] - self._used_bytes
-        if others and others + self._used_bytes + size_bytes > budget.max_bytes // SHARES:
+        """Raise Fault (429 beyond the owner's share, 503) unless more bytes fit; a request alone always fits."""
+        budget, owned = self._budget, self._budget.used_by[self._owner]
+        if owned > self._used_bytes and owned + size_bytes > budget.max_bytes // SHARES:
             message = "Your requests in progress take as many bytes as one client may; send the request again."
-            raise Fault(429, "bodies", message, code="body_share_exceeded", headers=[_CLOSE])
+            raise Fault(429, "bodies", message, code="body_share_exceeded", headers=[CLOSE])
         if budget.used_bytes > self._used_bytes and budget.used_bytes + size_bytes > budget.max_bytes:
             message = "The gateway has no memory left for bodies; send the request again."
-            raise Fault(503, "bodies", message, code="overloaded", headers=[_CLOSE], retry_after_s=1.0)
+            raise Fault(503, "bodies", message, code="overloaded", headers=[CLOSE])
 
     def take(self, size_bytes: int) -> None:
         """Reserve more bytes; raise Fault if they do not fit."""
@@ -114,15 +105,12 @@ class Connection(ChunkWriter, Protocol):
 class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
-    ``cause`` then says why: DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED.
-
-    Args:
-        timeout_s: Longest time for the body, and for the client to take a chunk of the response.
+    ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED. ``timeout_s``
+    bounds the body, and the client's reading of a chunk of the response.
 
     Attributes:
         headers: Headers added to every response.
         handed_on: Whether the request reached the relay, which reports its rejections itself.
-        started: Whether the response has started.
     """
 
     __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",
@@ -139,12 +127,7 @@ class AsgiExchange:
         self.headers: list[tuple[bytes, bytes]] = []
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
-        """Return the complete body, reserving memory as it arrives.
-
-        Raises:
-            Fault: 413, or 429 or 503 without memory for it.
-            ClientGoneError: The client disconnected before its end.
-        """
+        """Return the complete body, reserving memory as it arrives; raise Fault (413, 429, 503) or ClientGoneError."""
         if content_length is not None:
             if not content_length.isdigit() or int(content_length[:20]) > limit:
                 raise _too_large(limit)
@@ -158,13 +141,13 @@ class AsgiExchange:
             if message["type"] != "http.request":
                 raise ClientGoneError
             chunk, more = message.get("body", b""), message.get("more_body", False)
+            chunks.append(chunk)
             size += len(chunk)
             if size > limit:
                 raise _too_large(limit)
             reservation.take(len(chunk))
-            chunks.append(chunk)
         self._reading = False
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return b"".join(chunks)
 
     def monitor(self) -> None:
         """Cancel the task from now on when the client disconnects; the body must have been read."""
@@ -263,4 +246,4 @@ class AsgiExchange:
 
 
 def _too_large(limit: int) -> Fault:
-    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[_CLOSE])
+    return Fault(413, "limit", f"The body may have {limit} bytes.", code="body_too_large", headers=[CLOSE])

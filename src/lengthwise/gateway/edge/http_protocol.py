@@ -16,11 +16,7 @@ from lengthwise.gateway.edge.exchange import CONNECTION
 
 
 class CorkedTransport:
-    """The writing side of a connection for one response: the head waits for data written in the same tick.
-
-    Args:
-        close: Closes the connection after the response.
-    """
+    """The writing side of a connection for one response: the head waits for data written in the same tick."""
 
     __slots__ = ("_close", "_head", "_loop", "_started", "_transport")
 
@@ -99,14 +95,10 @@ MAX_PIPELINED = 16
 class HttpProtocol(HttpToolsProtocol):
     """A connection of a client.
 
-    Beyond ``limits.connections`` it answers 503; 431 ends it when a head is too long, 408 when a request takes longer
-    than ``limits.body_s`` to arrive. It is aborted when the client takes no buffered data in ``limits.body_s``.
-
-    Behind a last response, input is read and dropped for 2 s: a reset would destroy the response of a client that
-    still writes.
-
-    Attributes:
-        on_disconnect: Called when the client of the request in progress is gone.
+    Beyond ``limits.connections`` the response is 503; 431 ends a connection whose head is too long, 408 one whose
+    request takes longer than ``limits.body_s`` to arrive. A client that takes no buffered data in ``limits.body_s`` is
+    cut off. Behind a last response, input is read and dropped for 2 s: a reset would destroy the response of a client
+    that still writes. ``on_disconnect`` is called when the client of the request in progress is gone.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -117,13 +109,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
+        self._head_bytes = self._drain_left = 0
         self._in_head = self._in_message = False
         self._fault: Fault | None = None
         self.on_disconnect: Callable[[], None] | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._drain_left = 0
         self._served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # noqa: D102
@@ -139,11 +130,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._write_timeout.stop()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
-        self._disconnect()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset, too, or the timer keeps all of this alive for ``idle_s``
-        if self.on_disconnect is not None:
-            self.on_disconnect()
+        self._disconnect()
 
     def shutdown(self) -> None:
         """Shut down; a request whose head is still arriving gets its 503 when it is complete."""
@@ -181,9 +170,8 @@ class HttpProtocol(HttpToolsProtocol):
     def can_write(self) -> bool:
         """Return whether a chunk of a streamed response can be written now."""
         cycle = self.cycle
-        return not (
-            self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding
-        )
+        open_ = not (cycle.disconnected or cycle.response_complete)
+        return open_ and bool(cycle.chunked_encoding) and not self.flow.write_paused
 
     def write_chunk(self, chunk: bytes) -> None:
         """Write a chunk of a streamed response, bypassing ASGI; valid only while ``can_write``."""
@@ -281,10 +269,9 @@ class HttpProtocol(HttpToolsProtocol):
         if served is not None and (served.response_started or served is not self.cycle):
             self._close()
         else:
-            body = fault.body
             lines = [b"HTTP/1.1 %d %s" % (fault.status, HTTPStatus(fault.status).phrase.encode())]
             lines += [b"%s: %s" % pair for pair in fault.all_headers() if pair[0] != b"connection"]
-            lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+            lines += [b"content-length: %d" % len(fault.body), b"connection: close", b"", fault.body]
             self.transport.write(b"\r\n".join(lines))
             if len(self.connections) > self.limits.connections + _DRAINED_CONNECTIONS:
                 self._close()
@@ -292,8 +279,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._drain()
         if served is not None:  # its task would wait for the rest of the body
             self._disconnect()
-            if self.on_disconnect is not None:
-                self.on_disconnect()
 
     @property
     def _in_progress(self) -> RequestResponseCycle | None:
@@ -306,11 +291,12 @@ class HttpProtocol(HttpToolsProtocol):
         if (cycle := self._in_progress) is not None:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def _finish(self) -> None:
         """Close after a response, draining a request that still arrives."""
-        cycle = self.cycle
-        if self._in_message and cycle is not None and cycle.response_complete:
+        if self._in_message and self.cycle is not None and self.cycle.response_complete:
             self._stop_arrival_timer()
             self._drain()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import Limits, Tls
@@ -25,13 +26,13 @@ class RateLimitedWarnings(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        if record.levelno != logging.WARNING:
-            return True
-        if record.created - self._logged_s.get(str(record.msg), float("-inf")) < _INTERVAL_S:
-            return False
-        if len(self._logged_s) > 64:
-            self._logged_s.clear()
-        self._logged_s[str(record.msg)] = record.created
+        message = str(record.msg)
+        if record.levelno == logging.WARNING:
+            if record.created - self._logged_s.get(message, float("-inf")) < _INTERVAL_S:
+                return False
+            if len(self._logged_s) > 64:
+                self._logged_s.clear()
+            self._logged_s[message] = record.created
         return True
 
 
@@ -50,15 +51,9 @@ def server(
 ) -> uvicorn.Server:
     """Return a server for an app: ``await server.serve(sockets)`` runs it until ``should_exit``.
 
-    Args:
-        app: ASGI application; its ``refused`` is called with every Fault of the server.
-        limits: Limits of headers and connections; a request must arrive within ``body_s``, and a connection without
-            one is closed after ``idle_s``.
-        host: Address to listen on.
-        port: Port; 0 picks a free one.
-        tls: Certificate; with a ``ca``, clients must present a certificate signed by it.
-        drain_s: Time for requests in progress during shutdown.
-        proxies: Comma-separated addresses of proxies whose X-Forwarded-For is trusted.
+    The app's ``refused`` is called with every Fault of the server. ``port`` 0 picks a free one; with a ``tls.ca``
+    clients must present a certificate signed by it. ``drain_s`` bounds requests in progress during shutdown; the
+    X-Forwarded-For of ``proxies`` (comma-separated addresses) is trusted.
     """
     try:
         import uvicorn
@@ -86,22 +81,17 @@ def server(
         "timeout_graceful_shutdown": None if drain_s is None else max(1, round(drain_s)),
     }
     if tls:
-        import ssl
-
         required = int(ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE)
-        settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca,
-                     "ssl_cert_reqs": required}  # fmt: skip
+        settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
+        settings |= {"ssl_ca_certs": tls.ca, "ssl_cert_reqs": required}
     return uvicorn.Server(uvicorn.Config(app, **settings))
 
 
 def check_certificate(tls: Tls) -> None:
     """Raise InputError if the certificate and its key cannot be loaded together."""
-    import ssl
-
-    if tls.cert is None:
-        return
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
+        if tls.cert is not None:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as error:
         message = f"[listen] tls: the certificate {tls.cert} and its key {tls.key} cannot be used: {error}"
         raise InputError(message) from error

@@ -10,7 +10,9 @@ from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.client_request import ENGINE_FIELDS, HINTS, MAX_LOGPROBS, MAX_NAME, MAX_STOPS
 
 Json = dict[str, Any]
+_STRING: Json = {"type": "string"}
 _TEXT: Json = {"type": ["string", "null"]}
+_REQUEST_ID: Json = {"x-request-id": {"schema": _STRING, "required": True}}
 _ERRORS = {
     "400": "A field or the body is invalid",
     "401": "No key, or a wrong one",
@@ -43,18 +45,13 @@ def document(limits: Limits, *, keys: bool) -> bytes:
 
 
 def _paths(security: list[Json]) -> Json:
+    name: Json = {"name": "model", "in": "path", "required": True, "schema": _STRING | {"minLength": 1}}
+    model = _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
     return {
         "/v1/chat/completions": {"post": _post("createChatCompletion", "Chat", security)},
         "/v1/completions": {"post": _post("createCompletion", "Completion", security)},
         "/v1/models": {"get": _get("listModels", "Models", ("400", "401", "429", "431"), security)},
-        "/v1/models/{model}": {
-            "get": _get("retrieveModel", "Model", ("400", "401", "404", "429", "431"), security)
-            | {
-                "parameters": [
-                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-                ]
-            }
-        },
+        "/v1/models/{model}": {"get": model | {"parameters": [name]}},
         "/health": {"get": _get("health", "Status", _OPEN_ERRORS, [])},
         "/ready": {"get": _get("ready", "Status", (*_OPEN_ERRORS, "503"), [])},
         "/openapi.json": {"get": _get("openapi", "Object", _OPEN_ERRORS, [])},
@@ -62,45 +59,31 @@ def _paths(security: list[Json]) -> Json:
 
 
 def _post(name: str, schema: str, security: list[Json]) -> Json:
-    answer = {
-        "description": "The response, or its events",
-        "headers": _REQUEST_ID,
-        "content": {"application/json": {"schema": _ref("Object")}, "text/event-stream": {}},
-    }
-    return {
-        "operationId": name,
-        "security": security,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(schema)}}},
-        "responses": {"200": answer} | {status: _error(status) for status in _ERRORS},
-    }
+    operation = _get(name, "Object", tuple(_ERRORS), security)
+    answer = operation["responses"]["200"]
+    answer["description"] = "The response, or its events"
+    answer["content"]["text/event-stream"] = {}
+    return operation | {"requestBody": {"required": True, "content": _json(schema)}}
 
 
 def _get(name: str, schema: str, errors: tuple[str, ...], security: list[Json]) -> Json:
-    answer = {
-        "description": "As requested",
-        "headers": _REQUEST_ID,
-        "content": {"application/json": {"schema": _ref(schema)}},
-    }
-    return {
-        "operationId": name,
-        "security": security,
-        "responses": {"200": answer} | {status: _error(status) for status in errors},
-    }
+    answer: Json = {"description": "As requested", "headers": _REQUEST_ID, "content": _json(schema)}
+    responses = {"200": answer} | {status: _error(status) for status in errors}
+    return {"operationId": name, "security": security, "responses": responses}
 
 
 def _error(status: str) -> Json:
-    headers = dict(_REQUEST_ID)
-    if status in {"429", "503"}:
-        headers["retry-after"] = {"schema": {"type": "integer", "minimum": 1}, "required": True}
-    content = {"application/json": {"schema": _ref("Error")}}
-    return {"description": _ERRORS[status], "headers": headers, "content": content}
+    retry = {"retry-after": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
+    headers = _REQUEST_ID | (retry if status in {"429", "503"} else {})
+    return {"description": _ERRORS[status], "headers": headers, "content": _json("Error")}
+
+
+def _json(schema: str) -> Json:
+    return {"application/json": {"schema": _ref(schema)}}
 
 
 def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
-
-
-_REQUEST_ID: Json = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
 
 
 def _schemas(limits: Limits) -> Json:
@@ -109,25 +92,22 @@ def _schemas(limits: Limits) -> Json:
         "Completion": _completion(limits),
         "Models": _object({"object": {"const": "list"}, "data": {"type": "array", "items": _ref("Model")}}),
         "Model": _object({
-            "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
-            "owned_by": {"type": "string"},
+            "id": _STRING, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STRING,
         }),
-        "Status": _object({"status": {"type": "string"}}),
+        "Status": _object({"status": _STRING}),
         "Object": {"type": "object"},
-        "Error": _object({"error": _object({
-            "message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT,
-        })}),
+        "Error": _object({"error": _object({"message": _STRING, "type": _STRING, "param": _TEXT, "code": _TEXT})}),
     }  # fmt: skip
 
 
-def _object(properties: Json) -> Json:
-    return {"type": "object", "properties": properties, "required": list(properties)}
+def _object(properties: Json, required: tuple[str, ...] = ()) -> Json:
+    return {"type": "object", "properties": properties, "required": list(required or properties)}
 
 
 def _both(limits: Limits) -> Json:
-    texts = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}
+    texts = {"type": "array", "items": _STRING, "maxItems": MAX_STOPS}
     return {
-        "model": {"type": "string", "minLength": 1, "maxLength": MAX_NAME},
+        "model": _STRING | {"minLength": 1, "maxLength": MAX_NAME},
         "stream": {"type": ["boolean", "null"]},
         "n": _integer(1, limits.n),
         "max_tokens": _integer(1, limits.max_tokens),
@@ -140,32 +120,24 @@ def _both(limits: Limits) -> Json:
 
 
 def _chat(limits: Limits) -> Json:
-    part = {"type": "object", "properties": {"type": {"type": "string"}, "text": _TEXT}}
-    parts = {"type": "array", "items": {"anyOf": [{"type": "string"}, part]}}
-    message = {
-        "type": "object",
-        "properties": {"role": {"type": "string"}, "content": {"anyOf": [_TEXT, parts]}},
-        "required": ["role"],
-    }
+    part = {"type": "object", "properties": {"type": _STRING, "text": _TEXT}}
+    parts = {"type": "array", "items": {"anyOf": [_STRING, part]}}
+    message = _object({"role": _STRING, "content": {"anyOf": [_TEXT, parts]}}, ("role",))
     fields = _both(limits) | {
         "messages": {"type": "array", "items": message, "minItems": 1, "maxItems": limits.messages},
         "max_completion_tokens": _integer(1, limits.max_tokens),
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": _integer(0, MAX_LOGPROBS),
     }
-    return {"type": "object", "properties": fields, "required": ["model", "messages"]}
+    return _object(fields, ("model", "messages"))
 
 
 def _completion(limits: Limits) -> Json:
     ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
     many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
-    prompt = [{"type": "string"}, many | {"items": {"type": "string"}}, ids, many | {"items": ids}]
-    fields = _both(limits) | {
-        "prompt": {"anyOf": prompt},
-        "best_of": _integer(1, limits.n),
-        "logprobs": _integer(0, MAX_LOGPROBS),
-    }
-    return {"type": "object", "properties": fields, "required": ["model", "prompt"]}
+    prompt = [_STRING, many | {"items": _STRING}, ids, many | {"items": ids}]
+    own = {"prompt": {"anyOf": prompt}, "best_of": _integer(1, limits.n), "logprobs": _integer(0, MAX_LOGPROBS)}
+    return _object(_both(limits) | own, ("model", "prompt"))
 
 
 def _integer(minimum: int, maximum: int) -> Json:

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
-from lengthwise.gateway.protocols import ClientRequest, Worker
 from lengthwise.gateway.relay.failures import UpstreamError
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.relay.upstream import Attempt, queue_full_error
-from lengthwise.gateway.request import Request
+from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.predict.distribution import LEVELS
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Worker
 
 Fields = Mapping[str, Any]
 
-FORWARDED_FIELDS = frozenset(
-    {
-        "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
-        "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
-        "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
-    }
-)  # fmt: skip
+FORWARDED_FIELDS = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
+    "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
+    "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
+})  # fmt: skip
 """Fields that a continuation keeps: they affect only the next token, or a rule found them neutral."""
-REWRITTEN_FIELDS = frozenset(
-    {
-        "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens",
-        "min_tokens", "return_token_ids",
-    }
-)  # fmt: skip
+REWRITTEN_FIELDS = frozenset({
+    "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
+    "return_token_ids",
+})  # fmt: skip
 """Fields that a continuation sets itself."""
-PROMPT_FIELDS = frozenset(
-    {
-        "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
-        "add_special_tokens", "documents", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "request_id", "parallel_tool_calls", "include_reasoning",
-    }
-)  # fmt: skip
+PROMPT_FIELDS = frozenset({
+    "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens",
+    "documents", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
+    "parallel_tool_calls", "include_reasoning",
+})  # fmt: skip
 """Fields that are already in the prompt's token ids, or have no meaning to the engine."""
 _KNOWN_FIELDS = FORWARDED_FIELDS | REWRITTEN_FIELDS | PROMPT_FIELDS
 DEFAULTED_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -112,12 +108,11 @@ def resume_conflict(fields: Fields) -> str | None:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and (not prompt or not all(type(token_id) is int for token_id in prompt)):
         return "prompt: several prompts share a request"
-    for message in fields.get("messages") or ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, str) and not (isinstance(part, Mapping) and part.get("type") == "text"):
-                return "messages: only text can be continued"
-    return None
+    messages = [message for message in fields.get("messages") or () if isinstance(message, Mapping)]
+    parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
+    if all(isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text") for part in parts):
+        return None
+    return "messages: only text can be continued"
 
 
 def unset_defaults(fields: Fields) -> frozenset[str]:
@@ -169,14 +164,11 @@ class Plan:
         return replace(self, fields={name: value for name, value in self.fields.items() if name in needed})
 
 
-def plan(client_request: ClientRequest, *, resumes: bool, window_tokens: int, preempts: bool) -> Plan:
-    """Return what may be done with a request.
+def plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, preempts: bool) -> Plan:
+    """Return the possible resumptions of a request.
 
-    Args:
-        client_request: The request.
-        resumes: Whether any engine returns token ids.
-        window_tokens: Longest output without streaming that is restarted rather than resumed.
-        preempts: Whether the scheduler preempts; otherwise requests without streaming pass untouched.
+    ``resumes``: any engine returns token ids. ``window_tokens``: longest output without streaming that is restarted
+    rather than resumed. ``preempts``: the scheduler preempts; otherwise requests without streaming pass untouched.
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
     if not resumes or not (stream or preempts):
@@ -237,8 +229,7 @@ def first_body(client_request: ClientRequest, plan: Plan, worker: Worker) -> byt
 def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_tokens: int) -> bytes | None:
     """Return the body that continues after ``num_tokens`` tokens; None if the output is at its limit.
 
-    Raises:
-        UpstreamError: This worker, or no worker, can continue the output.
+    Raises UpstreamError where this worker, or no worker, can continue the output.
     """
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
@@ -255,14 +246,9 @@ def continuation_body(plan: Plan, response: TrackedStream, worker: Worker, num_t
 
 
 def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
-    """Return a body for ``/v1/completions`` that continues an output.
+    """Return a body for ``/v1/completions`` that continues an output of ``generated`` tokens with ``remaining`` more.
 
-    Args:
-        fields: Fields of the client's body.
-        prompt_ids: Token ids of the prompt, as text of a JSON list.
-        ids: Token ids of the output so far, as text of a JSON list.
-        generated: Number of ``ids``.
-        remaining: Most tokens to generate.
+    ``prompt_ids`` and ``ids`` (of the output so far) are texts of JSON lists, ``fields`` those of the client's body.
     """
     import msgspec
 
@@ -308,17 +294,10 @@ class RequestRejectedError(Exception):
 
 
 async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str) -> None:
-    """Raise an error unless the engine answers with 200.
+    """Raise QueueFullError, RequestRejectedError or UpstreamError unless the engine answers with 200.
 
-    Args:
-        attempt: An attempt whose headers have arrived.
-        resumed: Whether the request is a continuation, so that an engine has already accepted it.
-        listed_model: The request's model if the engine lists it: a 404 about it is the engine's fault.
-
-    Raises:
-        QueueFullError: The engine accepts no more requests now.
-        RequestRejectedError: The engine rejects the request.
-        UpstreamError: The engine failed.
+    ``resumed``: the request is a continuation, so that an engine has already accepted it. ``listed_model`` is the
+    request's model if the engine lists it: a 404 about it is the engine's fault.
     """
     status = attempt.status
     if status == 200:
@@ -332,9 +311,8 @@ async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str)
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:
         raise RequestRejectedError(status, body, attempt.headers.get("content-type", "application/json"))
-    raise UpstreamError(
-        f"http {status}", body[:300].decode("utf-8", "replace"), status=status, engine_fault=engine_fault
-    )
+    detail = body[:300].decode("utf-8", "replace")
+    raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 
 
 MAX_PRIORITY = (1 << 31) - 1

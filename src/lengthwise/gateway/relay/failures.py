@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
+from lengthwise.gateway.request import ClientRequest
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Fleet, Worker
 
 IN_STREAM_ERROR = "server error"
 """Reason of an error that the engine reports inside a stream."""
@@ -29,7 +34,7 @@ class UpstreamError(Exception):
 
     @property
     def reported_by_engine(self) -> bool:
-        """Whether the engine itself reports the error, by status or inside its stream: the request may be at fault."""
+        """Whether the engine reports the error, by status or inside its stream: the request may be at fault."""
         return bool(self.status) or self.reason == IN_STREAM_ERROR
 
     def is_outage(self, *, output_started: bool) -> bool:
@@ -45,11 +50,7 @@ def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
 
 
 class QueueFullError(Exception):
-    """The engine accepts no more requests now (503, 429); it did not fail.
-
-    Attributes:
-        retry_after_s: Seconds until it accepts requests again, where it says so.
-    """
+    """The engine accepts no more requests now (503, 429), until ``retry_after_s`` if known; it did not fail."""
 
     def __init__(self, retry_after_s: float | None = None) -> None:
         super().__init__("the engine's queue is full")
@@ -57,11 +58,7 @@ class QueueFullError(Exception):
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading a response.
-
-    Attributes:
-        cause: "cut", "worker gone", "client gone" or "slow reader".
-    """
+    """The gateway stopped reading a response: ``cause`` is "cut", "worker gone", "client gone" or "slow reader"."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -69,11 +66,7 @@ class AttemptInterruptedError(Exception):
 
 
 class RequestFailedError(Exception):
-    """The client gets no (further) output.
-
-    Attributes:
-        status: HTTP status, used if nothing has been sent to the client yet.
-    """
+    """The client gets no (further) output; ``status`` is used if nothing has been sent to the client yet."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -89,7 +82,7 @@ MAX_CALLERS = 4096
 
 def caller_of(client_request: ClientRequest) -> Hashable:
     """Return the key under which retries of a client are counted: tenant, else address, else session."""
-    return client_request.tenant or client_request.address or client_request.session
+    return client_request.sender.tenant or client_request.sender.address or client_request.sender.session
 
 
 class RetryBudget:
@@ -116,22 +109,18 @@ class RetryBudget:
         """Add the share of one new request."""
         self._left = min(MAX_RETRIES, self._left + self._share)
         if caller in self._left_of:
-            left = self._left_of[caller] + self._share
-            if left < MAX_CALLER_RETRIES:
-                self._left_of[caller] = left
-            else:
+            self._left_of[caller] += self._share
+            if self._left_of[caller] >= MAX_CALLER_RETRIES:
                 del self._left_of[caller]
 
     def take(self, caller: Hashable) -> bool:
         """Spend one retry of this caller; return False if there is none."""
-        left = self._left_of.get(caller, MAX_CALLER_RETRIES)
-        if min(self._left, left) < _ONE:
+        if min(self._left, self._left_of.get(caller, MAX_CALLER_RETRIES)) < _ONE:
             self.refused += 1
             return False
-        self._left -= 1
-        self.used += 1
-        self._left_of.pop(caller, None)  # moves the caller to the end: the dict is in order of last use
-        self._left_of[caller] = left - 1
+        self._left, self.used = self._left - 1, self.used + 1
+        # Removed and added again: the dict is in order of last use.
+        self._left_of[caller] = self._left_of.pop(caller, MAX_CALLER_RETRIES) - 1
         if len(self._left_of) > MAX_CALLERS:
             del self._left_of[next(iter(self._left_of))]
         return True
@@ -139,11 +128,7 @@ class RetryBudget:
     def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
         """Return whether a failed request may be retried; spend budget unless its first engine broke down.
 
-        Args:
-            error: The failure.
-            caller: Key of the client.
-            failures: Engines that failed the request, this one included.
-            output_started: Whether this engine had started its output.
+        ``failures`` counts the engines that failed the request, ``output_started`` concerns the last one.
         """
         return (failures == 1 and error.is_outage(output_started=output_started)) or self.take(caller)
 
@@ -160,7 +145,7 @@ class FailureAttribution:
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
-        self._fleet, self._model, self._session = fleet, client_request.model, client_request.session
+        self._fleet, self._model, self._session = fleet, client_request.model, client_request.sender.session
         self._worker: Worker | None = None
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
@@ -174,14 +159,13 @@ class FailureAttribution:
 
     def on_accepted(self) -> None:
         """Note a 200: a suspect that rejected the same request was wrong."""
-        if self._suspect is not None and self._is_current(self._suspect):
-            self._fleet.record_outcome(self._suspect.name, self._model, wrong=True)
+        if name := self._current(self._suspect):
+            self._fleet.record_outcome(name, self._model, wrong=True)
         self._suspect = None
 
     def on_error(self, error: UpstreamError) -> None:
         """Note a failure of the current worker."""
-        worker = self._worker
-        if worker is None or not self._is_current(worker):
+        if (worker := self._worker) is None or not self._current(worker):
             return
         if error.reported_by_engine:
             self._errors[id(worker)] = (worker, not error.status)
@@ -190,15 +174,15 @@ class FailureAttribution:
 
     def on_first_output(self) -> None:
         """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
-        if self._worker is not None and self._is_current(self._worker):
-            self._fleet.started(self._worker.name)
+        if name := self._current(self._worker):
+            self._fleet.started(name)
         if self._errors:
             self._report_errors(in_stream=False)
 
     def on_preempted(self) -> None:
         """Note that the current worker served the request up to its preemption."""
-        if self._worker is not None and self._is_current(self._worker):
-            self._fleet.succeeded(self._worker.name, self._model)
+        if name := self._current(self._worker):
+            self._fleet.succeeded(name, self._model)
 
     def on_finished(self) -> None:
         """Note that the current worker served the request to its end.
@@ -219,41 +203,38 @@ class FailureAttribution:
 
     def should_check_rejection(self, budget: RetryBudget) -> bool:
         """Return whether a peer should get a rejected (4xx) request, as this engine rejects suspiciously many; once."""
-        worker = self._worker
-        if worker is None or self._suspect is not None or not self._is_current(worker):
+        name = self._current(self._worker) if self._suspect is None else ""
+        if not (name and self._fleet.suspects(name, self._model) and budget.take(self.caller)):
             return False
-        if not self._fleet.suspects(worker.name, self._model) or not budget.take(self.caller):
-            return False
-        self._suspect = worker
+        self._suspect = self._worker
         return True
 
     def on_rejected(self) -> None:
-        """Note that the request ends with a 4xx; a peer that was asked as well agrees with the suspect."""
+        """Note that the request ends with a 4xx; a peer that got the request as well agrees with the suspect."""
         if self._suspect is not None:
-            if self._is_current(self._suspect):
-                self._fleet.record_outcome(self._suspect.name, self._model, wrong=False)
+            if name := self._current(self._suspect):
+                self._fleet.record_outcome(name, self._model, wrong=False)
             self._suspect = None
-        elif self._worker is not None and self._is_current(self._worker):
-            self._fleet.rejected(self._worker.name, self._model, self._session)
+        elif name := self._current(self._worker):
+            self._fleet.rejected(name, self._model, self._session)
 
     def close(self) -> None:
         """End the request: the only worker with an error is reported, once per caller and time window."""
-        if len(self._errors) == 1:
-            ((worker, _),) = self._errors.values()
-            if self._is_current(worker):
-                self._fleet.erred(worker.name, self.caller)
+        workers = [worker for worker, _ in self._errors.values()]
+        if len(workers) == 1 and (name := self._current(workers[0])):
+            self._fleet.erred(name, self.caller)
         self._errors.clear()
 
     def _report_errors(self, *, in_stream: bool) -> None:
         for key, (worker, inside) in list(self._errors.items()):
             if inside == in_stream:
                 del self._errors[key]
-                if worker is not self._worker and self._is_current(worker):
-                    self._fleet.erred(worker.name, None)
+                if worker is not self._worker and (name := self._current(worker)):
+                    self._fleet.erred(name, None)
 
-    def _is_current(self, worker: Worker) -> bool:
-        """Return whether the fleet still has this worker under its name; a replaced one is not reported."""
-        try:
-            return self._fleet.worker(worker.name) is worker
-        except KeyError:
-            return False
+    def _current(self, worker: Worker | None) -> str:
+        """Return the worker's name; "" if the fleet has another worker under it: a replaced one is not reported."""
+        with contextlib.suppress(KeyError):
+            if worker is not None and self._fleet.worker(worker.name) is worker:
+                return worker.name
+        return ""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Forecaster, Worker
 from lengthwise.gateway.relay.engine_request import plan
 from lengthwise.gateway.relay.failures import RetryBudget, caller_of
 from lengthwise.gateway.relay.request_session import Answer, RelayContext, RequestSession
-from lengthwise.gateway.request import Request
+from lengthwise.gateway.request import ClientRequest, Request
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Fleet, Worker
+    from lengthwise.gateway.length_prediction import Forecaster
 
 PREEMPTIVE_MODES = ("isrtf", "windowed")
 _POLL_INTERVAL_S = 1.0
@@ -56,39 +60,29 @@ class Relay:
         )
 
     async def exchange(self, client_request: ClientRequest) -> Answer:
-        """Return the answer to a request once its first chunk is known.
-
-        Raises:
-            RequestRefusedError: The request is not admitted, or its wait timed out.
-        """
+        """Return the answer once its first chunk is known; raise RequestRefusedError if not admitted or expired."""
         self.budget.deposit(caller_of(client_request))
-        order, limits = self.config.order, self.config.limits
-        resumption = plan(
-            client_request,
-            resumes=self._any_resumes(),
-            window_tokens=order.window_tokens,
-            preempts=order.mode in PREEMPTIVE_MODES,
-        )
+        order, prompt, sender = self.config.order, client_request.prompt, client_request.sender
+        max_tokens, preempts = client_request.max_tokens, order.mode in PREEMPTIVE_MODES
+        resumption = plan(client_request, self._any_resumes(), window_tokens=order.window_tokens, preempts=preempts)
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,
             model=client_request.model,
-            prompt_tokens=client_request.prompt_tokens,
-            max_tokens=limits.max_tokens if client_request.max_tokens is None else client_request.max_tokens,
-            tenant=client_request.tenant,
-            priority=client_request.priority,
+            prompt_tokens=prompt.tokens,
+            max_tokens=self.config.limits.max_tokens if max_tokens is None else max_tokens,
+            tenant=sender.tenant,
+            priority=sender.priority,
             body_bytes=len(client_request.body),
-            session=client_request.session,
-            prefix=client_request.prefix,
+            session=sender.session,
+            prefix=prompt.prefix,
             resumable=resumption.conflict is None,
             deadline_s=client_request.deadline_s,
-            requested_tokens=self._requested_tokens(
-                client_request.body, client_request.fields, client_request.max_tokens
-            ),
+            requested_tokens=self._requested_tokens(client_request.body, client_request.fields, max_tokens),
             choices=client_request.n,
             buffered=not client_request.stream,
         )
-        request.length_prediction = await self._forecaster.first(request, client_request.text)
+        request.length_prediction = await self._forecaster.first(request, client_request.prompt.text)
         ticket = await self._driver.enter(request)
         return await RequestSession(self._context, client_request, resumption, ticket).respond()
 
@@ -114,11 +108,9 @@ class Relay:
         if now_s - self._polled_s > _POLL_INTERVAL_S:
             self._resumes = False
             for state in self._fleet.states():
-                try:
+                with contextlib.suppress(KeyError):  # the worker left since the states were taken
                     capabilities = self._fleet.worker(state.name).capabilities
-                except KeyError:  # it left since the states were taken
-                    continue
-                self._resumes |= capabilities.ids_each and capabilities.token_ids
+                    self._resumes |= capabilities.ids_each and capabilities.token_ids
             self._polled_s = now_s if self._resumes else float("-inf")
         return self._resumes
 
@@ -129,7 +121,7 @@ class Relay:
     async def _predict_again(self, session: RequestSession) -> None:
         request = session.ticket.request
         text = session.text.text() if session.text is not None else None
-        prediction = await self._forecaster.retry(request, session.client_request.text or None, text)
+        prediction = await self._forecaster.retry(request, session.client_request.prompt.text or None, text)
         if not session.ticket.finished:
             self._driver.reforecast(request.id, prediction)
 

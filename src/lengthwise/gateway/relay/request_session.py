@@ -6,11 +6,11 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lengthwise.backend.openai_protocol import CHAT, Server
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.protocols import ClientRequest, Fleet, Worker
+from lengthwise.gateway.protocols import ChunkWriter
 from lengthwise.gateway.relay import engine_request
 from lengthwise.gateway.relay.engine_request import Plan, RequestRejectedError
 from lengthwise.gateway.relay.failures import (
@@ -25,8 +25,11 @@ from lengthwise.gateway.relay.failures import (
 from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
-from lengthwise.gateway.request import Outcome, Request
+from lengthwise.gateway.request import ClientRequest, Outcome, Request
 from lengthwise.gateway.scheduler_driver import GONE, RequestFinishedError, RequestRefusedError, Ticket
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.fleet import Fleet, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,6 @@ class GeneratedText:
 
 Headers = list[tuple[bytes, bytes]]
 _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-class ChunkWriter(Protocol):
-    """Where chunks can be written as they arrive (the client's connection, of ``edge``)."""
-
-    def can_write(self) -> bool: ...  # noqa: D102
-    def write_chunk(self, chunk: bytes) -> None: ...  # noqa: D102
 
 
 class Answer:

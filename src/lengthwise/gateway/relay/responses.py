@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from lengthwise.backend.openai_protocol import CHAT
@@ -29,7 +30,7 @@ _EXCERPT = 300
 
 
 class _Preamble:
-    """Holds back events before the first output (a role), so that an engine that fails there can still be replaced.
+    """Retains events before the first output (a role), so that an engine that fails there can still be replaced.
 
     Comments, which keep a connection alive, pass.
     """
@@ -38,16 +39,14 @@ class _Preamble:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._size = 0
-        self.released = False
+        self._size, self.released = 0, False
 
     def add(self, events: bytes, *, has_output: bool) -> bytes:
         """Return the bytes that may go to the client now."""
-        if self.released:
+        is_comment = not (self.released or has_output or self._parts or sse.DATA_LINE.search(events))
+        if self.released or is_comment:
             return events
         if not has_output and self._size + len(events) <= MAX_PREAMBLE_BYTES:
-            if not self._parts and not sse.DATA_LINE.search(events):
-                return events
             self._parts.append(events)
             self._size += len(events)
             return b""
@@ -215,30 +214,23 @@ class TrackedStream(Response):
     engine continues by ``/v1/completions`` from token ids, and its chunks are rewritten to look like the first ones.
 
     Tokens can be ahead of text: an engine holds back half a character. An engine that continues from such a token
-    would not send the half, so each attempt starts after the last token whose text is out. Ids of tokens ahead of
-    their text go out with the text that they complete: sent before, they would come twice or change.
-
-    Args:
-        prompt_bytes: Bytes of the prompt, whose ids come in one event of each attempt.
+    would not send the half, so each attempt starts after the last token whose text is out (``flushed_tokens``). Ids of
+    tokens ahead of their text go out with the text that they complete: sent before, they would come twice or change.
 
     Attributes:
-        prompt_ids: Token ids of the prompt as text of a JSON list.
+        prompt_ids: Token ids of the prompt as text of a JSON list; they come in one event of each attempt.
         partial_tokens: Tokens of the last chunk with text if it had several: the last ones may be ahead of the text.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
         super().__init__()
-        self.resumable = True
-        self.prompt_ids = b""
-        self.partial_tokens = 0
-        self.template = EventTemplate()
-        self._options = options
+        self.resumable, self.prompt_ids = True, b""
+        self.flushed_tokens = self.partial_tokens = 0
+        self.template, self._options = EventTemplate(), options
         self._max_event_bytes = MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
         self._splitter, self._preamble = EventSplitter(self._max_event_bytes), _Preamble()
-        self._ids: list[bytes] = []
-        self._unsent_ids: list[bytes] = []
-        self._flushed, self._usage_sent = 0, False
-        self._first_event = b""
+        self._ids, self._unsent_ids = list[bytes](), list[bytes]()
+        self._usage_sent, self._first_event = False, b""
         self._rewriter: ChunkRewriter | None = None
 
     @property
@@ -247,7 +239,7 @@ class TrackedStream(Response):
 
     @property
     def can_resume(self) -> bool:
-        return self.resumable and bool(self.prompt_ids) and (self.sent or self._flushed > 0)
+        return self.resumable and bool(self.prompt_ids) and (self.sent or self.flushed_tokens > 0)
 
     @property
     def can_preempt(self) -> bool:
@@ -257,12 +249,7 @@ class TrackedStream(Response):
     @property
     def all_flushed(self) -> bool:
         """Whether the text of all tokens is certainly out: the best moment for a preemption."""
-        return self._flushed == self.count and not self.partial_tokens
-
-    @property
-    def flushed_tokens(self) -> int:
-        """Tokens whose text is out, after which the next attempt starts."""
-        return self._flushed
+        return self.flushed_tokens == self.count and not self.partial_tokens
 
     @property
     def partial_ids_sent(self) -> bool:
@@ -282,17 +269,16 @@ class TrackedStream(Response):
 
     def last_ids(self, tokens: int) -> list[int]:
         """Return the last token ids of those whose text is out."""
-        return self._all_ids()[max(0, self._flushed - tokens) : self._flushed]
+        return self._all_ids()[max(0, self.flushed_tokens - tokens) : self.flushed_tokens]
 
     def start_attempt(self, num_tokens: int) -> bytes:
         """Start another attempt after ``num_tokens``; return their ids as text of a JSON list."""
-        ids = self._all_ids()[:num_tokens]
-        text = sse.join_ids(ids)
-        self._ids, self.count, self._flushed, self.partial_tokens = [text] if ids else [], num_tokens, num_tokens, 0
-        self.error = None
-        self._splitter, self._unsent_ids = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens), []
+        text = sse.join_ids(self._all_ids()[:num_tokens])
+        self._ids, self._unsent_ids, self.error, self._usage_sent = [text] if text else [], [], None, False
+        self.count = self.flushed_tokens = num_tokens
+        self.partial_tokens = 0
+        self._splitter = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens)
         self.template.discard()
-        self._usage_sent = False
         self._get_rewriter()
         return text
 
@@ -330,19 +316,16 @@ class TrackedStream(Response):
         """Return the usage and the end marker, once."""
         if self.finished:
             return b""
-        self.finished = True
-        out = b""
+        self.finished, usage = True, b""
         if self._options.usage and self.prompt_ids and not self._usage_sent:
-            out = self._get_rewriter().usage(usage_of(self.prompt_ids, self.count))
-        return self._preamble.add(out + DONE, has_output=True)
+            usage = self._get_rewriter().usage(usage_of(self.prompt_ids, self.count))
+        return self._preamble.add(usage + DONE, has_output=True)
 
     def _get_rewriter(self) -> ChunkRewriter:
         if self._rewriter is None:
-            try:
-                first = parse_object(event_data(self._first_event))
-            except ValueError:
-                first = {}
-            self._rewriter = ChunkRewriter(self._options, first)
+            self._rewriter = ChunkRewriter(self._options, {})
+            with contextlib.suppress(ValueError):
+                self._rewriter = ChunkRewriter(self._options, parse_object(event_data(self._first_event)))
         return self._rewriter
 
     def _read_matching(self, event: bytes) -> bytes:
@@ -350,7 +333,7 @@ class TrackedStream(Response):
         ids = self.template.ids
         tokens = ids.count(b",") + 1
         self._ids.append(ids)
-        self.count = self._flushed = self.count + tokens
+        self.count = self.flushed_tokens = self.count + tokens
         self.partial_tokens = tokens if tokens > 1 else 0
         if self._options.ids:
             return self._with_client_ids(event, [ids], flushed=True)
@@ -370,15 +353,12 @@ class TrackedStream(Response):
         read = self._read_first_attempt if self._rewriter is None else self._read_later_attempt
         out = []
         for event in split_events(events):
-            if self.template.matches(event):
-                out.append(self._read_matching(event))
-                continue
-            out.append(read(event))
+            out.append(self._read_matching(event) if self.template.matches(event) else read(event))
             if self.error is not None:
                 break
         return b"".join(out)
 
-    def _read_first_attempt(self, event: bytes) -> bytes:  # noqa: C901, PLR0912
+    def _read_first_attempt(self, event: bytes) -> bytes:  # noqa: C901
         ids, cause = sse.TOKEN_IDS.search(event), sse.FINISH.search(event)
         tokens = sse.count_ids(ids[1]) if ids is not None else 0
         has_text = sse.CONTENT.search(event) is not None
@@ -397,21 +377,14 @@ class TrackedStream(Response):
             self._set_cause(cause[1].decode())
         if self.error is not None:
             return b""
-        if ids is not None and tokens:
-            self._count(ids[1], tokens, has_text=has_text)
-        elif has_text:
-            self.count += 1
-            self.resumable = False
+        self._count(ids[1] if ids is not None else b"", tokens, has_text=has_text)
         if not self._first_event and shown.startswith(b"data:"):
             self._first_event = sse.without_ids(shown)
-        if not self.prompt_ids:
-            prompt = sse.PROMPT_IDS.search(event)
-            if prompt is not None:
-                self.prompt_ids = prompt[1]
-            elif has_text:
-                self.resumable = False
-        if is_parsed:
-            self.resumable, has_text = False, True
+        if not self.prompt_ids and (prompt := sse.PROMPT_IDS.search(event)) is not None:
+            self.prompt_ids = prompt[1]
+        if is_parsed or (has_text and not self.prompt_ids):
+            self.resumable = False
+        has_text |= is_parsed
         if ids is None:
             # With usage in each chunk, the total is the one in a chunk without choices.
             is_total = self.complete and (not self._options.usage_each or sse.NO_CHOICES.search(event) is not None)
@@ -433,14 +406,13 @@ class TrackedStream(Response):
             return self._close() if self.complete else b""
         try:
             chunk = parse_object(data)
-            choices = chunk.get("choices") or []
             if "error" in chunk:
                 self.error = UpstreamError(IN_STREAM_ERROR, data[:_EXCERPT])
-                return b""
-            return self._rewrite(choices[0]) if choices else b""
+            elif choices := chunk.get("choices"):
+                return self._rewrite(choices[0])
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             self.error = UpstreamError(MALFORMED, f"{error}: {data[:200]}")
-            return b""
+        return b""
 
     def _rewrite(self, choice: dict[str, Any]) -> bytes:
         text, cause = choice.get("text") or "", choice.get("finish_reason")
@@ -450,21 +422,21 @@ class TrackedStream(Response):
         if self.error is not None:
             return b""
         id_texts = [sse.join_ids(ids)] if ids else []
-        if ids:
-            self._count(id_texts[0], len(ids), has_text=bool(text))
-        elif text:
-            self.count += 1
-            self.resumable = False
+        self._count(sse.join_ids(ids), len(ids), has_text=bool(text))
         usage = usage_of(self.prompt_ids, self.count) if self._options.usage_each else {}
         event = self._get_rewriter().chunk(text, cause, choice.get("stop_reason"), ids, usage)
         event = self._with_client_ids(event, id_texts, flushed=bool(text) or cause is not None)
         return self._preamble.add(event, has_output=bool(text) or self.complete)
 
     def _count(self, ids: bytes, tokens: int, *, has_text: bool) -> None:
-        self._ids.append(ids)
-        self.count += tokens
-        if has_text:
-            self._flushed, self.partial_tokens = self.count, tokens if tokens > 1 else 0
+        """Count a chunk; after a text without token ids no engine can continue."""
+        if tokens:
+            self._ids.append(ids)
+            self.count += tokens
+            if has_text:
+                self.flushed_tokens, self.partial_tokens = self.count, tokens if tokens > 1 else 0
+        elif has_text:
+            self.count, self.resumable = self.count + 1, False
 
     def _set_cause(self, cause: str) -> None:
         if cause == "abort":
@@ -566,14 +538,11 @@ class AssembledResponse(TrackedStream):
         import msgspec
 
         text = "".join(self._texts)
-        is_chat = self._options.api == CHAT
-        choice: dict[str, Any] = {"index": 0}
-        if is_chat:
+        kind, content = "text_completion", dict[str, Any](text=text)
+        if self._options.api == CHAT:
             reasoning = {key: "".join(texts) for key, texts in self._reasoning.items()}
-            choice["message"] = {"role": "assistant", "content": text, **_NULL_MESSAGE_FIELDS, **reasoning}
-        else:
-            choice["text"] = text
-        choice |= {"logprobs": None, **self._choice}
-        choice["token_ids"] = self._token_ids if self._options.ids else None
-        kind = "chat.completion" if is_chat else "text_completion"
+            message = {"role": "assistant", "content": text, **_NULL_MESSAGE_FIELDS, **reasoning}
+            kind, content = "chat.completion", {"message": message}
+        ids = self._token_ids if self._options.ids else None
+        choice = {"index": 0, **content, "logprobs": None, **self._choice, "token_ids": ids}
         return msgspec.json.encode({**_NULL_FIELDS, **self._fields, "object": kind, "choices": [choice]})

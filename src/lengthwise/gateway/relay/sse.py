@@ -31,25 +31,17 @@ class EventSplitter:
         self.pending, self._max_bytes = b"", max_bytes
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the events that are complete with this chunk.
-
-        Raises:
-            EventTooLongError: An event exceeds the limit; ``flush`` returns its bytes.
-        """
+        """Return the events that are complete with this chunk; raise EventTooLongError (``flush`` has the bytes)."""
         if not self.pending and chunk.endswith(b"\n\n"):
             return chunk
         data = self.pending + chunk
-        start, end = max(0, len(self.pending) - 2), 0
-        for mark in _BLANK_LINES:
-            at = data.rfind(mark, start) + 2
-            if at >= 2:
-                end = max(end, at)
-        if end and data[end - 1 : end + 1] == b"\r\n":
-            end += 1
-        self.pending = data[end:]
-        if len(self.pending) > self._max_bytes:
+        start = max(0, len(self.pending) - 2)
+        end = max(data.rfind(mark, start) for mark in _BLANK_LINES) + 2
+        end = 0 if end < 2 else end + (data[end - 1 : end + 1] == b"\r\n")
+        if len(data) - end > self._max_bytes:
             self.pending = data
             raise EventTooLongError
+        self.pending = data[end:]
         return data[:end]
 
     def flush(self) -> bytes:
@@ -64,8 +56,7 @@ def split_events(data: bytes) -> list[bytes]:
         events: list[bytes] = _EVENT.findall(data)
         done = sum(map(len, events))
         return events if done == len(data) else [*events, data[done:]]
-    parts = data.split(b"\n\n")
-    last = parts.pop()
+    *parts, last = data.split(b"\n\n")
     events = [part + b"\n\n" for part in parts]
     return [*events, last] if last else events
 
@@ -154,13 +145,10 @@ def adds_output(event: bytes) -> bool:
     if not data or data.strip() == "[DONE]":
         return False
     try:
-        for choice in parse_object(data).get("choices") or ():
-            fields = {**choice, **(choice.get("delta") or {})}
-            if any(fields.get(name) for name in _OUTPUT_FIELDS):
-                return True
+        choices = [{**one, **(one.get("delta") or {})} for one in parse_object(data).get("choices") or ()]
+        return any(choice.get(name) for choice in choices for name in _OUTPUT_FIELDS)
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
-    return False
 
 
 # Neither pattern passes a line end, so nothing of the stream's own framing can be taken for the text of a JSON string.
@@ -175,10 +163,7 @@ class EventTemplate:
     """The layout that consecutive text events share: only the text, and the token ids, differ.
 
     A scan finds the same in every event that matches, and matching takes an eighth of the instructions of a scan.
-
-    Attributes:
-        ids: Token ids of the event that ``matches`` saw last, as text of a JSON list.
-        num_matches: Events that matched the current layout.
+    ``ids`` are the token ids of the event that ``matches`` saw last, as text of a JSON list.
     """
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
@@ -188,12 +173,9 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Take the layout of an event.
+        """Store the layout of an event in which a scan found one ``text`` (its start), no end, no usage and no error.
 
-        Args:
-            event: Event in which a scan found one text, no end, no usage and no error.
-            text: Pattern that finds the start of its text.
-            ids: Whether to learn only events with token ids.
+        With ``ids`` only events with token ids are learned.
         """
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
@@ -221,16 +203,13 @@ class EventTemplate:
         before, between = self._before, self._between
         if not before or not event.startswith(before):
             return False
-        at = len(before)
-        text = _PLAIN_STRING.match(event, at)
+        text = _PLAIN_STRING.match(event, len(before))
         if text is None or event.startswith(b"\\", text.end()):
-            text = _STRING.match(event, at)
-            if text is None:
-                return False
+            text = _STRING.match(event, len(before))
+        if text is None or not event.startswith(between, text.end()):
+            return False
         at = text.end()
         if between:
-            if not event.startswith(between, at):
-                return False
             at = self._ids_at = at + len(between)
             self.ids = ids = event[at : event.find(b"]", at)]
             if not ids.isdigit() and not _NUMBERS.fullmatch(ids):
@@ -268,8 +247,7 @@ class ResponseOptions:
     @staticmethod
     def from_fields(api: str, stream: bool, fields: dict[str, Any]) -> ResponseOptions:
         """Read the options from the fields of a request body."""
-        options = fields.get("stream_options")
-        options = options if isinstance(options, dict) else {}
+        options = given if isinstance(given := fields.get("stream_options"), dict) else {}
         usage, usage_each = bool(options.get("include_usage")), bool(options.get("continuous_usage_stats"))
         return ResponseOptions(api, stream, usage, usage_each, bool(fields.get("return_token_ids")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import errno
 import ssl
 from collections.abc import Callable, Iterable, Mapping
@@ -24,12 +25,7 @@ _STATUS_WITHOUT_BODY = (204, 304)
 
 
 class BrokenConnectionError(Exception):
-    """The connection ended, or the engine does not speak HTTP.
-
-    Attributes:
-        response_started: Whether any byte of the response had arrived.
-        malformed: Whether the bytes that arrived are no HTTP.
-    """
+    """The connection ended, or (``malformed``) the engine does not speak HTTP."""
 
     def __init__(self, cause: str, *, response_started: bool, malformed: bool = False) -> None:
         super().__init__(cause)
@@ -96,8 +92,6 @@ class UpstreamConnection(asyncio.Protocol):
     async def wait_for_head(self) -> None:
         """Return once status and headers have arrived; raise BrokenConnectionError."""
         while self._in_head:
-            if self._error is not None:
-                raise self._error
             await self._wait()
 
     async def read(self) -> bytes | None:
@@ -105,11 +99,9 @@ class UpstreamConnection(asyncio.Protocol):
         while not self._chunks:
             if self.complete:
                 return b""
-            if self._error is not None:
-                raise self._error
             if await self._wait():
                 return None
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        data = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered_bytes = 0
         if self._paused and self._transport is not None:
@@ -132,7 +124,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(False)
 
     async def _wait(self) -> bool:
-        """Wait for data; return True if ``wake`` was called instead."""
+        """Wait for data; return True if ``wake`` was called instead; raise BrokenConnectionError."""
+        if self._error is not None:
+            raise self._error
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiter = waiter
         try:
@@ -150,8 +144,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and hand chunks of the body on."""
         if self._error is not None or self.complete or self.reused < 0:
-            if self._error is None:
-                self.abort("the engine sent data without a request")
+            self.abort("the engine sent data without a request")
             return
         if self._in_head:
             self._started = True
@@ -209,14 +202,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _consume(self, on_chunk: Callable[[bytes], bool], waiter: asyncio.Future[bool]) -> bool:
         """Return whether ``on_chunk`` consumed all chunks, or raised an error, which the reader then gets."""
-        chunks = self._chunks
         try:
-            if not on_chunk(chunks[0] if len(chunks) == 1 else b"".join(chunks)):
+            if not on_chunk(b"".join(self._chunks)):
                 return False
         except Exception as error:  # noqa: BLE001 - it belongs to the reader
             if not waiter.done():
                 waiter.set_exception(error)
-        chunks.clear()
+        self._chunks.clear()
         self.consumed_s = self._loop.time()
         return True
 
@@ -229,20 +221,18 @@ class ConnectionPool:
     """Connections to an engine, with its key and certificates; ``busy`` holds those in use."""
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, tls: ssl.SSLContext | None) -> None:
-        root = urlsplit(Server(engine.url).root)
+        root, user = urlsplit(Server(engine.url).root), urlsplit(engine.url)
         self._host, self._path = root.hostname or "", root.path.rstrip("/")
         self._secure, self._tls = root.scheme == "https", tls
         self._port = root.port or (443 if self._secure else 80)
         self._connect_s = resilience.connect_s
-        headers = [("Host", root.netloc.rpartition("@")[2]), ("Accept-Encoding", "identity"),
-                   ("User-Agent", "lengthwise")]  # fmt: skip
-        user = urlsplit(engine.url)
+        headers = {"Host": root.netloc.rpartition("@")[2], "Accept-Encoding": "identity", "User-Agent": "lengthwise"}
         if engine.api_key:
-            headers.append(("Authorization", f"Bearer {engine.api_key}"))
+            headers["Authorization"] = f"Bearer {engine.api_key}"
         elif user.username is not None:
             pair = f"{unquote(user.username)}:{unquote(user.password or '')}"
-            headers.append(("Authorization", "Basic " + base64.b64encode(pair.encode()).decode()))
-        self._fixed_headers = _encode_headers(headers)
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        self._fixed_headers = _encode_headers(headers.items())
         self._idle: list[UpstreamConnection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -265,14 +255,11 @@ class ConnectionPool:
             raise ConnectionError("the engine is not in use any more")
         if self._secure and self._tls is None:
             self._tls = ssl.create_default_context()
+        tls, name = (self._tls, self._host) if self._secure else (None, None)
+        address = (self._host, self._port)
+        loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                UpstreamConnection,
-                self._host,
-                self._port,
-                ssl=self._tls if self._secure else None,
-                server_hostname=self._host if self._secure else None,
-            )
+            _, connection = await loop.create_connection(UpstreamConnection, *address, ssl=tls, server_hostname=name)
         self.busy.add(connection)
         return connection
 
@@ -305,22 +292,17 @@ class ConnectionPool:
     def _evict_idle(self) -> None:
         loop = asyncio.get_running_loop()
         oldest_s = loop.time() - IDLE_S + 0.01
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            if connection.idle_since_s > oldest_s and connection.available:
-                self._idle.append(connection)
-            else:
-                connection.abort()
+        idle, self._idle = self._idle, [one for one in self._idle if one.idle_since_s > oldest_s and one.available]
+        for connection in set(idle).difference(self._idle):
+            connection.abort()
         self._timer = loop.call_later(IDLE_S, self._evict_idle) if self._idle else None
 
 
 def _encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
-    lines = []
-    for name, value in headers:
-        if "\r" in value or "\n" in value:
-            raise ValueError(f"the header {name} contains a line break")
-        lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode("latin-1")
+    headers = list(headers)
+    if broken := [name for name, value in headers if "\r" in value or "\n" in value]:
+        raise ValueError(f"the header {broken[0]} contains a line break")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1")
 
 
 DRAIN_S = 0.25
@@ -354,16 +336,12 @@ class Attempt:
     async def open(self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> None:
         """Send the request and return once status and headers have arrived.
 
-        Raises:
-            UpstreamError: There is no connection or no response.
-            AttemptInterruptedError: ``interrupt`` was called.
+        Raises UpstreamError without a connection or response, AttemptInterruptedError after ``interrupt``.
         """
-        connector = session.connector
-        if connector is None or session.closed:
+        if session.connector is None or session.closed:
             raise UpstreamError("no connection", "the engine is not in use any more", engine_fault=False)
-        pool: ConnectionPool = connector.pool
-        self._pool = pool
-        head = pool.request_head(path, headers, len(body))
+        pool: ConnectionPool = session.connector.pool
+        self._pool, head = pool, pool.request_head(path, headers, len(body))
         self._since_s, self._reading = self._loop.time(), True
         self._timer = self._loop.call_later(min(self._limit_s, self._resilience.stall_s), self._check_silence)
         self._connection = connection = pool.take_idle() or await self._connect(pool)
@@ -380,20 +358,17 @@ class Attempt:
                 connection.send(head, body)
                 await connection.wait_for_head()
         except BrokenConnectionError as error:
-            if self._interrupt_cause:
-                raise self._interruption("no answer", self._resilience.first_byte_s) from None
-            raise UpstreamError(MALFORMED if error.malformed else "closed early", str(error)) from None
-        self._reading = False
-        self._since_s = self._loop.time()
+            reason = MALFORMED if error.malformed else "closed early"
+            raise self._interruption("no answer") or UpstreamError(reason, str(error)) from None
+        self._reading, self._since_s = False, self._loop.time()
 
     async def _connect(self, pool: ConnectionPool) -> UpstreamConnection:
         try:
             async with asyncio.timeout(None) as self._connecting:
                 return await pool.connect()
         except TimeoutError:
-            if self._interrupt_cause:
-                raise self._interruption("no answer", self._resilience.first_byte_s) from None
-            raise UpstreamError("no connection", f"within {self._resilience.connect_s:g} s") from None
+            silence = UpstreamError("no connection", f"within {self._resilience.connect_s:g} s")
+            raise self._interruption("no answer") or silence from None
         except OSError as error:
             # Without free file descriptors the gateway, not the engine, is at fault.
             engine_fault = error.errno not in (errno.EMFILE, errno.ENFILE)
@@ -417,31 +392,23 @@ class Attempt:
         return self._connection is not None and self._connection.at_end
 
     async def read(self, on_chunk: Callable[[bytes], bool] | None = None) -> bytes | None:
-        """Return the next chunk, b"" at the end, None after ``wake``.
+        """Return the next chunk, b"" at the end, None after ``wake``; while ``on_chunk`` returns True, wait on.
 
-        Args:
-            on_chunk: Called with each chunk as it arrives; while it returns True, ``read`` waits on.
-
-        Raises:
-            UpstreamError: The connection broke, or no data came for too long.
-            AttemptInterruptedError: ``interrupt`` was called.
+        Raises UpstreamError on a break or too long a silence, AttemptInterruptedError after ``interrupt``.
         """
-        if self._interrupt_cause:
-            raise self._interruption()
         connection = self._connection
         assert connection is not None
-        self._since_s, self._reading = self._loop.time(), True
-        connection.on_chunk = on_chunk
-        try:
-            data = await connection.read()
-        except BrokenConnectionError as error:
-            if self._interrupt_cause:
-                raise self._interruption() from None
-            raise UpstreamError("closed early", str(error)) from None
-        finally:
-            self._reading = False
-        if self._interrupt_cause:
-            raise self._interruption()
+        data, closed = None, None
+        if not self._interrupt_cause:
+            self._since_s, self._reading, connection.on_chunk = self._loop.time(), True, on_chunk
+            try:
+                data = await connection.read()
+            except BrokenConnectionError as error:
+                closed = UpstreamError("closed early", str(error))
+            finally:
+                self._reading = False
+        if (failure := self._interruption() or closed) is not None:
+            raise failure
         self._since_s, self._limit_s = self._loop.time(), self._resilience.stall_s
         return data
 
@@ -461,13 +428,11 @@ class Attempt:
     async def drain(self) -> None:
         """Read the end of a complete response, so that its connection can be reused."""
         self._limit_s = DRAIN_S
-        connection = self._connection
         try:
-            async with asyncio.timeout(DRAIN_S):
-                while connection is not None and await connection.read():
-                    pass
-        except (TimeoutError, BrokenConnectionError):  # the response was complete
-            pass
+            with contextlib.suppress(TimeoutError, BrokenConnectionError):  # the response was complete
+                async with asyncio.timeout(DRAIN_S):
+                    while self._connection is not None and await self._connection.read():
+                        pass
         finally:
             self.close()
 
@@ -504,10 +469,10 @@ class Attempt:
         self._timer = None
         self.interrupt(STALLED if self._reading else SLOW_READER)
 
-    def _interruption(self, stall_reason: str = STALLED, limit_s: float | None = None) -> Exception:
+    def _interruption(self, stall_reason: str = STALLED) -> Exception | None:
         if self._interrupt_cause == STALLED:
-            return UpstreamError(stall_reason, f"no data for {limit_s or self._limit_s:g} s")
-        return AttemptInterruptedError(self._interrupt_cause)
+            return UpstreamError(stall_reason, f"no data for {self._limit_s:g} s")
+        return AttemptInterruptedError(self._interrupt_cause) if self._interrupt_cause else None
 
 
 def queue_full_error(headers: Mapping[str, str]) -> QueueFullError:
@@ -535,10 +500,8 @@ _READ_BYTES = 1 << 16
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
     """Open a session for one engine, with its own connections, key and certificates; the caller closes it.
 
-    The session serves health checks and metrics; requests of clients use the pool of its connector.
-
-    Raises:
-        InputError: A certificate cannot be read.
+    The session serves health checks and metrics; requests of clients use the pool of its connector. Raises InputError
+    where a certificate cannot be read.
     """
     tls: ssl.SSLContext | None = None
     if engine.tls is not None:
