@@ -35,8 +35,8 @@ def test_each_kind_of_engine_is_known_by_what_it_tells_of_itself():
             assert heard.ups() == 4
             assert fleet.models() == ("toy",)
             assert fleet.ready()
-            assert vllm.serves("toy")
-            assert not vllm.serves("another")
+            assert "toy" in vllm.capabilities.models
+            assert "another" not in vllm.capabilities.models
             assert heard.last[llama.name].slots == 4
 
     run(work)

@@ -83,10 +83,6 @@ class Worker:
             return "was not probed for priorities (probe = false); it gets none"
         return "accepts no priorities and keeps its own order; it gets none"
 
-    def serves(self, model: str) -> bool:
-        """Return whether the engine lists the model."""
-        return model in self.capabilities.models
-
     def unavailable_reason(self, now_s: float) -> str:
         """Return why the worker gets no requests; "" if it does."""
         if not self.health.up:

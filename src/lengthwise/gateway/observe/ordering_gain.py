@@ -359,8 +359,8 @@ def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS, seed: 
 
 def text_report(gain: Gain) -> str:
     """Return the gain as lines of text."""
-    lines = [f"Verdict: {gain.decision}", gain.description, ""]
-    lines.append(f"{gain.requests} requests over {_duration(gain.span_s)}")
+    span = _duration(gain.span_s)
+    lines = [f"Verdict: {gain.decision}", gain.description, "", f"{gain.requests} requests over {span}"]
     if not gain.orders:
         return "\n".join(lines)
     lines.append(f"{100 * gain.waited_share:.1f} % of all time from arrival to finish was waiting for a slot")
@@ -380,9 +380,8 @@ def text_report(gain: Gain) -> str:
             f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {_format_change(order.mean):<30}"
             f"{order.p99_jct_s:>8.3f} s  {_format_change(order.p99)}"
         )
-    lines.append(f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.cuts)}")
-    lines += ["", f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."]
-    return "\n".join(lines)
+    lines += [f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.cuts)}", ""]
+    return "\n".join([*lines, f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."])
 
 
 def _format_change(change: Change) -> str:

@@ -56,7 +56,7 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._arrivals = self._admissions = 0
-        self._changed, self._moved, self._merges = True, dict[str, Entry](), 0
+        self._changed, self._pending, self._merges = True, dict[str, Entry](), 0
         self.num_unhinted, self.error = 0, ""
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Registry:
         """Remove finished requests when they are many."""
         if len(self._entries) > 2 * len(live) + _PRUNE_ABOVE:
             self._entries = {name: entry for name, entry in self._entries.items() if name in live}
-            self._moved = {name: entry for name, entry in self._moved.items() if name in live}
+            self._pending = {name: entry for name, entry in self._pending.items() if name in live}
             self._deadlines = [item for item in self._deadlines if item[2].request.request_id in self._entries]
             heapq.heapify(self._deadlines)
 
@@ -120,12 +120,12 @@ class Registry:
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
         """Return the waiting requests in order.
 
-        The few that moved are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the complete queue
-        is sorted, in case vLLM reordered it without the plug-in's knowledge.
+        The few pending ones are inserted into the rest, which is in order. Every ``_SORT_EVERY`` calls the complete
+        queue is sorted, in case vLLM reordered it without the plug-in's knowledge.
         """
-        queue, moved = list(waiting), self._moved
-        self._moved, self._changed, self._merges = {}, False, self._merges + 1
-        if self._policy.every_step or len(moved) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
+        queue, pending = list(waiting), self._pending
+        self._pending, self._changed, self._merges = {}, False, self._merges + 1
+        if self._policy.every_step or len(pending) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
             self._merges = 0
             if self._policy.every_step:
                 now_s = self._clock()
@@ -133,9 +133,9 @@ class Registry:
                     entry = self.entry(request)
                     entry.key = self.key(now_s, entry)
             return sorted(queue, key=lambda request: self.entry(request).key)
-        ordered = [request for request in queue if request.request_id not in moved]
+        ordered = [request for request in queue if request.request_id not in pending]
         for request in queue if len(ordered) < len(queue) else ():
-            if request.request_id in moved:
+            if request.request_id in pending:
                 insort(ordered, request, key=lambda r: self.entry(r).key)
         return ordered
 
@@ -184,7 +184,7 @@ class Registry:
         if not entry.overdue and math.isfinite(deadline_s):
             heapq.heappush(self._deadlines, (deadline_s, entry.number, entry))
         entry.key = self.key(now_s, entry)
-        self._moved[entry.request.request_id] = entry
+        self._pending[entry.request.request_id] = entry
         self._changed = True
 
 
@@ -367,7 +367,7 @@ def _description(settings: Settings) -> str:
 _PLUGIN = vllm_adapter.SchedulerPlugin(
     OrderedScheduler,
     settings_of,
-    lambda stock, _: vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request),
+    lambda base, _: vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request),
     vllm_adapter.scheduler_warnings,
     QueueOrder,
     _description,

@@ -322,10 +322,10 @@ class RraScheduler:
         return _PLUGIN.create(cls.__name__, args, keywords)
 
 
-def _class_warnings(stock: type, config: Any) -> Iterator[str]:
+def _class_warnings(base: type, config: Any) -> Iterator[str]:
     """Yield the properties of an engine whose steps cannot be phases, or that cannot skip decodes."""
-    yield from vllm_adapter.class_warnings(stock, import_module("vllm.v1.request").Request, METHODS, REQUEST)
-    code = getattr(getattr(stock, "schedule", None), "__code__", None)
+    yield from vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request, METHODS, REQUEST)
+    code = getattr(getattr(base, "schedule", None), "__code__", None)
     if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):
         yield "its schedule() does not check when a decode is due and how many requests may run"
     parallel, model = config.parallel_config, config.model_config

@@ -174,7 +174,7 @@ def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
     if not isinstance(priority, int) or isinstance(priority, bool):
         priority, error = 0, error or f"{CLASS} must be an integer; it is {str(priority)[:40]!r}"
     total = prior_tokens if predicted is None else predicted
-    later = _later(values.get(LATER), limit) if predicted is not None else ()
+    later = _parse_updates(values.get(LATER), limit) if predicted is not None else ()
     if later is None:
         later, error = (), error or f"{LATER} must be pairs of numbers, increasing"
     return Hint(min(total, limit), later, max(-MAX_CLASS, min(MAX_CLASS, priority)), error)
@@ -191,7 +191,7 @@ def _length(value: Any) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _later(value: Any, limit: float) -> tuple[tuple[float, float], ...] | None:
+def _parse_updates(value: Any, limit: float) -> tuple[tuple[float, float], ...] | None:
     """Return valid pairs, or None."""
     if value is None:
         return ()

@@ -125,21 +125,21 @@ class SchedulerPlugin(Generic[S]):
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the scheduler that vLLM would create, modified unless there is a reason against it."""
         config = keywords.get("vllm_config", args[0] if args else None)
-        stock = stock_class(config)
+        base = scheduler_class(config)
         warnings: list[str] = []
         try:
             settings = self.settings(getattr(config, "additional_config", None))
-            if stock.__name__ not in ("AsyncScheduler", "Scheduler"):
-                warnings.append(f"{stock.__name__} has rules of its own")
+            if base.__name__ not in ("AsyncScheduler", "Scheduler"):
+                warnings.append(f"{base.__name__} has rules of its own")
             trusted = bool(getattr(settings, "trust_version", False))
             warnings += version_warnings(str(import_module("vllm").__version__), trusted=trusted)
-            warnings += self.class_warnings(stock, config)
+            warnings += self.class_warnings(base, config)
         except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
             warnings.append(str(error) or type(error).__name__)
         if warnings:
             self._log(warnings)
-            return stock(*args, **keywords)
-        scheduler = type(name, (self.mixin, stock), {"__module__": __name__})(*args, **keywords)
+            return base(*args, **keywords)
+        scheduler = type(name, (self.mixin, base), {"__module__": __name__})(*args, **keywords)
         try:
             warnings = list(self.object_warnings(scheduler))
             hooks = None if warnings else self.hooks(settings)
@@ -156,7 +156,7 @@ class SchedulerPlugin(Generic[S]):
         log.warning("lengthwise: this engine keeps its own %s: %s", self.subject, "; ".join(warnings))
 
 
-def stock_class(config: Any) -> Any:
+def scheduler_class(config: Any) -> Any:
     """Return the scheduler class that vLLM would use for a configuration."""
     is_async = bool(config.scheduler_config.async_scheduling)
     if getattr(config, "diffusion_config", None) is not None:

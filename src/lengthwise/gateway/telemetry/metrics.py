@@ -118,8 +118,7 @@ class Regret:
 
     def recent(self) -> tuple[float, float]:
         """Return the mean JCT of recent requests, (real, under FCFS); NaN before the first."""
-        n = len(self._recent)
-        if n == 0:
+        if not (n := len(self._recent)):
             return math.nan, math.nan
         return sum(pair.jct_s for pair in self._recent) / n, sum(pair.shadow_jct_s for pair in self._recent) / n
 
