@@ -37,7 +37,11 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
             raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
         return Machine(kinds[0], node, node.gpus)
     gpus, name, links = int(found[1]), found[2], found[3]
-    _require_one_memory_size(name, found[1], text)
+    known = catalog.gpus()
+    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
+    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
+        shown = ", ".join(f"{gpus}x{one}" for one in sizes)  # the size decides what fits
+        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
     gpu = catalog.gpu(file_or_name(name))
     if gpus < 1:
         raise InputError(
@@ -58,15 +62,6 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
 def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
     """Return all GPUs of these nodes; raise as ``parse_node`` does."""
     return Cluster(tuple(parse_node(text, folder) for text in nodes))
-
-
-def _require_one_memory_size(name: str, count: str, text: str) -> None:
-    """Raise InputError if a GPU comes with several memory sizes and the name has none: the size decides what fits."""
-    known = catalog.gpus()
-    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
-    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
-        shown = ", ".join(f"{count}x{one}" for one in sizes)
-        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
 
 
 def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:

@@ -43,8 +43,8 @@ _DISCOVERY, _ENGINE, _KEY = _DEFAULTS.discovery, _DEFAULTS.engines[0], gateway_c
 
 
 def _not_split(mode: Any) -> Any:
-    if isinstance(mode, str):
-        with input_error_as_value_error():
+    with input_error_as_value_error():
+        if isinstance(mode, str):
             gateway_config.refuse_split(mode)
     return mode
 
@@ -256,14 +256,11 @@ def load_gateway(
     engines: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
-    """Return the settings of a TOML or YAML file (None: no file), every key and value checked.
+    """Return the settings of a TOML or YAML file (None: no file), every key and value checked; raise ScenarioError.
 
     Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``, later
     ones winning; ``engines`` are addresses in addition to those of the file. ``options`` are settings whose first
     override stems from an option of the command, with the option for messages.
-
-    Raises:
-        ScenarioError: A key or a value cannot be used; the message lists all of them.
     """
     if path is None:
         return _checked({}, "the command line", Path(), overrides, engines, options)

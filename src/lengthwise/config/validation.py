@@ -33,10 +33,7 @@ def raise_if_any(
     overridden: Iterable[tuple[str, ...]] = (),
     options: Mapping[tuple[str, ...], str] | None = None,
 ) -> None:
-    """Raise one ScenarioError that lists all problems, if there are any.
-
-    Problems at or below the paths ``overridden`` name ``--set``; those at ``options`` name the command-line option.
-    """
+    """Raise one ScenarioError for all problems; those at ``overridden`` name --set, at ``options`` the option."""
     from_set, from_option = tuple(overridden), options or {}
 
     def line(problem: Problem) -> str:

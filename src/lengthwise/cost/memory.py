@@ -29,15 +29,6 @@ def usable_degrees(model: ModelSpec) -> list[int]:
     return [tp for tp in DEGREES if model.attention.heads % tp == 0]
 
 
-def require_degree(model: ModelSpec, tp: int) -> None:
-    """Require that ``tp`` divides the heads."""
-    if tp < 1 or model.attention.heads % tp:
-        raise InputError(
-            f"tp must divide the {model.attention.heads} attention heads of {model.name}; it is {tp}. "
-            f"Use one of {', '.join(map(str, usable_degrees(model)))}."
-        )
-
-
 @dataclass(frozen=True)
 class Shard:
     """One GPU's share of a layer under tensor parallelism, and of a stage."""
@@ -108,7 +99,9 @@ class Shard:
 
 def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> Shard:
     """Return the shard of a deployment."""
-    require_degree(model, parallel.tp)
+    if parallel.tp < 1 or model.attention.heads % parallel.tp:
+        heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
+        raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
     stage_layers(model, parallel.pp)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
@@ -145,17 +138,11 @@ def plan_memory(
     stage's layers, replicated KV heads), minus the peak of activations in a step of ``max_num_batched_tokens``, minus
     context and communication buffers. Every layer counts with full context, sliding windows too. "vidur" follows
     Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
-    ``max_model_len`` only.
-
-    Args:
-        max_model_len: Tokens of the longest request; the cache must hold one.
-        planner: "lengthwise" or "vidur".
-        num_blocks: Blocks to use regardless of the memory (vLLM: num_gpu_blocks_override).
+    ``max_model_len`` only. ``num_blocks`` are used regardless of the memory (vLLM: num_gpu_blocks_override).
 
     Raises:
         DoesNotFitError: Weights, or one request, do not fit; the message gives the shortfall and a tp that fits.
-        InputError: ``tp`` does not divide the heads, or ``num_blocks`` is below 1.
-        UnknownNameError: There is no such planner.
+        InputError: ``tp`` does not divide the heads, ``num_blocks`` is below 1, or there is no such planner.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
     if planner not in planners:
@@ -177,12 +164,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> int:
-    """Return the tokens of the longest request that model and KV cache take.
-
-    Raises:
-        DoesNotFitError: Not even one block fits.
-        InputError: As for ``plan_memory``.
-    """
+    """Return the tokens of the longest request that model and KV cache take; raise as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
         shard = shard_of(model, parallel, limits)
         tokens = int((_vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)) // _vidur_kv_bytes(shard))
@@ -203,7 +185,12 @@ def _plan_vllm(
     del max_model_len
     shard = shard_of(model, parallel, limits)
     weights = shard.stage_weight_bytes()
-    activation = _activation_bytes(shard, limits)
+    # The peak of activations is an MLP's input, both halves and output of a full step, and logits: 1.20 GiB for
+    # Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB (vllm-project/vllm, PR 10511).
+    ffn = model.ffn
+    wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
+    activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
+    activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     per_block = np.array(shard.layers) * shard.kv_bytes * limits.block_size
@@ -218,15 +205,6 @@ def _plan_vllm(
         available_bytes=usable,
         swap_s_per_block=float(per_block[fullest]) / HOST_LINK_BYTES_PER_S,
     )
-
-
-def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
-    """Return the peak of activations: an MLP's input, both halves and output of a full step, and logits."""
-    # 1.20 GiB for Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB (vllm PR 10511).
-    model, ffn = shard.model, shard.model.ffn
-    wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
-    step = limits.max_num_batched_tokens * (3 * wide / shard.parallel.tp + 3 * model.hidden) * 2.0
-    return step + LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
 
 
 def _plan_vidur(

@@ -103,11 +103,10 @@ def design(draws: int, parts: int, seed: int = 0) -> Floats:
     midpoints = ndtri((np.arange(draws) + 0.5) / draws)
     rng = np.random.default_rng(seed)
     made = (np.column_stack([rng.permutation(midpoints) for _ in range(parts)]) for _ in range(_DESIGNS))
-    best: Floats = min(made, key=_correlation)
+
+    def correlation(values: Floats) -> float:
+        return float(np.abs(np.atleast_2d(np.corrcoef(values.T)) - np.eye(parts)).max())
+
+    best: Floats = min(made, key=correlation)
     best.setflags(write=False)
     return best
-
-
-def _correlation(values: Floats) -> float:
-    """Return the largest absolute correlation of any two columns."""
-    return float(np.abs(np.atleast_2d(np.corrcoef(values.T)) - np.eye(values.shape[1])).max())

@@ -6,7 +6,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,21 +127,13 @@ class MadeFor:
                 different.append(f"{key} {own} for {other}")
         return [f"the model {self.model}, not {name} ({', '.join(different)})"] if different else []
 
-    def to_text(self) -> str:
-        """Return JSON with sorted keys."""
-        return json.dumps(asdict(self), sort_keys=True)
-
 
 def _shape(model: ModelSpec) -> dict[str, int]:
     return shape_facts(model) | {"vocab": model.vocab}
 
 
 def made_for(path: Path | str) -> MadeFor | None:
-    """Return the deployment that a file's tables were made for; None if the file does not name it.
-
-    Raises:
-        ProfileError: The file cannot be read, or holds it in another form than the saved one.
-    """
+    """Return the deployment that a file's tables were made for; None if not named; raise ProfileError."""
     return parse_made_for(read_npz(path, only=(KEY,)), path)
 
 

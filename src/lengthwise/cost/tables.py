@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,24 +40,19 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write an npz that ``load`` reads back bit for bit, completely or not at all.
+    """Write an npz, of tables that obey ``check``, that ``load`` reads back bit for bit, completely or not at all.
 
-    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused.
-
-    Raises:
-        ProfileError: The tables violate ``check``.
-        OutputError: The file cannot be written.
+    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused. Raises
+    ProfileError or OutputError.
     """
     check(tables, "the tables to save")
-    write_npz(path, to_arrays(tables) | ({} if made_for is None else {KEY: made_for.to_text()}))
+    write_npz(
+        path, to_arrays(tables) | ({} if made_for is None else {KEY: json.dumps(asdict(made_for), sort_keys=True)})
+    )
 
 
 def load(path: Path | str) -> CostTables:
-    """Read the tables that ``save`` wrote.
-
-    Raises:
-        ProfileError: The file is missing, no npz of cost tables, of another version, or its tables violate ``check``.
-    """
+    """Read the tables that ``save`` wrote; raise ProfileError for another file or version, or if ``check`` does."""
     return from_arrays(read_npz(path), str(path))
 
 
@@ -65,9 +60,7 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     """Read cost tables from an npz that ``save`` wrote or from one of Vidur's prediction tables.
 
     ``model`` and ``pp`` split Vidur's tables into stages; saved tables have stages of their own, which must match.
-
-    Raises:
-        ProfileError: The file is neither, cannot be read, or is for other stages or another model.
+    Raises ProfileError for any other file.
     """
     arrays = read_npz(path)
     if "format" in arrays:

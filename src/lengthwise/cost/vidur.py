@@ -57,7 +57,8 @@ def vidur_profile(
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
     with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
-    which Vidur does not profile.
+    which Vidur does not profile. Raises ProfileError, with what is available, for a missing file, operator, model or TP
+    degree.
 
     Args:
         folder: Holds compute/ and network/.
@@ -65,13 +66,7 @@ def vidur_profile(
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
         limits: The block size selects rows; largest step and batch size the tables.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
-        cache: Folder for built tables, keyed by files, arguments and versions; "user": that of platformdirs; None:
-            none.
-
-    Raises:
-        ProfileError: A file, an operator, a model or a TP degree is missing; the message lists the available ones.
-        MissingExtraError: The forest needs scikit-learn.
-        UnknownNameError: There is no such estimator.
+        cache: Folder for built tables; "user": that of platformdirs; None: no cache.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)

@@ -113,7 +113,9 @@ def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str
     if full < MIN_FULL_SHARE and waiting < MIN_WAITING_SHARE and _gain(oracle) < MIN_GAIN:
         found_full = f"{_percent(full)} of the requests find it full"
         return IDLE, "", f"Everything fits the batch: {found_full}, so that the order does not matter."
-    faster = [cell for cell in candidates if _is_faster(cell)]
+    # Significantly faster than FCFS; with a single seed, by the mean.
+    means = [(cell, cell["jct.mean/fcfs"]) for cell in candidates if _gain(cell) >= MIN_GAIN]
+    faster = [cell for cell, mean in means if (mean.high if mean.has_interval else mean.value) < 1]
     acceptable = [cell for cell in faster if _tail(cell) <= _gain(cell)]
     if acceptable:
         best = max(acceptable, key=_gain)
@@ -169,12 +171,6 @@ def _gain(cell: Cell) -> float:
 
 def _tail(cell: Cell) -> float:
     return cell["jct.p99/fcfs"].value - 1
-
-
-def _is_faster(cell: Cell) -> bool:
-    """Return whether the cell is significantly faster than FCFS; with a single seed, whether its mean is."""
-    mean: Estimate = cell["jct.mean/fcfs"]
-    return (mean.high if mean.has_interval else mean.value) < 1 and _gain(cell) >= MIN_GAIN
 
 
 def _interval(cell: Cell, *, sign: bool = False) -> str:

@@ -188,15 +188,12 @@ def lab(
     progress: Progress = lambda *_: None,
     how: str = "kernel",
 ) -> LabTable:
-    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts.
+    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts; raise InputError.
 
     In every cell of a seed the same requests arrive in the same order with the same predictions; the load only scales
     their times (common random numbers), so that differences come from the policies alone. A run lasts until its last
     request finishes, also at loads above capacity. ``progress`` takes completed and total runs; ``how`` names the
     engine.
-
-    Raises:
-        InputError: The requests cannot be scaled to a load, or none is ever served.
     """
     runner = _Runner(question, bench, each, progress, how)
     runner.prepare()
@@ -286,9 +283,8 @@ class _Runner:
         return [*ends(self.question), *((policy, name) for policy, own in names for name in own)]
 
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
-        policy, predictor = side
+        (policy, predictor), scheduler = side, side[0].scheduler
         workload = at_rate(self.workloads[seed, predictor], self.rates[batch, load])
-        scheduler = policy.scheduler
         if policy.longest_wait is not None:
             scheduler = replace(scheduler, max_wait_s=policy.longest_wait * self.fcfs_p99_s[batch, load])
         deployment = self.bench.deployment(scheduler, batch)

@@ -175,14 +175,12 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read requests on the engine's clock; arrivals are moved there from the wall clock; raises InputError.
-
-    The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
-    """
+    """Read requests on the engine's clock, to which arrivals are moved from the wall clock; raise InputError."""
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
         if missing:
             raise InputError(f"request {at} must have {', '.join(_NEEDED)}; it lacks {', '.join(missing)}")
+    # The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
     shift_s = min((line["queued_ts"] - line["arrival_time"] for line in lines), default=0.0)
     waits_s = sorted(line["queued_ts"] - line["arrival_time"] - shift_s for line in lines)
     rows = [
@@ -325,10 +323,8 @@ def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
     """Read another program's results, compressed with gzip or not, as the records of a run.
 
     Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
-    index of one of several benchmarks in a GuideLLM report.
-
-    Raises:
-        InputError: The file is missing, truncated, of no known format, or lacks required values.
+    index of one of several benchmarks in a GuideLLM report. Raises InputError if the file is missing, truncated, of no
+    known format, or lacks required values.
     """
     path = Path(path)
     try:

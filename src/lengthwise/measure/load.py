@@ -37,10 +37,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return reason, message (its first characters) and count of failures, the most frequent first.
-
-    Messages that differ only in numbers and ids count as one; beyond MAX_MESSAGES of a reason they are dropped.
-    """
+    """Return reason, message (without numbers, MAX_MESSAGES a reason) and count of failures, most frequent first."""
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
     kinds: Counter[str] = Counter()

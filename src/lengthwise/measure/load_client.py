@@ -333,10 +333,7 @@ MIN_EXCEEDANCES = 2
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
-    """Return how many values exceed a limit, of how many, and whether that is "surely_often": more than 1 %.
-
-    More means at least two, and with a true share of 1 % so many in less than 5 % of runs: 2 of 30, 3 of 60, 4 of 100.
-    """
+    """Return how many values exceed a limit, and whether significantly ("surely_often") more than 1 % do."""
     count, of = int((np.asarray(values, np.float64) > limit).sum()), len(values)
     return {
         "limit_s": limit if math.isfinite(limit) else None,

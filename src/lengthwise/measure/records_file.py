@@ -180,11 +180,7 @@ _COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}
 
 
 def write_records(measured: Measured, path: Path | str) -> None:
-    """Write a file from which ``read_records`` restores the same to the bit; atomically.
-
-    Raises:
-        OutputError: The file cannot be written, or ``metadata`` or the workload's ``extra`` hold live objects.
-    """
+    """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
     import polars as pl
 
     records, tokens = measured.records, measured.tokens
@@ -224,11 +220,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
 
 
 def read_records(path: Path | str) -> Measured:
-    """Read what ``write_records`` wrote.
-
-    Raises:
-        InputError: The file is missing, truncated or damaged, holds something else, or is of an unknown version.
-    """
+    """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
     import polars as pl
 
     path = Path(path)

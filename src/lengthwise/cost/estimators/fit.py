@@ -137,7 +137,7 @@ def _fit_shard(
             fit = replace(fit, predict=with_single_token(*split, fit.predict), rows=len(points))
         if degrees := own.made_up(operator):
             made_up.setdefault(degrees, []).append(operator)
-            fit = fit.without_errors()
+            fit = replace(fit, log_sd=None, compared=(), error=None, is_made_up=True)  # no device has these errors
         fits[operator] = fit
     for degrees, operators in made_up.items():
         place = f"{', '.join(operators)} at TP {', '.join(map(str, degrees))}"

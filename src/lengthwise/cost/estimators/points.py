@@ -248,11 +248,7 @@ def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, n
 def kernel_work(
     operator: str, c: Mapping[str, Floats], kernels: Kernels, node: NodeSpec | None
 ) -> tuple[Work, Work] | None:
-    """Return (work, work without tokens) of a model-independent kernel by a profile's columns [n].
-
-    Work of prefill attention is that of one prompt. None if the roofline has no such kernel; only the all-reduce needs
-    a node.
-    """
+    """Return (work, work without tokens) of a kernel by a profile's columns [n]; None if the roofline has none."""
     if operator == "gemm":
         work, empty = (kernels.gemm("gemm", tokens, c["n"], c["k"]) for tokens in (c["tokens"], 0.0 * c["tokens"]))
         return work, empty

@@ -29,12 +29,8 @@ def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, 
 
     GEMM, context and generation attention, fused MoE, the engine's own all-reduce (of the nearest version below, if its
     own was not measured), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the
-    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0".
-
-    Raises:
-        ProfileError: There is no such folder, or no table; the message lists what is present.
-        UnknownNameError: There is no such system, engine or version.
-        MissingExtraError: ``folder`` is None and no package is installed.
+    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0". Raises
+    ProfileError or UnknownNameError with what is present, MissingExtraError without ``folder`` and package.
     """
     root = installed_tables() if folder is None else Path(folder)
     if not root.is_dir():

@@ -225,10 +225,7 @@ def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seco
 
 
 def log_sd(runs: Sequence[Run], after: Sequence[Seconds], metrics: Sequence[str] = ("tpot", "jct")) -> float:
-    """Return the spread about zero of log(measured / simulated) of held-out requests, outliers clipped.
-
-    Uses the first of ``metrics`` that 10 requests have: JCT where too few have enough tokens for TPOT.
-    """
+    """Return the clipped spread about zero of log(measured / simulated), by the first metric that 10 requests have."""
     for metric in metrics:
         logs = []
         for run, simulated in zip(runs, after, strict=True):

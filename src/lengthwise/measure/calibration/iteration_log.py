@@ -53,13 +53,7 @@ class Iterations:
 
 
 def read_iterations(path: Path | str) -> Iterations:
-    """Read the steps in a log of vLLM started with ``--enable-logging-iteration-details``.
-
-    Other lines are skipped, and so are steps without tokens and those of no request ("dummy").
-
-    Raises:
-        InputError: The file does not exist, or holds fewer than 20 steps.
-    """
+    """Read the steps, except of no tokens or no request ("dummy"), in a log of vLLM; raise InputError below 20."""
     try:
         text = Path(path).read_text("utf-8", errors="replace")
     except OSError as error:

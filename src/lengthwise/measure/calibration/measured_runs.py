@@ -117,10 +117,7 @@ def lateness_effect(measured: Measured) -> float:
 
 
 def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
-    """Return a sentence for each property of a run that differs from the deployment.
-
-    The model is compared by the recorded shape, else by the catalog's model of the recorded name, if known.
-    """
+    """Return a sentence for each property of a run (of the model the shape, else the name) that differs."""
     recorded = _recorded_deployment(measured)
     own_shape, shape = shape_facts(deployment.model), recorded.get("model_shape")
     found = []

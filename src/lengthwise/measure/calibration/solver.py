@@ -330,7 +330,8 @@ def _without_noise(
     if loss(problem.residuals(np.zeros(len(z))) * weight, 0 * z) <= cost + SIGNIFICANT_LOSS * noise[moving].max():
         return 0 * z
     while True:
-        distance = [prior.from_neutral(float(at)) for prior, at in zip(problem.priors, z, strict=True)]
+        # In prior deviations from neutral; from 0, which has no logarithm, by a factor of e.
+        distance = [abs(at) if p.neutral == p.center else 1 / p.log_sd for p, at in zip(problem.priors, z, strict=True)]
         certainty = np.array(distance) / deviations(problem, z, model, scale)[0]
         candidates = np.flatnonzero(moving & ~retained & (certainty < CERTAIN_DEVIATIONS))
         if not len(candidates):
@@ -384,13 +385,9 @@ def narrow(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) ->
 
 
 def _effects(slopes: Floats, free: Mask) -> Floats:
-    """Return [p] the rms change of residuals with one parameter's deviation while the others compensate.
-
-    The others move within their prior deviations, for agreement to within MIN_EFFECT; the rows that move most, which
-    may be the luck of single requests, are left out.
-    """
-    out = np.zeros(slopes.shape[1])
-    rows = len(slopes)
+    """Return [p] the rms change of residuals with one parameter's deviation while the others compensate."""
+    # The rows that move most, which may be the luck of single requests, are left out.
+    out, rows = np.zeros(slopes.shape[1]), len(slopes)
     for k in np.flatnonzero(free):
         others = [j for j in np.flatnonzero(free) if j != k]
         a = np.vstack([slopes[:, others], MIN_EFFECT * np.sqrt(rows) * np.eye(len(others))])

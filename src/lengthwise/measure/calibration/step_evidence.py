@@ -129,10 +129,8 @@ def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]
 
 
 def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, Iterations]:
-    """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each.
-
-    All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
-    """
+    """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each."""
+    # All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
     capacity = deployment.kv.num_blocks * deployment.kv.block_size
     rows = [_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
     period = np.repeat(np.arange(len(found)), [len(steps) for steps, _ in rows])
@@ -258,10 +256,7 @@ def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> E
 
 
 def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | None, list[str]]:
-    """Return the evidence of counters that runs recorded (``bench(scrape=True)``), if any, and notes on it.
-
-    All busy periods together count as much as a log of steps does; each is in the block of time of its run's requests.
-    """
+    """Return the evidence of counters that runs recorded, which counts as much as a log does, and notes on it."""
     scraped = [(r, run) for r, run in enumerate(runs) if isinstance(run.measured.metadata.get("metrics"), Mapping)]
     if scraped and deployment.parallel.replicas > 1:
         reason = f"they are sums over {deployment.parallel.replicas} replicas, whose steps overlap"

@@ -179,10 +179,8 @@ def measure_operators(
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
 
-    Raises:
-        InputError: This machine lacks the device or the dtype, a degree does not divide the heads, or the budget does
-            not suffice for a coarse grid.
-        ProfileError: ``resume`` holds points of another measurement.
+    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
+    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
     """
     started = time.perf_counter()
     torch = torch_module()
