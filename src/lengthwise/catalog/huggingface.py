@@ -76,10 +76,8 @@ class ConfigKeys:
     def check(self) -> None:
         """Raise InputError if keys were missing; the message names every accepted alternative."""
         if self._missing:
-            raise InputError(
-                f"{self.where} must give the shapes of a model; it lacks {'; '.join(self._missing)}. "
-                f"Its keys are {', '.join(sorted(self._table)) or 'none'}"
-            )
+            lacking, keys = "; ".join(self._missing), ", ".join(sorted(self._table)) or "none"
+            raise InputError(f"{self.where} must give the shapes of a model; it lacks {lacking}. Its keys are {keys}")
 
 
 _BY_NAME = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}

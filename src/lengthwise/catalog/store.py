@@ -150,10 +150,8 @@ def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
     path = file.expanduser()
     entries = read_toml(path)
     if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
-        raise InputError(
-            f"{path} must hold one {kind} as one table, [name] and its keys under it; "
-            f"it holds {', '.join(entries) or 'nothing'}"
-        )
+        found = ", ".join(entries) or "nothing"
+        raise InputError(f"{path} must hold one {kind} as one table, [name] and its keys under it; it holds {found}")
     name, table = next(iter(entries.items()))
     return name, table, f"{path}: {kind} {name}"
 

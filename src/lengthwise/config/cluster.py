@@ -53,9 +53,8 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
     else:
         node = catalog.default_node(gpu, gpus) if links is None else catalog.node(file_or_name(links))
     if gpus > node.gpus:
-        raise InputError(
-            f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; list several nodes, or name another after @"
-        )
+        remedy = "list several nodes, or name another after @"
+        raise InputError(f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; {remedy}")
     return Machine(gpu, node, gpus)
 
 
@@ -70,9 +69,7 @@ def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
     paired = [node for node in catalog.nodes().values() if node.link_group == 2]
     own = sorted((one for one in paired if one.name.split("-")[0] == family), key=lambda one: one.gpus)
     if not own:
-        raise InputError(
-            f"no node of the catalog joins {gpu.name} in pairs; {', '.join(one.name for one in paired)} do so with "
-            "theirs. Name one of these after @, or a .toml file"
-        )
+        others = f"{', '.join(one.name for one in paired)} do so with theirs. Name one after @, or a .toml file"
+        raise InputError(f"no node of the catalog joins {gpu.name} in pairs; {others}")
     usual = next((one for one in own if one.gpus >= gpus), own[-1])
     return replace(usual, gpus=max(gpus, usual.gpus))

@@ -51,10 +51,8 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _check_prediction(self) -> Self:
         if self.predictor.kind != "none" and self.workload.predicted != "none":
-            raise ValueError(
-                f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r} "
-                "both predict; keep one of them"
-            )
+            both = f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r}"
+            raise ValueError(f"{both} both predict; keep one of them")
         return self
 
     @property

@@ -69,10 +69,8 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
             refuse(path, made_for.model_differences(model))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
-            raise ProfileError(
-                f"{path} is for stages of {stages} layers; {model.name} with pp={pp} needs {pp} "
-                f"that add up to {model.layers}. Save tables for this deployment."
-            )
+            needed = f"{model.name} with pp={pp} needs {pp} that add up to {model.layers}"
+            raise ProfileError(f"{path} is for stages of {stages} layers; {needed}. Save tables for this deployment.")
         return tables
     if ONCE_A_LAYER[0] in arrays:
         return vidur_tables(path, model, pp)

@@ -133,9 +133,8 @@ def read_samples(
         rows = in_node.filter(pl.col("num_workers") == tp)
         if rows.is_empty():
             degrees = sorted(in_node["num_workers"].unique())
-            raise ProfileError(
-                f"{files.all_reduce} must hold all_reduce rows of {tp} GPUs in a node; it holds {degrees}"
-            )
+            needed = f"all_reduce rows of {tp} GPUs in a node"
+            raise ProfileError(f"{files.all_reduce} must hold {needed}; it holds {degrees}")
         rows = rows.with_columns(num_tokens=tokens)
         samples[ALL_REDUCE] = _samples(rows, ALL_REDUCE, ("num_tokens",), files.all_reduce)
     if files.send_recv:

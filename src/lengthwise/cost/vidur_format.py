@@ -116,10 +116,8 @@ def find_files(
     place = model_folder(device, model)
     mlp, attention = csv_file(place, "mlp"), attention_files(place)
     if not attention:
-        raise ProfileError(
-            f"{place} must hold attention.csv; it holds {names_in(place)}. Add a measured one, or use the "
-            "roofline (cost = 'roofline')."
-        )
+        remedy = "Add a measured one, or use the roofline (cost = 'roofline')."
+        raise ProfileError(f"{place} must hold attention.csv; it holds {names_in(place)}. {remedy}")
     network = network_folder(folder, device.name, node) if parallel.tp * parallel.pp > 1 else None
     return ProfileFiles(
         mlp,

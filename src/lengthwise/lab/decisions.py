@@ -145,9 +145,9 @@ def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str
             f"mean JCT by {_interval(oracle, sign=True)}: lengths do not differ enough for the order to matter."
         )
         return MATCHING, best.name, description
+    change, possible = _interval(best, sign=True), _percent(_gain(oracle))
     description = (
-        f"The best candidate, {best.name}, changes mean JCT by {_interval(best, sign=True)}; "
-        f"known lengths would cut it by {_percent(_gain(oracle))}."
+        f"The best candidate, {best.name}, changes mean JCT by {change}; known lengths would cut it by {possible}."
     )
     return NONE, best.name, description
 

@@ -99,10 +99,8 @@ def measured_of(results: Results, name: str) -> Measured:
     warnings = list(results.warnings)
     chunked = sum(len(row.gap_s) > 0 and len(row.gap_s) + 1 != row.output_tokens for row in finished)
     if chunked:
-        warnings.append(
-            f"in {chunked:,} of {len(finished):,} answers chunks are not tokens: times between tokens (TBT) are "
-            "times between chunks there"
-        )
+        answers = f"in {chunked:,} of {len(finished):,} answers"
+        warnings.append(f"{answers} chunks are not tokens: times between tokens (TBT) are times between chunks there")
     if not any(len(row.gap_s) for row in finished):
         warnings.append("times between tokens are missing; TBT is unknown")
     if len(finished) < len(rows):
@@ -281,10 +279,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     """Read the requests of a detailed result; arrivals are when they were sent; raises InputError."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
-        raise InputError(
-            f"a result of vllm bench serve must hold its requests; {', '.join(missing)} are missing: "
-            "run it with --save-result --save-detailed"
-        )
+        problem = f"{', '.join(missing)} are missing: run it with --save-result --save-detailed"
+        raise InputError(f"a result of vllm bench serve must hold its requests; {problem}")
     n = len(body["ttfts"])
     starts_s = body.get("start_times") or []
     errors = body.get("errors") or [""] * n

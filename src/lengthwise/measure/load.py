@@ -114,10 +114,8 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
     found = list(run.prompts.warnings)
     finished = [row for row in sent if row.status == Status.FINISHED]
     if run.stop_reason:
-        found.append(
-            f"a partial run, ended by {run.stop_reason}: {sum(row.finished for row in sent):,} of {len(run.rows):,} "
-            "requests had finished by then"
-        )
+        count = f"{sum(row.finished for row in sent):,} of {len(run.rows):,}"
+        found.append(f"a partial run, ended by {run.stop_reason}: {count} requests had finished by then")
     if failed := sum(errors.values()):
         entries = ", ".join(f"{name}: {count:,}" for name, count in sorted(errors.items()))
         found.append(f"{failed:,} of {len(sent):,} requests failed ({entries}); latencies are of the others")
@@ -155,10 +153,8 @@ def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measu
     metadata, found = measured.metadata, []
     served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
-        found.append(
-            f"the server reports that it serves {metadata['model']}, which is of another shape than the deployment's "
-            f"{deployment.get('model')}"
-        )
+        shapes = f"{metadata['model']}, which is of another shape than the deployment's {deployment.get('model')}"
+        found.append(f"the server reports that it serves {shapes}")
     reported, own = metadata["capabilities"]["max_model_len"], deployment.get("max_model_len")
     if reported is not None and own is not None and reported != own:
         found.append(f"the server takes {reported:,} tokens a request (max_model_len), and the deployment {own:,}")
@@ -266,10 +262,8 @@ def bench(
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
     if warmup_requests < 0 or give_up_after < 1 or not time_limit_s > 0:
-        raise InputError(
-            "warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; they are "
-            f"{warmup_requests}, {give_up_after} and {time_limit_s}"
-        )
+        found = f"they are {warmup_requests}, {give_up_after} and {time_limit_s}"
+        raise InputError(f"warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; {found}")
     loaded = under_load(workload, rate_rps, concurrency, seed)
     options: dict[str, Any] = {"seed": seed, "salt": secrets.randbits(32) if salt is None else salt}
     options |= {"warmup_requests": warmup_requests, "exact": exact, "shared_prefix": shared_prefix}

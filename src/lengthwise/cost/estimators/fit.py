@@ -75,10 +75,8 @@ def fit_profile(
     shard = _fit_shard(source, target, reach, estimator, notes)
     kernels = _fit_kernels(source, target, estimator)
     if not shard and not kernels:
-        raise ProfileError(
-            f"the profile {profile.metadata.name} has no operator of {model.name}; it has "
-            f"{', '.join(profile.operators) or 'no rows'}"
-        )
+        found = ", ".join(profile.operators) or "no rows"
+        raise ProfileError(f"the profile {profile.metadata.name} has no operator of {model.name}; it has {found}")
     assembly = Assembly(target, shard, kernels, host)
     tables = replace(assembly.tables(), beside_prompts=_mixed_batches(source, target, shard, notes))
 

@@ -206,10 +206,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     if doubtful and "warnings" not in allow:
         if len(doubtful) == 1:
             ((name, warning),) = doubtful.items()
-            raise InputError(
-                f"{name} must be a run that can be trusted; this one has warnings: {warning}. "
-                "Measure again, or allow it (--allow-doubts)"
-            )
+            remedy = "Measure again, or allow it (--allow-doubts)"
+            raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {remedy}")
         lines = "".join(f"\n  {name}: {warning}" for name, warning in doubtful.items())
         raise InputError(
             f"runs must be such that can be trusted; {len(doubtful)} of {len(runs)} have warnings. Measure these "
@@ -233,11 +231,9 @@ def _check_possible(measured: Measured, name: str, deployment: Deployment) -> No
     total = np.where(ran, r.prompt_tokens + r.output_tokens, 0)
     longest = int(total.max(initial=0))
     if longest > deployment.max_model_len:
-        raise InputError(
-            f"{name} must have run on this deployment, which takes {deployment.max_model_len} tokens a request "
-            f"(max_model_len); request {int(total.argmax())} has {longest}. Give the engine's own settings in "
-            "the scenario"
-        )
+        limit = f"{deployment.max_model_len} tokens a request (max_model_len)"
+        found = f"request {int(total.argmax())} has {longest}. Give the engine's own settings in the scenario"
+        raise InputError(f"{name} must have run on this deployment, which takes {limit}; {found}")
     # A request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
@@ -285,10 +281,8 @@ def check_enough(runs: Sequence[Run]) -> None:
         (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
     ):
         if count < least:
-            raise InputError(
-                f"a calibration needs {least} finished requests or more to {purpose}; there are {count}. Measure more, "
-                f"or {remedy}"
-            )
+            needed = f"{least} finished requests or more to {purpose}; there are {count}"
+            raise InputError(f"a calibration needs {needed}. Measure more, or {remedy}")
 
 
 def origin_notes(
@@ -336,10 +330,8 @@ def split_of(
     given = list(holdout) if isinstance(holdout, Sequence) else []
     share = float(holdout) if isinstance(holdout, float | int) else 0.0
     if not runs or (not given and not 0 < share < 1):
-        raise InputError(
-            "a calibration needs one run or more, and something to hold out: a share above 0 and below 1, or runs; "
-            f"there are {len(runs)} runs, and holdout is {share}"
-        )
+        needed = "one run or more, and something to hold out: a share above 0 and below 1, or runs"
+        raise InputError(f"a calibration needs {needed}; there are {len(runs)} runs, and holdout is {share}")
     every = [*runs, *given]
     plain = [measured.records.name or measured.workload.name or "run" for measured in every]
     names = [name if plain.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(plain)]
@@ -348,10 +340,8 @@ def split_of(
     for i, measured in enumerate(every):
         other = known.setdefault(measured.records.requests.finished_s.tobytes(), i)
         if other != i:  # no engine repeats itself to the bit
-            raise InputError(
-                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is "
-                "fitted to cannot be held out as well: measure another"
-            )
+            same = f"{names[other]} and {names[i]} are the same records"
+            raise InputError(f"each run must be given once, to be fitted or held out; {same}: measure another")
     loads: dict[tuple[object, ...], list[int]] = {}  # repeats by their requests
     for i, measured in enumerate(every):
         loads.setdefault(_requests(measured), []).append(i)
@@ -374,10 +364,8 @@ def split_of(
         )
     else:
         shares = [share] * len(runs)
-        words = (
-            f"fitted to the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}, held out "
-            "the last ones, which were simulated in the same queue"
-        )
+        first = f"the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}"
+        words = f"fitted to {first}, held out the last ones, which were simulated in the same queue"
     notes += [
         f"{name}: {warning}; without it TTFT's mean and 95th percentile would be {lateness_effect(run):.1%} shorter at "
         "most, which no fit can feel, so the run was taken"

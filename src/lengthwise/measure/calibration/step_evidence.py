@@ -276,10 +276,8 @@ def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evide
     parts = [busy_period_parts(periods, run.workload.prompt_tokens, deployment) for _, run, periods in found]
     m = sum(len(periods) for _, _, periods in found)
     steps = int(sum(periods.steps.sum() for _, _, periods in found))
-    note = (
-        f"the server's own counters were fitted as well: {steps:,} steps in {m:,} busy periods of {len(found)} "
-        f"run{'s' if len(found) > 1 else ''} (--scrape no leaves them out)"
-    )
+    periods = f"{m:,} busy periods of {len(found)} run{'s' if len(found) > 1 else ''}"
+    note = f"the server's own counters were fitted as well: {steps:,} steps in {periods} (--scrape no leaves them out)"
     evidence = Evidence(
         seconds=np.concatenate([periods.seconds for _, _, periods in found]),
         parts={name: np.concatenate([each[name] for each in parts]) for name in parts[0]},
