@@ -18,10 +18,7 @@ _COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
 
 
 def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """Return the machine that a text describes: GPUs by number and name, or a node that has GPUs of one kind.
-
-    After "@" are their links: "pairs", a node of the catalog or its file; without, the usual node of these GPUs.
-    """
+    """Return the machine of a text: "8xA100-80GB", after @ "pairs" or a node, or a node with GPUs of one kind."""
 
     def file_or_name(name: str) -> str:
         return str(resolved(name, Path(folder))) if name.endswith(".toml") else name

@@ -277,11 +277,7 @@ def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Pr
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a TOML or YAML file, every key and value checked; relative paths start at its folder.
-
-    ``overrides`` are assignments such as ``"deployment.tp=8"``, later ones winning; they change the base that the
-    variants differ from. Raises ScenarioError, whose message lists all keys and values that cannot be used.
-    """
+    """Return the scenario of a file, with assignments such as "deployment.tp=8"; raise ScenarioError."""
     path = Path(path)
     return _checked(read(path), str(path), path.parent, overrides)
 

@@ -65,11 +65,7 @@ class Shard:
         return stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
-        """Return [PP] bytes of weights on one GPU of each stage.
-
-        Layers are split evenly over the GPUs, except what every GPU holds in full. The first stage also holds the
-        embedding, the last one the head (a copy of its own of a tied one if there are several stages).
-        """
+        """Return [PP] bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
@@ -79,6 +75,7 @@ class Shard:
         if model.encoder_layers:
             encoder = np.array(stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
             stages += encoder * encoder_layer_parameters(model) * width / tp
+        # The head is a copy of its own of a tied one if there are several stages.
         table = model.vocab * model.hidden * max(2.0, width) / tp
         stages[0] += embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
@@ -215,16 +212,8 @@ def _plan_vidur(
     per_request = _vidur_kv_bytes(shard) * max_model_len
     max_requests = math.floor((budget - weights) / per_request)
     per_block = _vidur_kv_bytes(shard) * limits.block_size / parallel.pp
-    return KvPlan(
-        num_blocks=max_model_len // limits.block_size * max_requests * parallel.pp,
-        block_size=limits.block_size,
-        weight_bytes=weights,
-        activation_bytes=0.0,
-        kv_bytes_per_block=per_block,
-        available_bytes=budget,
-        swap_s_per_block=per_block / HOST_LINK_BYTES_PER_S,
-        planner="vidur",
-    )
+    blocks, swap_s = max_model_len // limits.block_size * max_requests * parallel.pp, per_block / HOST_LINK_BYTES_PER_S
+    return KvPlan(blocks, limits.block_size, weights, 0.0, per_block, budget, swap_s, planner="vidur")
 
 
 def _vidur_budget_bytes(gpu: GpuSpec) -> float:

@@ -25,11 +25,7 @@ _Part = tuple[str, int]
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
-    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors.
-
-    The factors are a Latin hypercube: each part takes every one of ``draws`` equally likely values once, in an order
-    that makes parts as independent as so few draws can be. Equal input gives equal bytes.
-    """
+    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors."""
     return [made for (made,) in _perturbed([tables], draws, seed)]
 
 

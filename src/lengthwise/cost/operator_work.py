@@ -151,11 +151,7 @@ def layer_share(model: ModelSpec, operator: str) -> float:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes.
-
-    Weights in a format that the GPU has no units for are read in that format and multiplied in 16 bits, as are int4
-    weights everywhere (W4A16).
-    """
+    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes."""
 
     gpu: GpuSpec
     weight_dtype: str
@@ -221,6 +217,7 @@ class Kernels:
         )
 
     def _peak(self, wide: bool) -> float:
+        # Weights in a format that the GPU has no units for are multiplied in 16 bits, as are int4 weights everywhere.
         if wide or self.weight_dtype == "int4":
             return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
         return self.gpu.flops(self.weight_dtype)

@@ -65,10 +65,7 @@ VOCAB_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The deployment that seconds of cost tables depend on.
-
-    Limits are not part of it: tables extrapolate beyond those that they were made with, and their reach reports it.
-    """
+    """The deployment that seconds of cost tables depend on; beyond its limits they extrapolate, as reach reports."""
 
     model: str  # name, for messages; ``shape`` is compared
     shape: Mapping[str, int]  # ``shape_facts`` of the model, and its vocabulary, which the head depends on

@@ -96,11 +96,7 @@ def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
 
 
 def _non_decreasing(values: Floats) -> Floats:
-    """Return the nearest surface that falls along neither axis (least squares).
-
-    Dykstra's alternating projections onto "no row falls" and "no column falls": a few rounds come as near as the
-    measurements are accurate, and the middle of the envelopes removes the remaining violations.
-    """
+    """Return the nearest surface that falls along neither axis (least squares), by Dykstra's projections."""
 
     def isotonic_rows(table: Floats) -> Floats:
         return np.stack([isotonic_regression(row).x for row in table])
@@ -111,6 +107,7 @@ def _non_decreasing(values: Floats) -> Floats:
         row_rest += surface - rows
         surface = isotonic_rows((rows + column_rest).T).T
         column_rest += rows - surface
+    # A few rounds are as near as the measurements are accurate; the middle of the envelopes removes the rest.
     above = np.maximum.accumulate(np.maximum.accumulate(surface, axis=0), axis=1)
     turned = surface[::-1, ::-1]
     below = np.minimum.accumulate(np.minimum.accumulate(turned, axis=0), axis=1)[::-1, ::-1]

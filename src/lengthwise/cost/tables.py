@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -220,15 +220,11 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class RegionFit:
-    """Relative errors of one estimator on an operator's held-out rows in one region.
-
-    ``region`` is "small", "medium" or "large" (thirds between the measured points), "inside" (all three) or
-    "out_of_range" (the largest third, predicted from the rest).
-    """
+    """Relative errors of one estimator on an operator's held-out rows in one region."""
 
     operator: str
     estimator: str
-    region: str
+    region: str  # "small", "medium" or "large" third, "inside" (all of them), or "out_of_range" (beyond the rest)
     rows: int
     median_error: float
     p95_error: float
@@ -247,7 +243,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
-CACHE_VERSION = 7
+CACHE_VERSION = 8
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:
@@ -277,29 +273,14 @@ def cached(path: Path | None, build: Callable[[], tuple[CostTables, FitReport]])
         return build()
     with suppress(ProfileError, KeyError):  # a missing or damaged file is built again
         arrays = read_npz(path)
-        rows = zip(*(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
-        details = json.loads(str(arrays["report"]))
-        report = FitReport(
-            str(arrays["report_estimator"]),
-            str(arrays["report_method"]),
-            tuple(OperatorFit(*row) for row in rows),
-            compared=tuple(RegionFit(*row) for row in details["compared"]),
-            picked=tuple((operator, estimator) for operator, estimator in details["picked"]),
-            filled=tuple(details["filled"]),
-            notes=tuple(details["notes"]),
-        )
-        return from_arrays(arrays, str(path)), report
+        saved = json.loads(str(arrays["report"]))
+        saved |= {name: tuple(saved[name]) for name in ("filled", "notes")}
+        saved["operators"] = tuple(OperatorFit(**fit) for fit in saved["operators"])
+        saved["compared"] = tuple(RegionFit(**fit) for fit in saved["compared"])
+        saved["picked"] = tuple((operator, estimator) for operator, estimator in saved["picked"])
+        return from_arrays(arrays, str(path)), FitReport(**saved)
     tables, report = build()
-    names, counts, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
-    details = {
-        "compared": [astuple(fit) for fit in report.compared],
-        "picked": report.picked,
-        "filled": report.filled,
-        "notes": report.notes,
-    }
-    arrays = to_arrays(tables) | {"report_estimator": report.estimator, "report_method": report.method}
-    arrays |= {"report_name": names, "report_rows": counts, "report_median": medians, "report_p95": p95s}
-    arrays["report"] = json.dumps(details)
+    arrays = to_arrays(tables) | {"report": json.dumps(asdict(report))}
     with suppress(OutputError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_npz(path, arrays)

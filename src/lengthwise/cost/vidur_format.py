@@ -105,11 +105,7 @@ class ProfileFiles:
 def find_files(
     folder: Path, model: ModelSpec, gpu_name: str, parallel: Parallelism, node: NodeSpec | None
 ) -> ProfileFiles:
-    """Find the profile of a model on a GPU.
-
-    A model's folder has its name or an alias, with or without organisation; a device's folder is the start of the GPU's
-    name; a network's folder has the node's name or an alias.
-    """
+    """Find the profile of a model on a GPU: folders are named by the model, the start of the GPU's name, the node."""
     if not folder.is_dir():
         raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     device = device_folder(folder, gpu_name)

@@ -82,11 +82,9 @@ class Bench(Protocol):
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the requests of a seed, the same for every predictor, with its predictions ("": none)."""
-        ...
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
         """Return the deployment that runs at most ``batch`` requests at a time on a replica."""
-        ...
 
 
 class Each(Protocol):
@@ -94,7 +92,6 @@ class Each(Protocol):
 
     def __call__(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
         """Yield (index, result) of each task as it completes; raise the first error."""
-        ...
 
 
 def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
@@ -198,19 +195,15 @@ def lab(
     runner = _Runner(question, bench, each, progress, how)
     runner.prepare()
     cells = tuple(runner.cells())
-    points = [(batch, load) for batch in dict.fromkeys(question.batch_sizes) for load in question.loads]
-    by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in points)
+    by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in runner.rates)
     decisions = tuple(decision(group, seeds=question.seeds, level=question.level) for group in by_point)
+    shared: dict[str, Any] = {n: getattr(question, n) for n in ("name", "metadata", "unit", "seeds", "level")}
     return LabTable(
-        name=question.name,
-        metadata=question.metadata,
-        unit=question.unit,
         cells=cells,
         decisions=decisions,
         answer=answer(decisions, question.unit),
-        seeds=question.seeds,
         requests=len(next(iter(runner.workloads.values()))),
-        level=question.level,
+        **shared,
     )
 
 

@@ -316,11 +316,10 @@ FORMATS = {
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
-    """Read another program's results, compressed with gzip or not, as the records of a run.
+    """Read another program's results, packed by gzip or not, as the records of a run; raise InputError.
 
     Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
-    index of one of several benchmarks in a GuideLLM report. Raises InputError if the file is missing, truncated, of no
-    known format, or lacks required values.
+    index of one of several benchmarks in a GuideLLM report.
     """
     path = Path(path)
     try:

@@ -67,15 +67,10 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
     if workload.concurrency is not None:
         arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
-    prompt_tokens = [
-        row.usage.prompt_tokens or requested
-        if row is not None and row.usage is not None and not row.invalid_prompt_usage
-        else requested
-        for row, requested in zip(rows, workload.prompt_tokens.tolist(), strict=True)
-    ]
+    counted = [row.usage.prompt_tokens if row and row.usage and not row.invalid_prompt_usage else 0 for row in rows]
     columns = RequestColumns(
         arrival_s=arrival_s,
-        prompt_tokens=np.array(prompt_tokens),
+        prompt_tokens=np.where(counted, counted, workload.prompt_tokens),
         output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
         status=[row.status if row else Status.UNFINISHED for row in rows],
         first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
@@ -332,9 +327,7 @@ async def _bench(
         found = client.capabilities
         metadata: dict[str, Any] = {
             "url": client.server.shown,
-            "engine": found.engine,
-            "version": found.version,
-            "model": found.model,
+            **{name: getattr(found, name) for name in ("engine", "version", "model")},
             "capabilities": dataclasses.asdict(found) | {"models": list(found.models)},
             "arguments": options,
             "start": monitor.start.isoformat(),
@@ -362,12 +355,11 @@ def _interruptible(run: Run) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
         run.stop(INTERRUPTED)
 
-    try:
+    # On Windows, or outside of the main thread, the usual KeyboardInterrupt stays.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         loop.add_signal_handler(signal.SIGINT, interrupted)
-    except (NotImplementedError, RuntimeError, ValueError):
-        yield  # Windows, or not the main thread: the usual KeyboardInterrupt stays
-        return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGINT)

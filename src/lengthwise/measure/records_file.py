@@ -200,9 +200,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
         "facts": {"abilities" if k == "capabilities" else k: v for k, v in measured.metadata.items()},
         "doubts": list(measured.warnings),
         "errors": dict(measured.errors),
-        "name": records.name,
-        "seed": records.seed,
-        "end_s": records.end_s,
+        **{name: getattr(records, name) for name in ("name", "seed", "end_s")},
         "workload": workload,
         **{name: packed(getattr(records, name)) for name in (*_PARTS, "steps")},
     }

@@ -58,13 +58,10 @@ class Validation:
 
 
 def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
-    """Predict every interior place without its own rows, and the largest third of the places from the others.
-
-    Places are dealt to folds in turn along the axes, so that a held-out place keeps its neighbours. Places at the edge
-    of an axis are never held out inside: only extrapolation could predict them.
-    """
+    """Predict every interior place without its own rows, and the largest third of the places from the others."""
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
+    # A held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
     fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
     predicted = np.full(len(points), np.nan)
     for number in range(fold.max() + 1):
@@ -160,11 +157,8 @@ class ValidatedFit:
 def fit_validated(
     points: Points, estimator: str, *, out_of_range: bool, transfers: Collection[str] = ()
 ) -> ValidatedFit:
-    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points.
-
-    ``out_of_range``: the tables extrapolate; then errors out of range count as much as those inside. ``transfers`` are
-    keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.
-    """
+    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points."""
+    # ``transfers`` are keys of TRANSFER_FACTORS in which the tables differ from the points: only physics predicts then.
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(
             f"{points.operator} was measured for another shard, model or GPU, which only the estimator physics "

@@ -121,12 +121,9 @@ def _fit_shard(
             continue
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
-        differs = {
-            "tp": target.parallel.tp not in rows.tensor_parallel,
-            "model": source.target.model.name != target.model.name,
-            "gpu": not source.same_gpu,
-        }
-        transfers = [key for key, is_other in differs.items() if is_other]
+        transfers = [] if target.parallel.tp in rows.tensor_parallel else ["tp"]
+        transfers += [] if source.target.model.name == target.model.name else ["model"]
+        transfers += [] if source.same_gpu else ["gpu"]
         out_of_range = _exceeds(part, reach, target)
         split = None if transfers else split_single_token(points)
         fitted = points if split is None else split[1]

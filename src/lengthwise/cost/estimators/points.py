@@ -29,8 +29,7 @@ from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 PARTS = ("compute", "padding", "memory", "network", "launch", "sequences")
-"""Columns of ``Points.parts``: seconds of the multiplications that the operator needs, of those that padding adds, of
-the bytes, of the network, of a launch, and of what each further sequence adds to a launch."""
+"""Columns of ``Points.parts``, in seconds; "padding" multiplies in vain, "sequences" add to a launch."""
 
 COMPUTE, PADDING, MEMORY, NETWORK, LAUNCH, SEQUENCES = range(len(PARTS))
 

@@ -162,8 +162,7 @@ def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
 
 
 MIN_SECONDS_SHARE = 0.2
-"""Smallest plausible share of logged seconds in the time between a request's tokens; the rest is host. A model of 4
-layers on a CPU, with much host time, reaches a half."""
+"""Smallest plausible share of logged seconds in the time between tokens; 4 layers on a CPU reach a half."""
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:

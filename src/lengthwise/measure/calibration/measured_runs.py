@@ -47,19 +47,15 @@ def run_of(measured: Measured, name: str, validation: float | None) -> Run:
         rows = rows[np.argsort(r.arrival_s[rows], kind="stable")]
     arrival_s = np.zeros(len(rows)) if requested.concurrency else r.arrival_s[rows] - r.arrival_s[rows].min()
 
-    def taken(column: Any) -> Any:
-        return None if column is None else column[rows]
-
+    columns = {name: getattr(requested, name) for name in ("predicted_tokens", "priority", "tenant")}
     workload = replace(
         requested,
         arrival_s=arrival_s,
         prompt_tokens=np.maximum(1, r.prompt_tokens[rows]),
         output_tokens=np.maximum(1, r.output_tokens[rows]),
-        predicted_tokens=taken(requested.predicted_tokens),
         predictions=None if requested.predictions is None else requested.predictions.take(rows.astype(np.int64)),
-        priority=taken(requested.priority),
-        tenant=taken(requested.tenant),
         extra={},
+        **{name: None if column is None else column[rows] for name, column in columns.items()},
     )
     last = np.zeros(len(rows), dtype=np.bool_)
     last[len(rows) - round((validation or 0.0) * len(rows)) :] = True

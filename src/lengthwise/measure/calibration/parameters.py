@@ -13,8 +13,7 @@ from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Par
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
-"""Prior of tables that state no errors: a factor of 1.65 on kernels, of 2 on collectives, of 7 on an unmeasured host
-(one standard deviation in log)."""
+"""Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
 MIN_PRIOR_LOG_SD = 0.25
 """Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
 CLIENT_S, MASKED_S = 1e-3, 1e-12

@@ -22,11 +22,7 @@ TRIM_FRACTION = 0.2
 
 
 class Problem:
-    """Distance between runs and their simulations as a function of the parameters.
-
-    ``group`` [m] is the index of the scale that divides a residual: into METRICS, or 3 for steps; ``block`` [m] its
-    block of time, or -1 for groups by length and for quantiles, which cover a complete run.
-    """
+    """Distance between runs and their simulations as a function of the parameters."""
 
     def __init__(
         self, runs: Sequence[Run], deployment: Deployment, priors: Sequence[Prior], steps: Evidence | None, seed: int
@@ -56,6 +52,7 @@ class Problem:
             group.append(np.full(len(steps.seconds), len(METRICS)))
             block.append(steps.block)
             weight.append(steps.weight)
+        # [m] index of a residual's scale (in METRICS, or 3 for steps), and its block of time, or -1 for a complete run.
         self.group, self.block, self.weight = np.concatenate(group), np.concatenate(block), np.concatenate(weight)
 
     def with_priors(self, priors: Sequence[Prior]) -> Problem:

@@ -246,13 +246,9 @@ def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> E
     """Return the evidence of a log of steps, which counts as one more run besides ``runs``."""
     log = in_cells(iterations)
     m, steps = len(log), np.minimum(log.steps, MAX_CELL_STEPS)
-    return Evidence(
-        seconds=log.seconds,
-        parts=step_parts(log, deployment),
-        predict=step_seconds,
-        block=runs * BLOCKS + np.arange(m) * BLOCKS // m,
-        weight=np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum())),
-    )
+    weight = np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum()))
+    block = runs * BLOCKS + np.arange(m) * BLOCKS // m
+    return Evidence(log.seconds, step_parts(log, deployment), step_seconds, block, weight)
 
 
 def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | None, list[str]]:
@@ -278,13 +274,12 @@ def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evide
     steps = int(sum(periods.steps.sum() for _, _, periods in found))
     periods = f"{m:,} busy periods of {len(found)} run{'s' if len(found) > 1 else ''}"
     note = f"the server's own counters were fitted as well: {steps:,} steps in {periods} (--scrape no leaves them out)"
+    blocks = [r * BLOCKS + np.arange(len(periods)) * BLOCKS // len(periods) for r, _, periods in found]
     evidence = Evidence(
         seconds=np.concatenate([periods.seconds for _, _, periods in found]),
         parts={name: np.concatenate([each[name] for each in parts]) for name in parts[0]},
         predict=busy_period_seconds,
-        block=np.concatenate(
-            [r * BLOCKS + np.arange(len(periods)) * BLOCKS // len(periods) for r, _, periods in found]
-        ),
+        block=np.concatenate(blocks),
         weight=np.full(m, np.sqrt(min(1.0, MAX_OBSERVATIONS / m))),
     )
     return evidence, [note, *notes]

@@ -21,13 +21,10 @@ _KIND = "lengthwise operators, unfinished"
 
 
 class Journal:
-    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run.
-
-    ``requested`` identifies the measurement: model, shapes, device, dtype, versions. Raises ProfileError for a file of
-    another measurement or format, OutputError where the file cannot be written.
-    """
+    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run."""
 
     def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:
+        # ``requested`` identifies the measurement: model, shapes, device, dtype, versions.
         self.path, self._requested = path, json.loads(json.dumps(dict(requested)))
         self._operators = {one.key: one for one in operators}
         self.before: list[Outcome] = []

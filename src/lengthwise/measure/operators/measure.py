@@ -86,15 +86,12 @@ def measure_collectives(
         settings |= {"timeout_s": limit_s, "bytes": list(sizes_bytes)}
         out, err = Path(folder, "out"), Path(folder, "err")
         with out.open("wb") as out_file, err.open("wb") as err_file:
+            streams: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stderr": err_file}
+            commands = [[sys.executable, "-m", _WORKER, json.dumps(settings | {"rank": n})] for n in range(gpus)]
+            outputs = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
             workers = [
-                subprocess.Popen(  # noqa: S603 - this very package
-                    [sys.executable, "-m", _WORKER, json.dumps({**settings, "rank": rank})],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out_file if rank == 0 else subprocess.DEVNULL,
-                    stderr=err_file,
-                )
-                for rank in range(gpus)
+                subprocess.Popen(command, stdout=output, **streams)  # noqa: S603 - this very package
+                for command, output in zip(commands, outputs, strict=True)
             ]
             reason = _wait(workers, limit_s)
         complete = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

@@ -10,8 +10,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 
 ROWS, PREFILL, DECODE, MESSAGE = "rows", "prefill", "decode", "message"
-"""Kinds of operators by the coordinates of their seconds: rows (tokens or sequences), (chunk, context),
-(sequences, KV tokens), bytes of a message."""
+"""By coordinates: tokens or sequences; (chunk, context); (sequences, KV tokens); bytes of a message."""
 
 
 @dataclass(frozen=True)
