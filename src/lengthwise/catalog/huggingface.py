@@ -165,10 +165,14 @@ def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
     kv_heads = keys.count(*_KV_HEADS, default=heads)
     if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
         kv_heads = 1  # Falcon-7B lists all heads as num_kv_heads although it shares one
-    window = keys.count("sliding_window")
-    windowed = _windowed_layers(keys, layers) if window and keys.find("use_sliding_window") is not False else 0
-    if window >= keys.count(*_POSITIONS, default=window + 1):
-        windowed = 0  # a window no shorter than the model is none
+    window, windowed = keys.count("sliding_window"), 0
+    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a window no shorter than the model is none
+    if window and is_shorter and keys.find("use_sliding_window") is not False:
+        windowed = max(0, layers - keys.count("max_window_layers"))
+        if types := keys.as_list("layer_types"):
+            windowed = sum(kind == "sliding_attention" for kind in types)
+        elif period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
+            windowed = layers - layers // period
     has_bias = keys.model_type in _BIASED_ATTENTION | _BIASED
     bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias", default=has_bias)
     latent = keys.count("kv_lora_rank")
@@ -185,14 +189,6 @@ def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
         rope_head_dim=keys.count("qk_rope_head_dim") if latent else 0,
         bias=bool(bias),
     )
-
-
-def _windowed_layers(keys: ConfigKeys, layers: int) -> int:
-    if types := keys.as_list("layer_types"):
-        return sum(kind == "sliding_attention" for kind in types)
-    if period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
-        return layers - layers // period
-    return max(0, layers - keys.count("max_window_layers"))
 
 
 def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:

@@ -302,7 +302,13 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     settings = with_first_values(settings)
     scenario, found = _validated(settings)
     variants = settings.get("variants", [])
-    problems += [_by_variant_name(problem, variants) for problem in found]
+    for problem in found:
+        path = problem.path
+        if path[:1] == ("variants",) and len(path) > 1:  # under its name instead of its position in the list
+            variant = variants[int(path[1])]
+            name = variant.get("name") if isinstance(variant, dict) else None
+            path = ("variants", str(name or path[1]), *path[2:])
+        problems.append(Problem(path, problem.text))
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
@@ -325,15 +331,6 @@ def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
         return Scenario.model_validate(settings), []
     except ValidationError as error:
         return None, problems_of(error, Scenario)
-
-
-def _by_variant_name(problem: Problem, variants: Any) -> Problem:
-    """Return a variant's problem under its name instead of its position in the list."""
-    if problem.path[:1] != ("variants",) or len(problem.path) < 2:
-        return problem
-    variant = variants[int(problem.path[1])]
-    name = variant.get("name") if isinstance(variant, dict) else None
-    return Problem(("variants", str(name or problem.path[1]), *problem.path[2:]), problem.text)
 
 
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:

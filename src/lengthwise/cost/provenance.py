@@ -86,7 +86,7 @@ class MadeFor:
 
         return cls(
             model=model.name,
-            shape=_shape(model),
+            shape=provenance_shape(model),
             gpu=gpu.name,
             node=node.name if parallel.tp * parallel.pp > 1 else "",
             tp=parallel.tp,
@@ -102,7 +102,7 @@ class MadeFor:
 
     def differences(self, requested: MadeFor) -> list[str]:
         """Return the properties in which ``requested`` differs, in words; empty if the tables apply to it."""
-        found = self._model_differences(requested.model, requested.shape)
+        found = self.model_differences(requested.model, requested.shape)
         labels = {"gpu": "the GPU", "node": "the node", "tp": "tp", "pp": "pp"}
         for name, label in (labels | {"weight_dtype": "weights of", "kv_dtype": "a KV cache of"}).items():
             own, other = getattr(self, name), getattr(requested, name)
@@ -111,11 +111,8 @@ class MadeFor:
                 found.append(f"{label} {own}, not {other}")
         return found
 
-    def model_differences(self, model: ModelSpec) -> list[str]:
-        """Return where the model's shape differs, in words; fine-tunes of one model share a shape."""
-        return self._model_differences(model.name, _shape(model))
-
-    def _model_differences(self, name: str, shape: Mapping[str, int]) -> list[str]:
+    def model_differences(self, name: str, shape: Mapping[str, int]) -> list[str]:
+        """Return where a model's shape differs, in words; fine-tunes of one model share a shape."""
         different = []
         for key, own in sorted(self.shape.items()):
             other = shape.get(key)
@@ -125,7 +122,8 @@ class MadeFor:
         return [f"the model {self.model}, not {name} ({', '.join(different)})"] if different else []
 
 
-def _shape(model: ModelSpec) -> dict[str, int]:
+def provenance_shape(model: ModelSpec) -> dict[str, int]:
+    """Return a model's shape as ``MadeFor`` holds it."""
     return shape_facts(model) | {"vocab": model.vocab}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, read_npz, refuse, write_npz
+from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
     MERGED,
@@ -66,7 +66,7 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
         if (made_for := parse_made_for(arrays, path)) is not None:
-            refuse(path, made_for.model_differences(model))
+            refuse(path, made_for.model_differences(model.name, provenance_shape(model)))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
             needed = f"{model.name} with pp={pp} needs {pp} that add up to {model.layers}"

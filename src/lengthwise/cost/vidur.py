@@ -158,13 +158,9 @@ def is_surrogate(rows: pl.DataFrame) -> pl.Expr:
 
 def mlp_shapes(model: ModelSpec) -> dict[str, Any]:
     """Return the columns of mlp.csv that must equal the model's."""
-    return {
-        "n_embd": model.hidden,
-        "n_kv_head": model.attention.kv_heads,
-        "n_head": model.attention.heads,
-        "n_expanded_embd": model.ffn.intermediate,
-        "use_gated_mlp": model.ffn.gated,
-    }
+    attention, ffn = model.attention, model.ffn
+    shapes = {"n_embd": model.hidden, "n_kv_head": attention.kv_heads, "n_head": attention.heads}
+    return shapes | {"n_expanded_embd": ffn.intermediate, "use_gated_mlp": ffn.gated}
 
 
 def attention_shapes(model: ModelSpec) -> dict[str, Any]:
@@ -207,8 +203,7 @@ def of_shapes(rows: pl.DataFrame, shapes: dict[str, Any], path: Path) -> pl.Data
 def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path) -> Samples:
     """Return an operator's rows in the order of the file; rows without a time do not measure it."""
     median = f"time_stats.{name}.median"
-    missing = [column for column in (median, *columns) if column not in rows.columns]
-    if missing:
+    if missing := [column for column in (median, *columns) if column not in rows.columns]:
         known = sorted(c.split(".")[1] for c in rows.columns if c.startswith("time_stats.") and c.endswith(".median"))
         raise ProfileError(f"{path} must have {', '.join(missing)}; its operators are {', '.join(known)}")
     timed = rows.select(*columns, median).drop_nulls().cast(dict.fromkeys([*columns, median], pl.Float64))

@@ -82,7 +82,10 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
     if seeds > 1 and candidates:
         single, joint = (t_quantile(1 - (1 - level) / n, seeds - 1) for n in (1, len(candidates)))
         widening = joint / single
-    candidates = [_with_half_width(cell, widening) for cell in candidates]
+    key = "jct.mean/fcfs"
+    widened = [Estimate(cell[key].value, cell[key].half_width * widening) for cell in candidates]
+    each = zip(candidates, widened, strict=True)
+    candidates = [replace(cell, values={**cell.values, key: mean}) for cell, mean in each]
 
     def served_difference(cell: Cell) -> float:
         return abs(cell["served"].value - fcfs["served"].value)
@@ -99,12 +102,6 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
     if served < 1:
         description += f" {_percent(served)} of all requests are served; the means leave out the others."
     return Verdict(fcfs.batch, fcfs.load, reason == IMPROVEMENT, reason, best, description)
-
-
-def _with_half_width(cell: Cell, factor: float) -> Cell:
-    """Return the cell with the interval of its mean JCT scaled."""
-    mean = cell["jct.mean/fcfs"]
-    return replace(cell, values={**cell.values, "jct.mean/fcfs": Estimate(mean.value, mean.half_width * factor)})
 
 
 def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str, str]:

@@ -109,6 +109,8 @@ def _nearest_version(folder: Path, version: str, name: str) -> str:
 
 _SECONDS = pl.col("latency") / 1e3
 _BACKEND = pl.col("kernel_source")
+_MOE_SIZES = {"tokens": "num_tokens", "experts": "num_experts", "topk": "topk", "k": "hidden_size"}
+_MOE_SIZES |= {"gpus": "moe_tp_size"}
 _MEASURED = {"backend": _BACKEND, "seconds": _SECONDS}
 
 
@@ -161,12 +163,8 @@ def _moe(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
         operator=pl.lit("fused moe"),
         dtype=_dtypes(rows, "moe_dtype"),
         backend=pl.format("{} ({})", _BACKEND, pl.col("distribution")),
-        tokens=pl.col("num_tokens"),
-        experts=pl.col("num_experts"),
-        topk=pl.col("topk"),
+        **{name: pl.col(column) for name, column in _MOE_SIZES.items()},
         n=pl.col("inter_size") // pl.col("moe_tp_size"),
-        k=pl.col("hidden_size"),
-        gpus=pl.col("moe_tp_size"),
         seconds=_SECONDS,
     )
 
