@@ -69,8 +69,8 @@ def read_iterations(path: Path | str) -> Iterations:
                 at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
         rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
     if len(rows) < MIN_STEPS:
-        remedy = "Start vLLM with --enable-logging-iteration-details, and give its complete output"
-        raise InputError(f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. {remedy}")
+        hint = "Start vLLM with --enable-logging-iteration-details, and give its complete output"
+        raise InputError(f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. {hint}")
     prompts, tokens, decodes, kv, seconds, times_s = np.array(rows, dtype=np.float64).T
     known_s = times_s if np.isfinite(times_s).any() else None
     return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)

@@ -202,8 +202,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     if doubtful and "warnings" not in allow:
         if len(doubtful) == 1:
             ((name, warning),) = doubtful.items()
-            remedy = "Measure again, or allow it (--allow-doubts)"
-            raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {remedy}")
+            hint = "Measure again, or allow it (--allow-doubts)"
+            raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {hint}")
         lines = "".join(f"\n  {name}: {warning}" for name, warning in doubtful.items())
         raise InputError(
             f"runs must be such that can be trusted; {len(doubtful)} of {len(runs)} have warnings. Measure these "
@@ -272,13 +272,13 @@ def finished_counts(runs: Sequence[Run]) -> tuple[int, int]:
 def check_enough(runs: Sequence[Run]) -> None:
     """Require enough finished requests to fit to and to hold out; raises InputError."""
     fitted, held_out = finished_counts(runs)
-    for count, least, purpose, remedy in (
+    for count, least, purpose, hint in (
         (fitted, MIN_REQUESTS, "fit to", "hold out less"),
         (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
     ):
         if count < least:
             needed = f"{least} finished requests or more to {purpose}; there are {count}"
-            raise InputError(f"a calibration needs {needed}. Measure more, or {remedy}")
+            raise InputError(f"a calibration needs {needed}. Measure more, or {hint}")
 
 
 def origin_notes(

@@ -236,8 +236,8 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
         return StepEvidence(log_evidence(log, deployment, fitted), [note], is_log=True, seen=True)
     note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
     if taken.sum() < MIN_STEPS:
-        remedy = "hold out a run of its own, or give the log of the engine that served the runs"
-        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {remedy}"])
+        hint = "hold out a run of its own, or give the log of the engine that served the runs"
+        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {hint}"])
     note += ", and only these were fitted"
     return StepEvidence(log_evidence(log.taken(taken), deployment, fitted), [note], is_log=True)
 
