@@ -73,17 +73,11 @@ class ConfigKeys:
             self._missing.append(f"{quantity} (looked for {', '.join(names)})")
         return value or 1
 
-    def is_tied(self) -> bool:
-        """Return whether head and embedding share weights; transformers' class default if the key is absent."""
-        return bool(self.find("tie_word_embeddings", default=self.model_type not in _UNTIED_BY_CLASS))
-
     def check(self) -> None:
         """Raise InputError if keys were missing; the message names every accepted alternative."""
         if self._missing:
-            raise InputError(
-                f"{self.where} must give the shapes of a model; it lacks {'; '.join(self._missing)}. "
-                f"Its keys are {', '.join(sorted(self._table)) or 'none'}"
-            )
+            lacking, keys = "; ".join(self._missing), ", ".join(sorted(self._table)) or "none"
+            raise InputError(f"{self.where} must give the shapes of a model; it lacks {lacking}. Its keys are {keys}")
 
 
 _BY_NAME = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
@@ -153,7 +147,7 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
         ffn=_ffn(keys, hidden, layers),
         # Relative positions have no end (T5): the trained length holds for each side.
         max_model_len=2 * longest if keys.has("relative_attention_num_buckets") else longest,
-        tied_embeddings=keys.is_tied(),
+        tied_embeddings=bool(keys.find("tie_word_embeddings", default=keys.model_type not in _UNTIED_BY_CLASS)),
         encoder_layers=keys.count(*_ENCODER_LAYERS) if has_encoder else 0,
         metadata=ModelFacts(
             dtype=weight_dtype(keys),
@@ -171,11 +165,16 @@ def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
     kv_heads = keys.count(*_KV_HEADS, default=heads)
     if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
         kv_heads = 1  # Falcon-7B lists all heads as num_kv_heads although it shares one
-    window = keys.count("sliding_window")
-    windowed = _windowed_layers(keys, layers) if window and keys.find("use_sliding_window") is not False else 0
-    if window >= keys.count(*_POSITIONS, default=window + 1):
-        windowed = 0  # a window no shorter than the model is none
-    bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias")
+    window, windowed = keys.count("sliding_window"), 0
+    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a window no shorter than the model is none
+    if window and is_shorter and keys.find("use_sliding_window") is not False:
+        windowed = max(0, layers - keys.count("max_window_layers"))
+        if types := keys.as_list("layer_types"):
+            windowed = sum(kind == "sliding_attention" for kind in types)
+        elif period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
+            windowed = layers - layers // period
+    has_bias = keys.model_type in _BIASED_ATTENTION | _BIASED
+    bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias", default=has_bias)
     latent = keys.count("kv_lora_rank")
     head_dim = keys.count("qk_nope_head_dim") if latent else keys.count(*_HEAD_DIM)
     return AttentionSpec(
@@ -188,31 +187,18 @@ def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
         q_lora_rank=keys.count("q_lora_rank") if latent else 0,
         kv_lora_rank=latent,
         rope_head_dim=keys.count("qk_rope_head_dim") if latent else 0,
-        bias=bool(bias) if bias is not None else keys.model_type in _BIASED_ATTENTION | _BIASED,
+        bias=bool(bias),
     )
-
-
-def _windowed_layers(keys: ConfigKeys, layers: int) -> int:
-    if types := keys.as_list("layer_types"):
-        return sum(kind == "sliding_attention" for kind in types)
-    if period := keys.count("sliding_window_pattern", "_sliding_window_pattern"):
-        return layers - layers // period
-    return max(0, layers - keys.count("max_window_layers"))
 
 
 def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
-    if not keys.find(*_FFN) and keys.has(*_FOUR_TIMES_HIDDEN):
-        intermediate = 4 * hidden
-    else:
+    intermediate = 4 * hidden
+    if keys.find(*_FFN) or not keys.has(*_FOUR_TIMES_HIDDEN):
         width = keys.need("the MLP's width", *_FFN)
         # Qwen (1) gives the width of gate and up projection together.
         intermediate = width // 2 if keys.model_type == "qwen" else width
-    bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias")
-    dense = FfnSpec(
-        intermediate=intermediate,
-        gated=_is_gated(keys),
-        bias=bool(bias) if bias is not None else keys.model_type in _BIASED,
-    )
+    bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias", default=keys.model_type in _BIASED)
+    dense = FfnSpec(intermediate=intermediate, gated=_is_gated(keys), bias=bool(bias))
     experts = keys.count(*_EXPERTS)
     expert_width = keys.count("moe_intermediate_size", default=intermediate)
     shared = keys.count("n_shared_experts", "num_shared_experts") * expert_width
@@ -251,9 +237,8 @@ def _is_gated(keys: ConfigKeys) -> bool:
 def _learned_positions(keys: ConfigKeys) -> int:
     if keys.has("word_embed_proj_dim", "do_layer_norm_before"):
         return keys.count("max_position_embeddings") + 2  # OPT's table starts at 2
-    if keys.has("rotary_dim", "relative_attention_num_buckets", "rotary_pct"):
-        return 0
-    return keys.count("n_positions")
+    has_none = keys.has("rotary_dim", "relative_attention_num_buckets", "rotary_pct")
+    return 0 if has_none else keys.count("n_positions")
 
 
 def _has_layer_norm(keys: ConfigKeys) -> bool:

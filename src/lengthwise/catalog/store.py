@@ -25,11 +25,8 @@ Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
 def model(name_or_path: str | Path) -> ModelSpec:
     """Return a model by name or alias, or from a Hugging Face ``config.json`` or the folder that holds one.
 
-    A name of the catalog wins over a folder of that name; write ``./name`` for the folder.
-
-    Raises:
-        UnknownNameError: It is neither a known name nor a file.
-        InputError: The file cannot be read or lacks keys; the message names them.
+    A name of the catalog wins over a folder of that name; write ``./name`` for the folder. Raises UnknownNameError for
+    neither a known name nor a file, InputError with the keys that a file lacks.
     """
     path = Path(name_or_path).expanduser()
     if (known := _lookup(str(name_or_path), models())) is not None:
@@ -61,12 +58,7 @@ def served_model(name: str) -> ModelSpec | None:
 
 
 def gpu(name: str | Path) -> GpuSpec:
-    """Return a GPU by name or alias, or the one entry of a TOML file (``gpu("mine.toml")``).
-
-    Raises:
-        UnknownNameError: There is no such GPU.
-        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
-    """
+    """Return a GPU by name or alias, or the one entry of a TOML file; raise UnknownNameError or InputError."""
     return _gpu(*_file_entry(Path(name), "GPU")) if str(name).endswith(".toml") else _find("GPU", str(name), gpus())
 
 
@@ -76,12 +68,7 @@ def find_gpu(name: str) -> GpuSpec | None:
 
 
 def node(name: str | Path) -> NodeSpec:
-    """Return a node by name or alias, or the one entry of a TOML file, whose links are names or tables of their own.
-
-    Raises:
-        UnknownNameError: There is no such node.
-        InputError: The file cannot be read, or its entry lacks a key or has a wrong one.
-    """
+    """Return a node by name or alias, or the one entry of a TOML file; raise UnknownNameError or InputError."""
     return _node(*_file_entry(Path(name), "node")) if str(name).endswith(".toml") else _find("node", str(name), nodes())
 
 
@@ -163,10 +150,8 @@ def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
     path = file.expanduser()
     entries = read_toml(path)
     if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
-        raise InputError(
-            f"{path} must hold one {kind} as one table, [name] and its keys under it; "
-            f"it holds {', '.join(entries) or 'nothing'}"
-        )
+        found = ", ".join(entries) or "nothing"
+        raise InputError(f"{path} must hold one {kind} as one table, [name] and its keys under it; it holds {found}")
     name, table = next(iter(entries.items()))
     return name, table, f"{path}: {kind} {name}"
 

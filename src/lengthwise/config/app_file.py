@@ -71,11 +71,7 @@ class AppFile:
 
 
 def load_app(path: Path | str, sets: Sequence[str] = ()) -> AppFile:
-    """Return the application of a TOML or YAML file, every key and value checked; relative paths start at its folder.
-
-    ``sets`` are assignments such as ``"models.small.weights=./small"``, later ones winning. Raises ScenarioError, whose
-    message lists all keys and values that cannot be used.
-    """
+    """Return the application of a file, with assignments such as "models.small.weights=./a"; raise ScenarioError."""
     path = Path(path)
     return _checked(read(path, _KIND), str(path), path.parent, sets, (path,))
 

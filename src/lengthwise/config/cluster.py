@@ -18,10 +18,7 @@ _COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
 
 
 def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """Return the machine that a text describes: GPUs by number and name, or a node that has GPUs of one kind.
-
-    After "@" are their links: "pairs", a node of the catalog or its file; without, the usual node of these GPUs.
-    """
+    """Return the machine of a text: "8xA100-80GB", after @ "pairs" or a node, or a node with GPUs of one kind."""
 
     def file_or_name(name: str) -> str:
         return str(resolved(name, Path(folder))) if name.endswith(".toml") else name
@@ -37,7 +34,11 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
             raise InputError(f"{text} does not say which GPUs it has; write {ways or f'{node.gpus}xGPU@{node.name}'}")
         return Machine(kinds[0], node, node.gpus)
     gpus, name, links = int(found[1]), found[2], found[3]
-    _require_one_memory_size(name, found[1], text)
+    known = catalog.gpus()
+    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
+    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
+        shown = ", ".join(f"{gpus}x{one}" for one in sizes)  # the size decides what fits
+        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
     gpu = catalog.gpu(file_or_name(name))
     if gpus < 1:
         raise InputError(
@@ -49,9 +50,8 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
     else:
         node = catalog.default_node(gpu, gpus) if links is None else catalog.node(file_or_name(links))
     if gpus > node.gpus:
-        raise InputError(
-            f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; list several nodes, or name another after @"
-        )
+        remedy = "list several nodes, or name another after @"
+        raise InputError(f"a node {node.name} has at most {node.gpus} GPUs, not {gpus}; {remedy}")
     return Machine(gpu, node, gpus)
 
 
@@ -60,24 +60,13 @@ def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
     return Cluster(tuple(parse_node(text, folder) for text in nodes))
 
 
-def _require_one_memory_size(name: str, count: str, text: str) -> None:
-    """Raise InputError if a GPU comes with several memory sizes and the name has none: the size decides what fits."""
-    known = catalog.gpus()
-    sizes = [one for one in known if one.lower().startswith(f"{name.lower()}-")]
-    if name.lower() not in map(str.lower, known) and len({known[one].memory_bytes for one in sizes}) > 1:
-        shown = ", ".join(f"{count}x{one}" for one in sizes)
-        raise InputError(f"{text} must say which {name} it means, since they differ in memory: {shown}")
-
-
 def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
     """Return the GPU's node whose fast links join pairs, with at least this many GPUs."""
     family = gpu.name.split("-")[0].lower()
     paired = [node for node in catalog.nodes().values() if node.link_group == 2]
     own = sorted((one for one in paired if one.name.split("-")[0] == family), key=lambda one: one.gpus)
     if not own:
-        raise InputError(
-            f"no node of the catalog joins {gpu.name} in pairs; {', '.join(one.name for one in paired)} do so with "
-            "theirs. Name one of these after @, or a .toml file"
-        )
+        others = f"{', '.join(one.name for one in paired)} do so with theirs. Name one after @, or a .toml file"
+        raise InputError(f"no node of the catalog joins {gpu.name} in pairs; {others}")
     usual = next((one for one in own if one.gpus >= gpus), own[-1])
     return replace(usual, gpus=max(gpus, usual.gpus))

@@ -116,18 +116,14 @@ _ARRIVALS_WITHOUT_RATE = ("all_at_once", "rate_profile")
 
 
 def merged(base: Table, over: Table) -> Table:
-    """Return ``base`` updated with ``over``: tables key by key, other values replaced, keys with None removed.
-
-    A table with a ``kind`` replaces the complete table of ``base``. A new source or load of a workload, and new
-    ``rates`` or ``loads`` of a lab, remove the old ones.
-    """
+    """Return ``base`` updated with ``over``: tables key by key, other values replaced, keys with None removed."""
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
         old = base.get(key)
         if value is None:
             continue
         if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
-            excluded = _excluded(key, old, value)
+            excluded = _excluded(key, old, value)  # a new source or load of a workload removes the old one
             out[key] = merged({name: inner for name, inner in old.items() if name not in excluded}, value)
         else:
             out[key] = value

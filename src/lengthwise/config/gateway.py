@@ -43,8 +43,8 @@ _DISCOVERY, _ENGINE, _KEY = _DEFAULTS.discovery, _DEFAULTS.engines[0], gateway_c
 
 
 def _not_split(mode: Any) -> Any:
-    if isinstance(mode, str):
-        with input_error_as_value_error():
+    with input_error_as_value_error():
+        if isinstance(mode, str):
             gateway_config.refuse_split(mode)
     return mode
 
@@ -256,14 +256,11 @@ def load_gateway(
     engines: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
-    """Return the settings of a TOML or YAML file (None: no file), every key and value checked.
+    """Return the settings of a TOML or YAML file (None: no file), every key and value checked; raise ScenarioError.
 
     Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``, later
     ones winning; ``engines`` are addresses in addition to those of the file. ``options`` are settings whose first
     override stems from an option of the command, with the option for messages.
-
-    Raises:
-        ScenarioError: A key or a value cannot be used; the message lists all of them.
     """
     if path is None:
         return _checked({}, "the command line", Path(), overrides, engines, options)
@@ -371,11 +368,14 @@ class _Builder:
 
     def build(self, file: GatewayFile) -> GatewayConfig | None:
         """Return the settings; None if there are problems."""
+        prediction = file.prediction.model_dump()
+        if file.prediction.predictor not in _SHIPPED:
+            prediction["predictor"] = self._file(file.prediction.predictor, "prediction", "predictor")
         parts: dict[str, Any] = {
             "engines": tuple(self._engine(one, "engines", str(at)) for at, one in enumerate(file.engines)),
             "discovery": self._discovery(file.discovery),
             "order": self._order(file.order),
-            "prediction": self._prediction(file.prediction),
+            "prediction": gateway_config.Forecasting(**prediction),
             "keys": self._keys(file.keys),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
@@ -481,12 +481,6 @@ class _Builder:
             tls=tls,
             journal=None if journal is None else str(journal),
         )
-
-    def _prediction(self, section: PredictionSection) -> gateway_config.Forecasting:
-        settings = section.model_dump()
-        if section.predictor not in _SHIPPED:
-            settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
-        return gateway_config.Forecasting(**settings)
 
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}

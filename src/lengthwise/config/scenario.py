@@ -51,10 +51,8 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _check_prediction(self) -> Self:
         if self.predictor.kind != "none" and self.workload.predicted != "none":
-            raise ValueError(
-                f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r} "
-                "both predict; keep one of them"
-            )
+            both = f"workload.predicted = {self.workload.predicted!r} and predictor.kind = {self.predictor.kind!r}"
+            raise ValueError(f"{both} both predict; keep one of them")
         return self
 
     @property
@@ -279,11 +277,7 @@ def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Pr
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a TOML or YAML file, every key and value checked; relative paths start at its folder.
-
-    ``overrides`` are assignments such as ``"deployment.tp=8"``, later ones winning; they change the base that the
-    variants differ from. Raises ScenarioError, whose message lists all keys and values that cannot be used.
-    """
+    """Return the scenario of a file, with assignments such as "deployment.tp=8"; raise ScenarioError."""
     path = Path(path)
     return _checked(read(path), str(path), path.parent, overrides)
 
@@ -308,7 +302,13 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     settings = with_first_values(settings)
     scenario, found = _validated(settings)
     variants = settings.get("variants", [])
-    problems += [_by_variant_name(problem, variants) for problem in found]
+    for problem in found:
+        path = problem.path
+        if path[:1] == ("variants",) and len(path) > 1:  # under its name instead of its position in the list
+            variant = variants[int(path[1])]
+            name = variant.get("name") if isinstance(variant, dict) else None
+            path = ("variants", str(name or path[1]), *path[2:])
+        problems.append(Problem(path, problem.text))
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
@@ -331,15 +331,6 @@ def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
         return Scenario.model_validate(settings), []
     except ValidationError as error:
         return None, problems_of(error, Scenario)
-
-
-def _by_variant_name(problem: Problem, variants: Any) -> Problem:
-    """Return a variant's problem under its name instead of its position in the list."""
-    if problem.path[:1] != ("variants",) or len(problem.path) < 2:
-        return problem
-    variant = variants[int(problem.path[1])]
-    name = variant.get("name") if isinstance(variant, dict) else None
-    return Problem(("variants", str(name or problem.path[1]), *problem.path[2:]), problem.text)
 
 
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:

@@ -16,11 +16,8 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit
 from lengthwise.search import Space, check_limit
 
-_SECTIONS: dict[str, type[Section]] = {
-    "deployment": DeploymentSection,
-    "engine": EngineSection,
-    "scheduler": SchedulerSection,
-}
+_SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
+_SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 """Settings that may be an axis."""
 _METRICS = {"itl": "tbt", "e2e": "jct", "e2el": "jct", "delay": "queueing_delay", "queueing": "queueing_delay"}
@@ -115,9 +112,8 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
         return []
     parts = search.get("any_of")
     spaces: list[tuple[tuple[str, ...], Any]] = [(("search", "space"), search.get("space"))]
-    spaces += [
-        (("search", "any_of", str(at)), part) for at, part in enumerate(parts if isinstance(parts, list) else ())
-    ]
+    listed = parts if isinstance(parts, list) else []
+    spaces += [(("search", "any_of", str(at)), part) for at, part in enumerate(listed)]
     return [(path, axes) for path, axes in spaces if isinstance(axes, dict)]
 
 

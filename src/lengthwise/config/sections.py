@@ -61,17 +61,12 @@ class DecodeSection(Section):
     @property
     def limits(self) -> dict[str, Any]:
         """Return the engine limits that replace those of the prefill side."""
-        limits = {"max_num_seqs": self.max_num_seqs, "gpu_memory_utilization": self.gpu_memory_utilization}
-        given = {name: value for name, value in limits.items() if value is not None}
+        given = self.model_dump(include={"max_num_seqs", "gpu_memory_utilization"}, exclude_none=True)
         return given | {"max_step_seqs": self.max_step_seqs, "max_in_flight": self.max_in_flight}
 
 
 class WorkloadSection(Section):
-    """Where requests come from: lengths of a preset, a trace or distributions, and arrivals.
-
-    A trace alone is replayed with its own arrivals; with ``request_rate``, ``concurrency`` or ``arrivals`` its lengths
-    are drawn instead. These also replace the arrivals of a preset.
-    """
+    """Where requests come from: lengths of a preset, a trace or distributions, and arrivals."""
 
     preset: Text | None = None
     trace: Text | None = None
@@ -80,6 +75,8 @@ class WorkloadSection(Section):
     output: Length | None = None
     correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
+    # A trace alone is replayed with its own arrivals; with one of these three, which also replace a preset's, lengths
+    # are drawn from it.
     request_rate: Rate | None = None  # inf: all requests at once
     concurrency: Count | None = None
     arrivals: Arrivals | None = None
@@ -197,10 +194,7 @@ class DeploymentSection(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits under their vLLM names.
-
-    The upper bounds are far above those of any engine and prevent a typing error from allocating terabytes of tables.
-    """
+    """The engine's limits under their vLLM names; bounds keep a typing error from allocating terabytes."""
 
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
@@ -265,11 +259,7 @@ class RunSection(Section):
 
 
 class SearchSection(Section):
-    """Which deployment to choose: what is optimised, what must hold, and among which configurations.
-
-    ``deployment.replicas`` may be "fill": as many as ``max_gpus`` allows, or "auto": the fewest that meet the limits at
-    ``rate``.
-    """
+    """Which deployment to choose: what is optimised, what must hold, and among which configurations."""
 
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
         "requests_per_dollar"
@@ -277,6 +267,7 @@ class SearchSection(Section):
     rate: Rate | None = None
     max_gpus: Count | None = None
     limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
+    # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest for the limits at rate.
     space: dict[str, Any] = Field(default_factory=dict)  # lists of values by setting: ``tp = [1, 2, 4]``
     any_of: list[dict[str, Any]] = Field(default_factory=list)  # further settings; a configuration takes one entry
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
@@ -537,8 +528,8 @@ class LabSection(Section):
     [predictor]. FCFS and shortest-first with known lengths always run: they are the ends of the gap.
     """
 
-    policies: Annotated[list[LabPolicy], Field(min_length=1)] = Field(
-        default_factory=lambda: [LabPolicy(policy="sjf"), LabPolicy(policy="isrtf")]
+    policies: list[LabPolicy] = Field(
+        default_factory=lambda: [LabPolicy(policy=name) for name in ("sjf", "isrtf")], min_length=1
     )
     predictors: list[LabPredictor] = Field(default_factory=lambda: [LabPredictor(kind="oracle")])
     loads: Annotated[list[Load], Field(min_length=1)] | None = None
@@ -580,9 +571,8 @@ def _title(section: Section, *bare: str) -> str:
     first = [str(settings.pop(key)) for key in bare if key in settings]
 
     def text(value: Any) -> str:
-        return (
-            f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-        )
+        plain = str(value).lower() if isinstance(value, bool) else str(value)
+        return f"{value:g}" if isinstance(value, float) else plain
 
     return " ".join([*first, *(f"{key}={text(value)}" for key, value in settings.items())]) or "as the scenario"
 

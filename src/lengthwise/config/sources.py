@@ -94,10 +94,8 @@ def _read_numbers(path: Path) -> Floats:
         except ValueError:
             raise InputError(f"{path} must have numbers; line {number} is {' '.join(words)!r}") from None
         if len(words) != len(rows[0]):
-            raise InputError(
-                f"{path} must have the same count of numbers in each line, {len(rows[0])} as in its first; line "
-                f"{number} has {len(words)}: {line.strip()!r}"
-            )
+            counts = f"{len(rows[0])} as in its first; line {number} has {len(words)}: {line.strip()!r}"
+            raise InputError(f"{path} must have the same count of numbers in each line, {counts}")
     if not rows:
         raise InputError(f"{path} has no numbers; write one request a line")
     return np.array(rows)
@@ -105,7 +103,6 @@ def _read_numbers(path: Path) -> Floats:
 
 def _seconds(tokens: Floats, token_s: float, fixed_s: float) -> Floats:
     if not (math.isfinite(token_s) and token_s > 0 and math.isfinite(fixed_s) and fixed_s >= 0):
-        raise InputError(
-            f"--token-time must be above 0 and --fixed-time at least 0 seconds; they are {token_s:g} and {fixed_s:g}"
-        )
+        found = f"they are {token_s:g} and {fixed_s:g}"
+        raise InputError(f"--token-time must be above 0 and --fixed-time at least 0 seconds; {found}")
     return fixed_s + token_s * tokens

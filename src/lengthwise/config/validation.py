@@ -33,10 +33,7 @@ def raise_if_any(
     overridden: Iterable[tuple[str, ...]] = (),
     options: Mapping[tuple[str, ...], str] | None = None,
 ) -> None:
-    """Raise one ScenarioError that lists all problems, if there are any.
-
-    Problems at or below the paths ``overridden`` name ``--set``; those at ``options`` name the command-line option.
-    """
+    """Raise one ScenarioError for all problems; those at ``overridden`` name --set, at ``options`` the option."""
     from_set, from_option = tuple(overridden), options or {}
 
     def line(problem: Problem) -> str:
@@ -57,6 +54,7 @@ def raise_if_any(
 _Error = Mapping[str, Any]
 """An entry of ``ValidationError.errors()``."""
 _UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
+_TYPES = ("int", "float", "str", "bool")
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _REQUIREMENTS: dict[str, str] = {
     "int_type": "must be a whole number",
@@ -83,18 +81,15 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
     groups: dict[Any, list[_Error]] = {}
     for number, entry in enumerate(error.errors(include_url=False)):
         loc = entry["loc"]
-        # A value that may be of several types, such as a number or a list, has an entry for each type.
-        union = next((loc[:at] for at, key in enumerate(loc) if _is_type(key)), ())
+        # A value that may be of several types, such as a number or a list, has an entry for each type, which pydantic
+        # puts into the path behind the keys of the file.
+        types = (at for at, key in enumerate(loc) if key in _TYPES or not _KEY.fullmatch(str(key)))
+        union = loc[: next(types, 0)]
         groups.setdefault(union or number, []).append(entry)
     problems: list[Problem] = []
     for union, group in groups.items():
         problems += [_problem(group[0], root)] if isinstance(union, int) else _union_problems(union, group, root)
     return problems
-
-
-def _is_type(key: Any) -> bool:
-    """Return whether pydantic put a type into a path, rather than a key of the file."""
-    return isinstance(key, str) and (key in ("int", "float", "str", "bool") or not _KEY.fullmatch(key))
 
 
 def _union_problems(union: tuple[Any, ...], group: Sequence[_Error], root: type[BaseModel]) -> list[Problem]:

@@ -130,10 +130,9 @@ class LogNormalLength(_Length):
         for keys, make in ways.items():
             if given == set(keys):
                 return make(*(getattr(self, key) for key in keys))
-        raise InputError(
-            "a lognormal takes median and sigma, median and p90, mean and cv, or mean and sd; "
-            f"given were: {', '.join(sorted(given)) or 'none of them'}"
-        )
+        found = ", ".join(sorted(given)) or "none of them"
+        pairs = "median and sigma, median and p90, mean and cv, or mean and sd"
+        raise InputError(f"a lognormal takes {pairs}; given were: {found}")
 
 
 class TruncatedNormalLength(_Length):

@@ -29,11 +29,7 @@ def read_trace(
     sort: bool = False,
     replayed: bool = False,
 ) -> Workload:
-    """Return the requests of a trace of any format, with its texts in ``extra``.
-
-    ``format`` is one of ``workload.READABLE``, or "log"; None detects it. ``replayed``: whether the arrivals matter,
-    which a log may lack.
-    """
+    """Return the requests of a trace (``format`` None: detected), texts in ``extra``; a log may lack arrivals."""
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
     found = format or w.detect(path)

@@ -29,15 +29,6 @@ def usable_degrees(model: ModelSpec) -> list[int]:
     return [tp for tp in DEGREES if model.attention.heads % tp == 0]
 
 
-def require_degree(model: ModelSpec, tp: int) -> None:
-    """Require that ``tp`` divides the heads."""
-    if tp < 1 or model.attention.heads % tp:
-        raise InputError(
-            f"tp must divide the {model.attention.heads} attention heads of {model.name}; it is {tp}. "
-            f"Use one of {', '.join(map(str, usable_degrees(model)))}."
-        )
-
-
 @dataclass(frozen=True)
 class Shard:
     """One GPU's share of a layer under tensor parallelism, and of a stage."""
@@ -74,11 +65,7 @@ class Shard:
         return stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
-        """Return [PP] bytes of weights on one GPU of each stage.
-
-        Layers are split evenly over the GPUs, except what every GPU holds in full. The first stage also holds the
-        embedding, the last one the head (a copy of its own of a tied one if there are several stages).
-        """
+        """Return [PP] bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
@@ -88,6 +75,7 @@ class Shard:
         if model.encoder_layers:
             encoder = np.array(stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
             stages += encoder * encoder_layer_parameters(model) * width / tp
+        # The head is a copy of its own of a tied one if there are several stages.
         table = model.vocab * model.hidden * max(2.0, width) / tp
         stages[0] += embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
@@ -108,7 +96,9 @@ class Shard:
 
 def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> Shard:
     """Return the shard of a deployment."""
-    require_degree(model, parallel.tp)
+    if parallel.tp < 1 or model.attention.heads % parallel.tp:
+        heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
+        raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
     stage_layers(model, parallel.pp)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
@@ -145,17 +135,11 @@ def plan_memory(
     stage's layers, replicated KV heads), minus the peak of activations in a step of ``max_num_batched_tokens``, minus
     context and communication buffers. Every layer counts with full context, sliding windows too. "vidur" follows
     Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
-    ``max_model_len`` only.
-
-    Args:
-        max_model_len: Tokens of the longest request; the cache must hold one.
-        planner: "lengthwise" or "vidur".
-        num_blocks: Blocks to use regardless of the memory (vLLM: num_gpu_blocks_override).
+    ``max_model_len`` only. ``num_blocks`` are used regardless of the memory (vLLM: num_gpu_blocks_override).
 
     Raises:
         DoesNotFitError: Weights, or one request, do not fit; the message gives the shortfall and a tp that fits.
-        InputError: ``tp`` does not divide the heads, or ``num_blocks`` is below 1.
-        UnknownNameError: There is no such planner.
+        InputError: ``tp`` does not divide the heads, ``num_blocks`` is below 1, or there is no such planner.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
     if planner not in planners:
@@ -177,12 +161,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> int:
-    """Return the tokens of the longest request that model and KV cache take.
-
-    Raises:
-        DoesNotFitError: Not even one block fits.
-        InputError: As for ``plan_memory``.
-    """
+    """Return the tokens of the longest request that model and KV cache take; raise as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
         shard = shard_of(model, parallel, limits)
         tokens = int((_vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)) // _vidur_kv_bytes(shard))
@@ -203,7 +182,12 @@ def _plan_vllm(
     del max_model_len
     shard = shard_of(model, parallel, limits)
     weights = shard.stage_weight_bytes()
-    activation = _activation_bytes(shard, limits)
+    # The peak of activations is an MLP's input, both halves and output of a full step, and logits: 1.20 GiB for
+    # Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB (vllm-project/vllm, PR 10511).
+    ffn = model.ffn
+    wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
+    activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
+    activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     per_block = np.array(shard.layers) * shard.kv_bytes * limits.block_size
@@ -220,15 +204,6 @@ def _plan_vllm(
     )
 
 
-def _activation_bytes(shard: Shard, limits: EngineLimits) -> float:
-    """Return the peak of activations: an MLP's input, both halves and output of a full step, and logits."""
-    # 1.20 GiB for Llama-3-8B at 8,192 tokens and 256 sequences, where vLLM reports 1.26 GiB (vllm PR 10511).
-    model, ffn = shard.model, shard.model.ffn
-    wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
-    step = limits.max_num_batched_tokens * (3 * wide / shard.parallel.tp + 3 * model.hidden) * 2.0
-    return step + LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
-
-
 def _plan_vidur(
     model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
 ) -> KvPlan:
@@ -237,16 +212,8 @@ def _plan_vidur(
     per_request = _vidur_kv_bytes(shard) * max_model_len
     max_requests = math.floor((budget - weights) / per_request)
     per_block = _vidur_kv_bytes(shard) * limits.block_size / parallel.pp
-    return KvPlan(
-        num_blocks=max_model_len // limits.block_size * max_requests * parallel.pp,
-        block_size=limits.block_size,
-        weight_bytes=weights,
-        activation_bytes=0.0,
-        kv_bytes_per_block=per_block,
-        available_bytes=budget,
-        swap_s_per_block=per_block / HOST_LINK_BYTES_PER_S,
-        planner="vidur",
-    )
+    blocks, swap_s = max_model_len // limits.block_size * max_requests * parallel.pp, per_block / HOST_LINK_BYTES_PER_S
+    return KvPlan(blocks, limits.block_size, weights, 0.0, per_block, budget, swap_s, planner="vidur")
 
 
 def _vidur_budget_bytes(gpu: GpuSpec) -> float:

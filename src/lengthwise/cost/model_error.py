@@ -25,11 +25,7 @@ _Part = tuple[str, int]
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
-    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors.
-
-    The factors are a Latin hypercube: each part takes every one of ``draws`` equally likely values once, in an order
-    that makes parts as independent as so few draws can be. Equal input gives equal bytes.
-    """
+    """Return ``draws`` copies of the tables with their parts multiplied by log-normal factors; [] without errors."""
     return [made for (made,) in _perturbed([tables], draws, seed)]
 
 
@@ -103,11 +99,10 @@ def design(draws: int, parts: int, seed: int = 0) -> Floats:
     midpoints = ndtri((np.arange(draws) + 0.5) / draws)
     rng = np.random.default_rng(seed)
     made = (np.column_stack([rng.permutation(midpoints) for _ in range(parts)]) for _ in range(_DESIGNS))
-    best: Floats = min(made, key=_correlation)
+
+    def correlation(values: Floats) -> float:
+        return float(np.abs(np.atleast_2d(np.corrcoef(values.T)) - np.eye(parts)).max())
+
+    best: Floats = min(made, key=correlation)
     best.setflags(write=False)
     return best
-
-
-def _correlation(values: Floats) -> float:
-    """Return the largest absolute correlation of any two columns."""
-    return float(np.abs(np.atleast_2d(np.corrcoef(values.T)) - np.eye(values.shape[1])).max())

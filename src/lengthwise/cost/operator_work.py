@@ -1,11 +1,9 @@
 """Roofline work of a step's operators: FLOPs, bytes and messages of each on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and returns Work of that shape. Cost
-tables and the breakdown of a step sum the same Work.
-
-In an encoder-decoder, a prompt passes the encoder and is projected to cross-attention keys and values. With equally
-deep stacks, that costs as many multiplications per token as a decoder token's self-attention, cross-attention and
-MLP, so one ``layer`` covers both. Encoder layers beyond the decoder's depth are added to the prefill, and the KV
+Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and returns Work of that shape. In an
+encoder-decoder, a prompt passes the encoder and is projected to cross-attention keys and values. With equally deep
+stacks, that costs as many multiplications per token as a decoder token's self-attention, cross-attention and MLP, so
+one ``layer`` covers both. Encoder layers beyond the decoder's depth are added to the prefill, and the KV
 tokens of a decode are cross keys plus own keys.
 """
 
@@ -126,9 +124,7 @@ PROFILE_OPERATORS: dict[str, tuple[tuple[str, float], ...]] = {
     "residual add": (("norms", 0.375),),
     "fused moe": (("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
 }
-"""Operators of a profile as shares of the roofline's operators, where the names differ.
-
-The roofline's two norms move eight hidden sizes a token; a residual, read twice and written once, moves three."""
+"""Operators of a profile as shares of the roofline's: two norms move eight hidden sizes a token, a residual three."""
 
 
 def profile_work(works: list[Work], operator: str) -> Work | None:
@@ -155,11 +151,7 @@ def layer_share(model: ModelSpec, operator: str) -> float:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes.
-
-    Weights in a format that the GPU has no units for are read in that format and multiplied in 16 bits, as are int4
-    weights everywhere (W4A16).
-    """
+    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes."""
 
     gpu: GpuSpec
     weight_dtype: str
@@ -225,6 +217,7 @@ class Kernels:
         )
 
     def _peak(self, wide: bool) -> float:
+        # Weights in a format that the GPU has no units for are multiplied in 16 bits, as are int4 weights everywhere.
         if wide or self.weight_dtype == "int4":
             return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
         return self.gpu.flops(self.weight_dtype)
@@ -254,7 +247,7 @@ class Operators:
 
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
         self.shard, self.kernels, self.node = shard, kernels, node
-        self.model, self.tp = shard.model, shard.parallel.tp
+        self.model, self.tp, self.is_mla = shard.model, shard.parallel.tp, shard.model.attention.is_mla
         self.wide = kernels.wide_bytes
 
     def layer(self, tokens: Any) -> list[Work]:
@@ -263,7 +256,7 @@ class Operators:
         norms = 3 if self.model.encoder_layers else 2
         works = [
             self.kernels.stream("norms", norms * 4 * hidden * self.wide * tokens, kernels=norms),
-            *(self._latent_projections(tokens) if self._is_mla else self._projections(tokens)),
+            *(self._latent_projections(tokens) if self.is_mla else self._projections(tokens)),
             self.kernels.stream("kv write", tokens * self.shard.kv_bytes * 2),
         ]
         ffn = self.model.ffn
@@ -312,7 +305,7 @@ class Operators:
         if windowed:
             window = self.model.attention.window_tokens
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
-        if self._is_mla:
+        if self.is_mla:
             # A later chunk expands the latents of its context again; a first chunk has none.
             expansion = self._up_projection("context up-projection", context)
             works.append(expansion.times(np.asarray(context) > 0))
@@ -330,10 +323,6 @@ class Operators:
             seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
             works.append(self._decode("decode window attention", seqs, seen).times(windowed))
         return works
-
-    @property
-    def _is_mla(self) -> bool:
-        return self.model.attention.is_mla
 
     @property
     def _layer_shares(self) -> tuple[float, float]:
@@ -385,8 +374,7 @@ class Operators:
     def experts_hit(self, tokens: Any) -> Any:
         """Return how many experts T tokens hit: E (1 - (1 - k/E)^(T^a)), where a is ``routing_power``."""
         ffn = self.model.ffn
-        share = ffn.experts_per_token / ffn.experts
-        if share >= 1:
+        if (share := ffn.experts_per_token / ffn.experts) >= 1:
             return ffn.experts
         drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
@@ -415,7 +403,7 @@ class Operators:
             pairs, keys = causal_pairs(chunk, context, window or np.inf)
         attention, shard = self.model.attention, self.shard
         width = attention.head_dim + attention.rope_head_dim
-        read = keys * (shard.heads * (width + shard.v_dim) * self.wide if self._is_mla else shard.kv_bytes)
+        read = keys * (shard.heads * (width + shard.v_dim) * self.wide if self.is_mla else shard.kv_bytes)
         return self.kernels.prefill(
             name,
             pairs=pairs,
@@ -427,7 +415,7 @@ class Operators:
 
     def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
         attention, shard = self.model.attention, self.shard
-        if self._is_mla:
+        if self.is_mla:
             width, group = 2 * attention.kv_lora_rank + attention.rope_head_dim, shard.heads
         else:
             width, group = attention.head_dim + shard.v_dim, shard.heads / shard.kv_heads

@@ -6,7 +6,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,7 @@ VOCAB_TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The deployment that seconds of cost tables depend on.
-
-    Limits are not part of it: tables extrapolate beyond those that they were made with, and their reach reports it.
-    """
+    """The deployment that seconds of cost tables depend on; beyond its limits they extrapolate, as reach reports."""
 
     model: str  # name, for messages; ``shape`` is compared
     shape: Mapping[str, int]  # ``shape_facts`` of the model, and its vocabulary, which the head depends on
@@ -89,7 +86,7 @@ class MadeFor:
 
         return cls(
             model=model.name,
-            shape=_shape(model),
+            shape=provenance_shape(model),
             gpu=gpu.name,
             node=node.name if parallel.tp * parallel.pp > 1 else "",
             tp=parallel.tp,
@@ -105,7 +102,7 @@ class MadeFor:
 
     def differences(self, requested: MadeFor) -> list[str]:
         """Return the properties in which ``requested`` differs, in words; empty if the tables apply to it."""
-        found = self._model_differences(requested.model, requested.shape)
+        found = self.model_differences(requested.model, requested.shape)
         labels = {"gpu": "the GPU", "node": "the node", "tp": "tp", "pp": "pp"}
         for name, label in (labels | {"weight_dtype": "weights of", "kv_dtype": "a KV cache of"}).items():
             own, other = getattr(self, name), getattr(requested, name)
@@ -114,11 +111,8 @@ class MadeFor:
                 found.append(f"{label} {own}, not {other}")
         return found
 
-    def model_differences(self, model: ModelSpec) -> list[str]:
-        """Return where the model's shape differs, in words; fine-tunes of one model share a shape."""
-        return self._model_differences(model.name, _shape(model))
-
-    def _model_differences(self, name: str, shape: Mapping[str, int]) -> list[str]:
+    def model_differences(self, name: str, shape: Mapping[str, int]) -> list[str]:
+        """Return where a model's shape differs, in words; fine-tunes of one model share a shape."""
         different = []
         for key, own in sorted(self.shape.items()):
             other = shape.get(key)
@@ -127,21 +121,14 @@ class MadeFor:
                 different.append(f"{key} {own} for {other}")
         return [f"the model {self.model}, not {name} ({', '.join(different)})"] if different else []
 
-    def to_text(self) -> str:
-        """Return JSON with sorted keys."""
-        return json.dumps(asdict(self), sort_keys=True)
 
-
-def _shape(model: ModelSpec) -> dict[str, int]:
+def provenance_shape(model: ModelSpec) -> dict[str, int]:
+    """Return a model's shape as ``MadeFor`` holds it."""
     return shape_facts(model) | {"vocab": model.vocab}
 
 
 def made_for(path: Path | str) -> MadeFor | None:
-    """Return the deployment that a file's tables were made for; None if the file does not name it.
-
-    Raises:
-        ProfileError: The file cannot be read, or holds it in another form than the saved one.
-    """
+    """Return the deployment that a file's tables were made for; None if not named; raise ProfileError."""
     return parse_made_for(read_npz(path, only=(KEY,)), path)
 
 

@@ -78,19 +78,15 @@ class Surface:
 
 
 def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
-    """Fit a surface to measurements at ``x`` [n, 2], scattered over some columns in each row.
-
-    Each row is a curve; a row with few columns takes its slope from the others, in proportion to the row.
-    """
+    """Fit a surface to measurements at ``x`` [n, 2], scattered over some columns in each row."""
     rows, columns = np.unique(x[:, 0]), np.unique(x[:, 1])
     if len(columns) == 1:
         columns = np.array([columns[0], columns[0] + 1.0])
     curves = [fit_curve(x[x[:, 0] == row, 1], y[x[:, 0] == row]) for row in rows]
     steep = [c.slope / row for c, row in zip(curves, rows, strict=True) if len(c.x) >= _MIN_POINTS]
     typical = float(np.median(steep)) if steep else 0.0
-    curves = [
-        c if len(c.x) >= _MIN_POINTS else Curve(c.x, c.y, typical * row) for c, row in zip(curves, rows, strict=True)
-    ]
+    for at, (curve, row) in enumerate(zip(curves, rows, strict=True)):
+        curves[at] = curve if len(curve.x) >= _MIN_POINTS else Curve(curve.x, curve.y, typical * row)
     values = _non_decreasing(np.stack([curve(columns) for curve in curves]))
     slopes = np.maximum.accumulate([curve.slope for curve in curves])
     if len(rows) == 1:
@@ -100,11 +96,7 @@ def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
 
 
 def _non_decreasing(values: Floats) -> Floats:
-    """Return the nearest surface that falls along neither axis (least squares).
-
-    Dykstra's alternating projections onto "no row falls" and "no column falls": a few rounds come as near as the
-    measurements are accurate, and the middle of the envelopes removes the remaining violations.
-    """
+    """Return the nearest surface that falls along neither axis (least squares), by Dykstra's projections."""
 
     def isotonic_rows(table: Floats) -> Floats:
         return np.stack([isotonic_regression(row).x for row in table])
@@ -115,6 +107,7 @@ def _non_decreasing(values: Floats) -> Floats:
         row_rest += surface - rows
         surface = isotonic_rows((rows + column_rest).T).T
         column_rest += rows - surface
+    # A few rounds are as near as the measurements are accurate; the middle of the envelopes removes the rest.
     above = np.maximum.accumulate(np.maximum.accumulate(surface, axis=0), axis=1)
     turned = surface[::-1, ::-1]
     below = np.minimum.accumulate(np.minimum.accumulate(turned, axis=0), axis=1)[::-1, ::-1]
@@ -131,13 +124,7 @@ TREES, DEPTH, MIN_SPLIT = 250, 32, 2
 
 
 def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
-    """Fit a forest at Vidur's grid point (250 trees, depth 32, split 2) with fixed draws.
-
-    Its ``oob_prediction_`` [n] averages the trees that were not trained on a row.
-
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
-    """
+    """Fit a forest at Vidur's grid point (250 trees, depth 32, split 2) with fixed draws; raise MissingExtraError."""
     try:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError as error:
@@ -149,10 +136,7 @@ def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
 
 
 def predict(forest: RandomForestRegressor, *axes: Floats) -> Floats:
-    """Return the forest's values over the grid of its axes, evaluated once per cell.
-
-    A forest is constant between neighbouring thresholds of its trees, so one place stands for each cell.
-    """
+    """Return the forest's values over the grid of its axes, evaluated once per cell."""
     forest.set_params(n_jobs=1)  # threads would sum the trees in any order
     cells = []
     for feature, axis in enumerate(axes):

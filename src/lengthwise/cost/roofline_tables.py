@@ -43,25 +43,18 @@ def roofline_note(gpu: GpuSpec) -> str:
         return ""
     remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals"
     if _is_only_described(gpu):
-        return (
-            f"Nothing was measured on {gpu.name}, which only its description defines: the intervals in brackets allow "
-            f"for steps of a third to three times their time, an assumption; {remedy}."
-        )
+        allowed = "the intervals in brackets allow for steps of a third to three times their time, an assumption"
+        return f"Nothing was measured on {gpu.name}, which only its description defines: {allowed}; {remedy}."
+    errors = f"its errors are taken for {TRANSFER_FACTOR:g} times those there"
     return (
-        f"No kernels were measured on {gpu.name}: the roofline is carried over from other GPUs, and its errors are "
-        f"taken for {TRANSFER_FACTOR:g} times those there; {remedy}."
+        f"No kernels were measured on {gpu.name}: the roofline is carried over from other GPUs, and {errors}; {remedy}."
     )
 
 
 ErrorQuantiles = dict[str, tuple[float, float]]
 
-WIDE_GEMM: ErrorQuantiles = {
-    "A100": (0.10, 0.28),
-    "H100": (0.11, 0.27),
-    "H200": (0.10, 0.28),
-    "B200": (0.09, 0.41),
-    "A40": (0.06, 0.23),
-}
+WIDE_GEMM: ErrorQuantiles = {"A100": (0.10, 0.28), "H100": (0.11, 0.27), "H200": (0.10, 0.28), "B200": (0.09, 0.41)}
+WIDE_GEMM |= {"A40": (0.06, 0.23)}
 NARROW_GEMM: ErrorQuantiles = {"H100": (0.11, 0.35), "H200": (0.14, 0.39), "B200": (0.15, 0.50)}
 PREFILL: ErrorQuantiles = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (0.08, 0.35), "B200": (0.13, 0.37)}
 DECODE: ErrorQuantiles = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
@@ -109,11 +102,9 @@ def with_front_error(errors: tuple[PartError, ...], front: Front) -> tuple[PartE
 
 
 HOST_STEP_S, HOST_SEQUENCE_S = 126e-6, 4.4e-6
-"""Host time that vLLM v1 adds to a step, and for each of its sequences.
-
-BLIS' fit of 15 vLLM runs on H100s (trained-physics coefficients 7 and 6, Apache-2.0,
-github.com/inference-sim/inference-sim). Most host work overlaps with the GPU there. An engine that schedules between
-steps, as vLLM v0 did, waits for milliseconds: set HostOverhead."""
+"""Host time that vLLM v1 adds to a step and to each sequence in it: BLIS' fit of 15 runs on H100s (trained-physics
+coefficients 7 and 6, Apache-2.0, github.com/inference-sim/inference-sim), where most host work overlaps with the GPU.
+An engine that schedules between steps, as vLLM v0 did, waits for milliseconds: set HostOverhead."""
 
 LARGEST_KV_TOKENS = 2**24
 
@@ -148,17 +139,14 @@ ENGINE_HOSTS = {
 }
 """Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
 
-They are larger than HostOverhead's default, which BLIS measured on other machines, because they include whatever an
-engine adds to its kernels, and the waits in front of the engine that clients of Llama-3.1-70B saw (EXPERT_FRONTS adds
-those of models with experts). ``deploy(host="vllm")`` and ``deployment.host`` select them by name
-(benchmarks/_silicon.py compares both with the measured deployments)."""
+They are larger than HostOverhead's default because they include whatever an engine adds to its kernels, and the waits
+in front of the engine that clients of Llama-3.1-70B saw (benchmarks/_silicon.py)."""
 
 EXPERT_FRONTS = {"vllm": Front(99.9e-3), "sglang": Front(140.7e-3), "trtllm": Front(177e-3)}
 """Additional fronts of ENGINE_HOSTS for models with experts, from the same points (DeepSeek-V3, Kimi-K2).
 
-No mechanism was measured separately: these hold whatever a first token waits beyond the roofline's prefill. They are a
-delay and no queue, although clients that sent many requests at once waited longer: a serial front that explains their
-waits (36 ms a request) would limit any deployment to 27 requests a second, which no measurement supports."""
+They hold whatever a first token waits beyond the roofline's prefill. They are a delay and no queue: a serial front that
+explains the waits of many requests at once would limit any deployment to 27 requests a second."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +173,8 @@ def roofline(
     """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time.
 
     Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
-    those that these sequences could cache, at most 2**24.
-
-    Raises:
-        InputError: ``tp`` does not divide the heads, or there are more stages than layers.
+    those that these sequences could cache, at most 2**24. Raises InputError if ``tp`` does not divide the heads, or
+    there are more stages than layers.
     """
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
@@ -228,10 +214,8 @@ def operators(
     """Return the time of each operator of one step, in the order of the step.
 
     Prompts add up to one row per operator, whose ``bound`` is that of the longest. ``decode_seqs`` sequences decode one
-    token each and have cached ``kv_tokens`` in total; ``prefill`` has (chunk, context before it) of each prompt.
-
-    Raises:
-        InputError: The step is empty or holds a negative count, or as for ``roofline``.
+    token each and have cached ``kv_tokens`` in total; ``prefill`` has (chunk, context before it) of each prompt. Raises
+    InputError for an empty step, a negative count, or as ``roofline`` does.
     """
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
@@ -288,11 +272,8 @@ HOST_NAMES = ("default", *ENGINE_HOSTS)
 def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
     """Return the overhead of a host (a name of HOST_NAMES, or seconds); None for "default": the cost source's own.
 
-    With ``experts`` in the model, requests wait longer in front of a named engine.
-
-    Raises:
-        UnknownNameError: No engine has this name.
-        InputError: The seconds are negative or not finite.
+    With ``experts`` in the model, requests wait longer in front of a named engine. Raises UnknownNameError for another
+    name, InputError for negative or infinite seconds.
     """
     if isinstance(host, str):
         if host not in HOST_NAMES:
@@ -302,19 +283,14 @@ def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOve
             return named
         more = EXPERT_FRONTS[host]
         return replace(named, request_s=named.request_s + more.request_s, queue_s=named.queue_s + more.queue_s)
-    values = asdict(host)
-    if not all(0 <= value < float("inf") for value in values.values()):
-        listed = ", ".join(f"{name} {value!r}" for name, value in values.items())
+    if not all(0 <= value < float("inf") for value in asdict(host).values()):
+        listed = ", ".join(f"{name} {value!r}" for name, value in asdict(host).items())
         raise InputError(f"a host must take finite seconds from 0; it has {listed}")
     return host
 
 
 def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = False) -> CostTables:
-    """Return the tables with ``host`` and its front in place of their own; unchanged for "default".
-
-    Where the tables know their errors, those of host and front become the roofline's assumptions. ``experts`` and the
-    errors raised are those of ``host_overhead``.
-    """
+    """Return the tables with ``host``, its front and assumed errors in place of their own; unchanged for "default"."""
     overhead = host_overhead(host, experts=experts)
     if overhead is None:
         return tables

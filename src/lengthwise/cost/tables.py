@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, read_npz, refuse, write_npz
+from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
     MERGED,
@@ -40,24 +40,19 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write an npz that ``load`` reads back bit for bit, completely or not at all.
+    """Write an npz, of tables that obey ``check``, that ``load`` reads back bit for bit, completely or not at all.
 
-    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused.
-
-    Raises:
-        ProfileError: The tables violate ``check``.
-        OutputError: The file cannot be written.
+    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused. Raises
+    ProfileError or OutputError.
     """
     check(tables, "the tables to save")
-    write_npz(path, to_arrays(tables) | ({} if made_for is None else {KEY: made_for.to_text()}))
+    write_npz(
+        path, to_arrays(tables) | ({} if made_for is None else {KEY: json.dumps(asdict(made_for), sort_keys=True)})
+    )
 
 
 def load(path: Path | str) -> CostTables:
-    """Read the tables that ``save`` wrote.
-
-    Raises:
-        ProfileError: The file is missing, no npz of cost tables, of another version, or its tables violate ``check``.
-    """
+    """Read the tables that ``save`` wrote; raise ProfileError for another file or version, or if ``check`` does."""
     return from_arrays(read_npz(path), str(path))
 
 
@@ -65,21 +60,17 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
     """Read cost tables from an npz that ``save`` wrote or from one of Vidur's prediction tables.
 
     ``model`` and ``pp`` split Vidur's tables into stages; saved tables have stages of their own, which must match.
-
-    Raises:
-        ProfileError: The file is neither, cannot be read, or is for other stages or another model.
+    Raises ProfileError for any other file.
     """
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
         if (made_for := parse_made_for(arrays, path)) is not None:
-            refuse(path, made_for.model_differences(model))
+            refuse(path, made_for.model_differences(model.name, provenance_shape(model)))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
-            raise ProfileError(
-                f"{path} is for stages of {stages} layers; {model.name} with pp={pp} needs {pp} "
-                f"that add up to {model.layers}. Save tables for this deployment."
-            )
+            needed = f"{model.name} with pp={pp} needs {pp} that add up to {model.layers}"
+            raise ProfileError(f"{path} is for stages of {stages} layers; {needed}. Save tables for this deployment.")
         return tables
     if ONCE_A_LAYER[0] in arrays:
         return vidur_tables(path, model, pp)
@@ -229,15 +220,11 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class RegionFit:
-    """Relative errors of one estimator on an operator's held-out rows in one region.
-
-    ``region`` is "small", "medium" or "large" (thirds between the measured points), "inside" (all three) or
-    "out_of_range" (the largest third, predicted from the rest).
-    """
+    """Relative errors of one estimator on an operator's held-out rows in one region."""
 
     operator: str
     estimator: str
-    region: str
+    region: str  # "small", "medium" or "large" third, "inside" (all of them), or "out_of_range" (beyond the rest)
     rows: int
     median_error: float
     p95_error: float
@@ -256,7 +243,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
-CACHE_VERSION = 7
+CACHE_VERSION = 8
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:
@@ -286,29 +273,14 @@ def cached(path: Path | None, build: Callable[[], tuple[CostTables, FitReport]])
         return build()
     with suppress(ProfileError, KeyError):  # a missing or damaged file is built again
         arrays = read_npz(path)
-        rows = zip(*(arrays[f"report_{key}"].tolist() for key in ("name", "rows", "median", "p95")), strict=True)
-        details = json.loads(str(arrays["report"]))
-        report = FitReport(
-            str(arrays["report_estimator"]),
-            str(arrays["report_method"]),
-            tuple(OperatorFit(*row) for row in rows),
-            compared=tuple(RegionFit(*row) for row in details["compared"]),
-            picked=tuple((operator, estimator) for operator, estimator in details["picked"]),
-            filled=tuple(details["filled"]),
-            notes=tuple(details["notes"]),
-        )
-        return from_arrays(arrays, str(path)), report
+        saved = json.loads(str(arrays["report"]))
+        saved |= {name: tuple(saved[name]) for name in ("filled", "notes")}
+        saved["operators"] = tuple(OperatorFit(**fit) for fit in saved["operators"])
+        saved["compared"] = tuple(RegionFit(**fit) for fit in saved["compared"])
+        saved["picked"] = tuple((operator, estimator) for operator, estimator in saved["picked"])
+        return from_arrays(arrays, str(path)), FitReport(**saved)
     tables, report = build()
-    names, counts, medians, p95s = ([row[i] for row in map(astuple, report.operators)] for i in range(4))
-    details = {
-        "compared": [astuple(fit) for fit in report.compared],
-        "picked": report.picked,
-        "filled": report.filled,
-        "notes": report.notes,
-    }
-    arrays = to_arrays(tables) | {"report_estimator": report.estimator, "report_method": report.method}
-    arrays |= {"report_name": names, "report_rows": counts, "report_median": medians, "report_p95": p95s}
-    arrays["report"] = json.dumps(details)
+    arrays = to_arrays(tables) | {"report": json.dumps(asdict(report))}
     with suppress(OutputError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_npz(path, arrays)

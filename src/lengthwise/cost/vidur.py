@@ -57,7 +57,8 @@ def vidur_profile(
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
     with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
-    which Vidur does not profile.
+    which Vidur does not profile. Raises ProfileError, with what is available, for a missing file, operator, model or TP
+    degree.
 
     Args:
         folder: Holds compute/ and network/.
@@ -65,13 +66,7 @@ def vidur_profile(
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
         limits: The block size selects rows; largest step and batch size the tables.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
-        cache: Folder for built tables, keyed by files, arguments and versions; "user": that of platformdirs; None:
-            none.
-
-    Raises:
-        ProfileError: A file, an operator, a model or a TP degree is missing; the message lists the available ones.
-        MissingExtraError: The forest needs scikit-learn.
-        UnknownNameError: There is no such estimator.
+        cache: Folder for built tables; "user": that of platformdirs; None: no cache.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
@@ -138,9 +133,8 @@ def read_samples(
         rows = in_node.filter(pl.col("num_workers") == tp)
         if rows.is_empty():
             degrees = sorted(in_node["num_workers"].unique())
-            raise ProfileError(
-                f"{files.all_reduce} must hold all_reduce rows of {tp} GPUs in a node; it holds {degrees}"
-            )
+            needed = f"all_reduce rows of {tp} GPUs in a node"
+            raise ProfileError(f"{files.all_reduce} must hold {needed}; it holds {degrees}")
         rows = rows.with_columns(num_tokens=tokens)
         samples[ALL_REDUCE] = _samples(rows, ALL_REDUCE, ("num_tokens",), files.all_reduce)
     if files.send_recv:
@@ -164,13 +158,9 @@ def is_surrogate(rows: pl.DataFrame) -> pl.Expr:
 
 def mlp_shapes(model: ModelSpec) -> dict[str, Any]:
     """Return the columns of mlp.csv that must equal the model's."""
-    return {
-        "n_embd": model.hidden,
-        "n_kv_head": model.attention.kv_heads,
-        "n_head": model.attention.heads,
-        "n_expanded_embd": model.ffn.intermediate,
-        "use_gated_mlp": model.ffn.gated,
-    }
+    attention, ffn = model.attention, model.ffn
+    shapes = {"n_embd": model.hidden, "n_kv_head": attention.kv_heads, "n_head": attention.heads}
+    return shapes | {"n_expanded_embd": ffn.intermediate, "use_gated_mlp": ffn.gated}
 
 
 def attention_shapes(model: ModelSpec) -> dict[str, Any]:
@@ -213,8 +203,7 @@ def of_shapes(rows: pl.DataFrame, shapes: dict[str, Any], path: Path) -> pl.Data
 def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path) -> Samples:
     """Return an operator's rows in the order of the file; rows without a time do not measure it."""
     median = f"time_stats.{name}.median"
-    missing = [column for column in (median, *columns) if column not in rows.columns]
-    if missing:
+    if missing := [column for column in (median, *columns) if column not in rows.columns]:
         known = sorted(c.split(".")[1] for c in rows.columns if c.startswith("time_stats.") and c.endswith(".median"))
         raise ProfileError(f"{path} must have {', '.join(missing)}; its operators are {', '.join(known)}")
     timed = rows.select(*columns, median).drop_nulls().cast(dict.fromkeys([*columns, median], pl.Float64))

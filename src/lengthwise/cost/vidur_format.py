@@ -35,10 +35,7 @@ def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTab
     """Read cost tables from Vidur's complete prediction tables (milliseconds per layer, one array per operator).
 
     The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk], ``attn_decode``
-    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
-
-    Raises:
-        ProfileError: The file cannot be read, lacks an operator, or ``pp`` does not divide the layers.
+    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU. Raises ProfileError if one is missing.
     """
     ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
     return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
@@ -108,21 +105,15 @@ class ProfileFiles:
 def find_files(
     folder: Path, model: ModelSpec, gpu_name: str, parallel: Parallelism, node: NodeSpec | None
 ) -> ProfileFiles:
-    """Find the profile of a model on a GPU.
-
-    A model's folder has its name or an alias, with or without organisation; a device's folder is the start of the GPU's
-    name; a network's folder has the node's name or an alias.
-    """
+    """Find the profile of a model on a GPU: folders are named by the model, the start of the GPU's name, the node."""
     if not folder.is_dir():
         raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     device = device_folder(folder, gpu_name)
     place = model_folder(device, model)
     mlp, attention = csv_file(place, "mlp"), attention_files(place)
     if not attention:
-        raise ProfileError(
-            f"{place} must hold attention.csv; it holds {names_in(place)}. Add a measured one, or use the "
-            "roofline (cost = 'roofline')."
-        )
+        remedy = "Add a measured one, or use the roofline (cost = 'roofline')."
+        raise ProfileError(f"{place} must hold attention.csv; it holds {names_in(place)}. {remedy}")
     network = network_folder(folder, device.name, node) if parallel.tp * parallel.pp > 1 else None
     return ProfileFiles(
         mlp,

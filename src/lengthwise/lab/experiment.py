@@ -82,11 +82,9 @@ class Bench(Protocol):
 
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the requests of a seed, the same for every predictor, with its predictions ("": none)."""
-        ...
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
         """Return the deployment that runs at most ``batch`` requests at a time on a replica."""
-        ...
 
 
 class Each(Protocol):
@@ -94,7 +92,6 @@ class Each(Protocol):
 
     def __call__(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
         """Yield (index, result) of each task as it completes; raise the first error."""
-        ...
 
 
 def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
@@ -188,32 +185,25 @@ def lab(
     progress: Progress = lambda *_: None,
     how: str = "kernel",
 ) -> LabTable:
-    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts.
+    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts; raise InputError.
 
     In every cell of a seed the same requests arrive in the same order with the same predictions; the load only scales
     their times (common random numbers), so that differences come from the policies alone. A run lasts until its last
     request finishes, also at loads above capacity. ``progress`` takes completed and total runs; ``how`` names the
     engine.
-
-    Raises:
-        InputError: The requests cannot be scaled to a load, or none is ever served.
     """
     runner = _Runner(question, bench, each, progress, how)
     runner.prepare()
     cells = tuple(runner.cells())
-    points = [(batch, load) for batch in dict.fromkeys(question.batch_sizes) for load in question.loads]
-    by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in points)
+    by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in runner.rates)
     decisions = tuple(decision(group, seeds=question.seeds, level=question.level) for group in by_point)
+    shared: dict[str, Any] = {n: getattr(question, n) for n in ("name", "metadata", "unit", "seeds", "level")}
     return LabTable(
-        name=question.name,
-        metadata=question.metadata,
-        unit=question.unit,
         cells=cells,
         decisions=decisions,
         answer=answer(decisions, question.unit),
-        seeds=question.seeds,
         requests=len(next(iter(runner.workloads.values()))),
-        level=question.level,
+        **shared,
     )
 
 
@@ -286,9 +276,8 @@ class _Runner:
         return [*ends(self.question), *((policy, name) for policy, own in names for name in own)]
 
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
-        policy, predictor = side
+        (policy, predictor), scheduler = side, side[0].scheduler
         workload = at_rate(self.workloads[seed, predictor], self.rates[batch, load])
-        scheduler = policy.scheduler
         if policy.longest_wait is not None:
             scheduler = replace(scheduler, max_wait_s=policy.longest_wait * self.fcfs_p99_s[batch, load])
         deployment = self.bench.deployment(scheduler, batch)

@@ -99,10 +99,8 @@ def measured_of(results: Results, name: str) -> Measured:
     warnings = list(results.warnings)
     chunked = sum(len(row.gap_s) > 0 and len(row.gap_s) + 1 != row.output_tokens for row in finished)
     if chunked:
-        warnings.append(
-            f"in {chunked:,} of {len(finished):,} answers chunks are not tokens: times between tokens (TBT) are "
-            "times between chunks there"
-        )
+        answers = f"in {chunked:,} of {len(finished):,} answers"
+        warnings.append(f"{answers} chunks are not tokens: times between tokens (TBT) are times between chunks there")
     if not any(len(row.gap_s) for row in finished):
         warnings.append("times between tokens are missing; TBT is unknown")
     if len(finished) < len(rows):
@@ -175,14 +173,12 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read requests on the engine's clock; arrivals are moved there from the wall clock; raises InputError.
-
-    The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
-    """
+    """Read requests on the engine's clock, to which arrivals are moved from the wall clock; raise InputError."""
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
         if missing:
             raise InputError(f"request {at} must have {', '.join(_NEEDED)}; it lacks {', '.join(missing)}")
+    # The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
     shift_s = min((line["queued_ts"] - line["arrival_time"] for line in lines), default=0.0)
     waits_s = sorted(line["queued_ts"] - line["arrival_time"] - shift_s for line in lines)
     rows = [
@@ -283,10 +279,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     """Read the requests of a detailed result; arrivals are when they were sent; raises InputError."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
-        raise InputError(
-            f"a result of vllm bench serve must hold its requests; {', '.join(missing)} are missing: "
-            "run it with --save-result --save-detailed"
-        )
+        problem = f"{', '.join(missing)} are missing: run it with --save-result --save-detailed"
+        raise InputError(f"a result of vllm bench serve must hold its requests; {problem}")
     n = len(body["ttfts"])
     starts_s = body.get("start_times") or []
     errors = body.get("errors") or [""] * n
@@ -322,13 +316,10 @@ FORMATS = {
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
-    """Read another program's results, compressed with gzip or not, as the records of a run.
+    """Read another program's results, packed by gzip or not, as the records of a run; raise InputError.
 
     Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
     index of one of several benchmarks in a GuideLLM report.
-
-    Raises:
-        InputError: The file is missing, truncated, of no known format, or lacks required values.
     """
     path = Path(path)
     try:

@@ -37,10 +37,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return reason, message (its first characters) and count of failures, the most frequent first.
-
-    Messages that differ only in numbers and ids count as one; beyond MAX_MESSAGES of a reason they are dropped.
-    """
+    """Return reason, message (without numbers, MAX_MESSAGES a reason) and count of failures, most frequent first."""
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
     kinds: Counter[str] = Counter()
@@ -70,15 +67,10 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
     if workload.concurrency is not None:
         arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
-    prompt_tokens = [
-        row.usage.prompt_tokens or requested
-        if row is not None and row.usage is not None and not row.invalid_prompt_usage
-        else requested
-        for row, requested in zip(rows, workload.prompt_tokens.tolist(), strict=True)
-    ]
+    counted = [row.usage.prompt_tokens if row and row.usage and not row.invalid_prompt_usage else 0 for row in rows]
     columns = RequestColumns(
         arrival_s=arrival_s,
-        prompt_tokens=np.array(prompt_tokens),
+        prompt_tokens=np.where(counted, counted, workload.prompt_tokens),
         output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
         status=[row.status if row else Status.UNFINISHED for row in rows],
         first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
@@ -117,10 +109,8 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
     found = list(run.prompts.warnings)
     finished = [row for row in sent if row.status == Status.FINISHED]
     if run.stop_reason:
-        found.append(
-            f"a partial run, ended by {run.stop_reason}: {sum(row.finished for row in sent):,} of {len(run.rows):,} "
-            "requests had finished by then"
-        )
+        count = f"{sum(row.finished for row in sent):,} of {len(run.rows):,}"
+        found.append(f"a partial run, ended by {run.stop_reason}: {count} requests had finished by then")
     if failed := sum(errors.values()):
         entries = ", ".join(f"{name}: {count:,}" for name, count in sorted(errors.items()))
         found.append(f"{failed:,} of {len(sent):,} requests failed ({entries}); latencies are of the others")
@@ -158,10 +148,8 @@ def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measu
     metadata, found = measured.metadata, []
     served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
-        found.append(
-            f"the server reports that it serves {metadata['model']}, which is of another shape than the deployment's "
-            f"{deployment.get('model')}"
-        )
+        shapes = f"{metadata['model']}, which is of another shape than the deployment's {deployment.get('model')}"
+        found.append(f"the server reports that it serves {shapes}")
     reported, own = metadata["capabilities"]["max_model_len"], deployment.get("max_model_len")
     if reported is not None and own is not None and reported != own:
         found.append(f"the server takes {reported:,} tokens a request (max_model_len), and the deployment {own:,}")
@@ -269,10 +257,8 @@ def bench(
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")
     if warmup_requests < 0 or give_up_after < 1 or not time_limit_s > 0:
-        raise InputError(
-            "warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; they are "
-            f"{warmup_requests}, {give_up_after} and {time_limit_s}"
-        )
+        found = f"they are {warmup_requests}, {give_up_after} and {time_limit_s}"
+        raise InputError(f"warmup_requests must be from 0, give_up_after from 1 and time_limit_s above 0; {found}")
     loaded = under_load(workload, rate_rps, concurrency, seed)
     options: dict[str, Any] = {"seed": seed, "salt": secrets.randbits(32) if salt is None else salt}
     options |= {"warmup_requests": warmup_requests, "exact": exact, "shared_prefix": shared_prefix}
@@ -341,9 +327,7 @@ async def _bench(
         found = client.capabilities
         metadata: dict[str, Any] = {
             "url": client.server.shown,
-            "engine": found.engine,
-            "version": found.version,
-            "model": found.model,
+            **{name: getattr(found, name) for name in ("engine", "version", "model")},
             "capabilities": dataclasses.asdict(found) | {"models": list(found.models)},
             "arguments": options,
             "start": monitor.start.isoformat(),
@@ -371,12 +355,11 @@ def _interruptible(run: Run) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
         run.stop(INTERRUPTED)
 
-    try:
+    # On Windows, or outside of the main thread, the usual KeyboardInterrupt stays.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         loop.add_signal_handler(signal.SIGINT, interrupted)
-    except (NotImplementedError, RuntimeError, ValueError):
-        yield  # Windows, or not the main thread: the usual KeyboardInterrupt stays
-        return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGINT)

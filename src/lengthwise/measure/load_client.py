@@ -315,13 +315,9 @@ class Run:
             self._consecutive_failures = 0
 
     def _body(self, at: int, round_: int = 0) -> bytes:
-        priority = self.workload.priority
-        return self.client.body(
-            self.prompts(at, round_),
-            int(self.workload.output_tokens[at]),
-            exact=self.exact,
-            priority=int(priority[at]) if self.priorities and priority is not None else None,
-        )
+        workload, prompt = self.workload, self.prompts(at, round_)
+        priority = int(workload.priority[at]) if self.priorities and workload.priority is not None else None
+        return self.client.body(prompt, int(workload.output_tokens[at]), exact=self.exact, priority=priority)
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
@@ -333,10 +329,7 @@ MIN_EXCEEDANCES = 2
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
-    """Return how many values exceed a limit, of how many, and whether that is "surely_often": more than 1 %.
-
-    More means at least two, and with a true share of 1 % so many in less than 5 % of runs: 2 of 30, 3 of 60, 4 of 100.
-    """
+    """Return how many values exceed a limit, and whether significantly ("surely_often") more than 1 % do."""
     count, of = int((np.asarray(values, np.float64) > limit).sum()), len(values)
     return {
         "limit_s": limit if math.isfinite(limit) else None,
@@ -356,8 +349,7 @@ def binomial_tail(count: int, of: int, share: float) -> float:
 
 _TICK_S = 0.02
 _LATE_S, _LATE_SHARE, _MIN_LATE_S = 0.010, 0.05, 0.001
-"""A request is late if it was sent more than 10 ms, or 5 % of a median TTFT, after it was due; never within 1 ms,
-because no event loop wakes more precisely."""
+"""A request is late if sent 10 ms, or 5 % of a median TTFT, after it was due; no event loop wakes within 1 ms."""
 
 _LAG_SHARE = 0.5
 """A loop that wakes later than this share of a median TTFT reads many tokens at once."""

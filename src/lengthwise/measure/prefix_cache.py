@@ -53,10 +53,10 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
     cached = cached_of(metadata)
     if cached is None or _shared_prefix(metadata) > 0 or _found_share(cached) <= MAX_CACHED_SHARE:
         return None
-    remedy = "" if metadata.get("prompts") == "texts" else "send prompts that are new to it (another salt), or "
+    hint = "" if metadata.get("prompts") == "texts" else "send prompts that are new to it (another salt), or "
     return (
         f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: TTFT is that of "
-        f"shorter prompts; {remedy}start it without that cache (vLLM: --no-enable-prefix-caching)"
+        f"shorter prompts; {hint}start it without that cache (vLLM: --no-enable-prefix-caching)"
     )
 
 

@@ -180,11 +180,7 @@ _COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}
 
 
 def write_records(measured: Measured, path: Path | str) -> None:
-    """Write a file from which ``read_records`` restores the same to the bit; atomically.
-
-    Raises:
-        OutputError: The file cannot be written, or ``metadata`` or the workload's ``extra`` hold live objects.
-    """
+    """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
     import polars as pl
 
     records, tokens = measured.records, measured.tokens
@@ -204,9 +200,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
         "facts": {"abilities" if k == "capabilities" else k: v for k, v in measured.metadata.items()},
         "doubts": list(measured.warnings),
         "errors": dict(measured.errors),
-        "name": records.name,
-        "seed": records.seed,
-        "end_s": records.end_s,
+        **{name: getattr(records, name) for name in ("name", "seed", "end_s")},
         "workload": workload,
         **{name: packed(getattr(records, name)) for name in (*_PARTS, "steps")},
     }
@@ -224,11 +218,7 @@ def write_records(measured: Measured, path: Path | str) -> None:
 
 
 def read_records(path: Path | str) -> Measured:
-    """Read what ``write_records`` wrote.
-
-    Raises:
-        InputError: The file is missing, truncated or damaged, holds something else, or is of an unknown version.
-    """
+    """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
     import polars as pl
 
     path = Path(path)

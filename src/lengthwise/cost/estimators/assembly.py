@@ -96,8 +96,7 @@ class Assembly:
             rest = remaining.get(work.name, 1.0)
             if rest > 0:
                 kernel = self._kernel(work)
-                if kernel is None:
-                    part.filled.append(work.name)
+                part.filled += [work.name] if kernel is None else []
                 log_sd = self.roofline[name] if kernel is None else self._log_sd(kernel, name)
                 part.add(np.broadcast_to(rest * work.seconds, shape), log_sd)
         part.seconds[0] = part.seconds[0] if name == "host" else 0.0
@@ -134,17 +133,13 @@ class FittedKernels(Kernels):
 
     products: Mapping[bool, ValidatedFit] = field(default_factory=dict)
 
-    @property
-    def roofline(self) -> Kernels:
-        """Return the same kernels without measurements."""
-        return Kernels(self.gpu, self.weight_dtype, self.wide_bytes, self.curves)
-
     def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
         """Return the measured work of an [m, k] by [k, n] product."""
         work = super().gemm(name, m, n, k, wide=wide)
         if wide not in self.products:
             return work
-        kernels = kernels_of(self.gpu, "bfloat16") if wide else self.roofline
+        plain = Kernels(self.gpu, self.weight_dtype, self.wide_bytes, self.curves)
+        kernels = kernels_of(self.gpu, "bfloat16") if wide else plain
         columns = {"tokens": np.atleast_1d(np.asarray(m, dtype=np.float64)), "n": float(n), "k": float(k)}
         points = kernel_points("gemm", columns, kernels, None)
         assert points is not None
@@ -179,7 +174,7 @@ class FittedOperators(Operators):
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
         work = super()._prefill(name, chunk, context, window)
-        if self._is_mla or self.model.encoder_layers:
+        if self.is_mla or self.model.encoder_layers:
             return work
         chunks, contexts = np.broadcast_arrays(np.asarray(chunk, float), np.asarray(context, float))
         columns = {"seqs": 1.0, "chunk": chunks.ravel(), "context": contexts.ravel(), **self._heads(window or 0)}
@@ -187,7 +182,7 @@ class FittedOperators(Operators):
 
     def _decode(self, name: str, seqs: Any, keys: Any) -> Work:
         work = super()._decode(name, seqs, keys)
-        if self._is_mla:
+        if self.is_mla:
             return work
         batch, cached = np.broadcast_arrays(np.asarray(seqs, float), np.asarray(keys, float))
         columns = {"seqs": batch.ravel(), "kv_tokens": cached.ravel(), **self._heads(0)}
@@ -198,13 +193,9 @@ class FittedOperators(Operators):
         ffn = self.model.ffn
         if "fused moe" not in self.fits:
             return works
-        columns = {
-            "tokens": np.atleast_1d(np.asarray(tokens, dtype=np.float64)),
-            "experts": float(ffn.experts),
-            "topk": float(ffn.experts_per_token),
-            "n": ffn.expert_intermediate / self.tp,
-            "k": float(self.model.hidden),
-        }
+        columns: dict[str, Any] = {"tokens": np.atleast_1d(np.asarray(tokens, dtype=np.float64))}
+        columns |= {"experts": float(ffn.experts), "topk": float(ffn.experts_per_token)}
+        columns |= {"n": ffn.expert_intermediate / self.tp, "k": float(self.model.hidden)}
         work = self._measured(Work("fused moe"), "fused moe", columns, tokens)
         return [work, *(w for w in works if w.name not in ("experts up", "expert activation", "experts down"))]
 

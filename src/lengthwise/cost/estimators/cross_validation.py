@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -58,13 +58,10 @@ class Validation:
 
 
 def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
-    """Predict every interior place without its own rows, and the largest third of the places from the others.
-
-    Places are dealt to folds in turn along the axes, so that a held-out place keeps its neighbours. Places at the edge
-    of an axis are never held out inside: only extrapolation could predict them.
-    """
+    """Predict every interior place without its own rows, and the largest third of the places from the others."""
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
+    # A held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
     fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
     predicted = np.full(len(points), np.nan)
     for number in range(fold.max() + 1):
@@ -128,18 +125,9 @@ MIN_HELD_OUT = 3
 TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
 """Error of physics on another TP degree, model or GPU over its error where it was measured (out of range included).
 
-The 75th percentile over operators measured on both sides: LLMServingSim's kernels of vLLM (RTX 4090, RTX PRO 6000),
-Vidur's (A100, H100, A40; six models) and AIConfigurator's (A100, H100, H200, B200):
-
-========  =========  ======  ===============  ===============  ===================================
-transfer  transfers  median  75th percentile  90th percentile  root-mean-square error: own, target
-========  =========  ======  ===============  ===============  ===================================
-tp             1262    1.21             1.56             2.07  0.13, 0.17
-model          1496    1.16             1.50             1.84  0.12, 0.14
-gpu             482    1.68             2.31             3.55  0.16, 0.32
-========  =========  ======  ===============  ===============  ===================================
-
-The worst is the embedding on another GPU (9.4 at the 75th percentile); attention and matrix products are at 1.8 or
+The 75th percentile over operators measured on both sides (1,262, 1,496 and 482 transfers; medians 1.21, 1.16, 1.68):
+LLMServingSim's kernels of vLLM (RTX 4090, RTX PRO 6000), Vidur's (A100, H100, A40; six models) and AIConfigurator's
+(A100, H100, H200, B200). The worst is the embedding on another GPU (9.4); attention and matrix products are at 1.8 or
 less. Factors of several transfers multiply."""
 
 
@@ -161,10 +149,6 @@ class ValidatedFit:
     transferred: bool  # the points belong to another shard, model or GPU
     is_made_up: bool = False
 
-    def without_errors(self) -> ValidatedFit:
-        """Return the fit of made-up points, whose distances from each other do not measure a device's error."""
-        return replace(self, log_sd=None, compared=(), error=None, is_made_up=True)
-
     def summary(self) -> OperatorFit | None:
         """Return the errors inside (out of range if none is inside); None if they are unknown."""
         return None if self.error is None else OperatorFit(self.operator, self.rows, *self.error)
@@ -173,11 +157,8 @@ class ValidatedFit:
 def fit_validated(
     points: Points, estimator: str, *, out_of_range: bool, transfers: Collection[str] = ()
 ) -> ValidatedFit:
-    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points.
-
-    ``out_of_range``: the tables extrapolate; then errors out of range count as much as those inside. ``transfers`` are
-    keys of TRANSFER_FACTORS in which the tables differ from the points; then only physics may predict.
-    """
+    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points."""
+    # ``transfers`` are keys of TRANSFER_FACTORS in which the tables differ from the points: only physics predicts then.
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(
             f"{points.operator} was measured for another shard, model or GPU, which only the estimator physics "
@@ -189,11 +170,15 @@ def fit_validated(
     elif not transfers and estimator not in SELECTIONS and can_fit(estimator, points):
         names = [estimator]
 
-    chosen, compared, log_sd, error = names[0], [], None, None
+    chosen, compared, log_sd, error = names[0], list[RegionFit](), None, None
     if len(points) > 2:
         validations = {name: cross_validate(name, FITTERS[name], points) for name in names}
         chosen = _best(validations, out_of_range=out_of_range)
-        compared = [fit for name, of in validations.items() for fit in _region_fits(points.operator, name, of)]
+        for name, own in validations.items():
+            groups = [(region, own.log_ratio[own.region == i]) for i, region in enumerate(REGIONS)]
+            groups.insert(len(REGIONS) - 1, ("inside", own.inside))
+            fits = ((region, len(ratio), *_errors(ratio)) for region, ratio in groups if len(ratio))
+            compared += [RegionFit(points.operator, name, *fit) for fit in fits]
         validation = nested_choice(validations, out_of_range=out_of_range)
         counted = validation.counted(out_of_range=out_of_range or bool(transfers))
         if len(counted) >= MIN_HELD_OUT:
@@ -221,12 +206,6 @@ def _best(validations: Mapping[str, Validation], *, out_of_range: bool) -> str:
 
 def _rms(log_ratio: Floats) -> float:
     return float(np.sqrt(np.mean(log_ratio**2))) if len(log_ratio) else float("nan")
-
-
-def _region_fits(operator: str, estimator: str, validation: Validation) -> list[RegionFit]:
-    groups = [(name, validation.log_ratio[validation.region == i]) for i, name in enumerate(REGIONS)]
-    groups.insert(len(REGIONS) - 1, ("inside", validation.inside))
-    return [RegionFit(operator, estimator, name, len(ratio), *_errors(ratio)) for name, ratio in groups if len(ratio)]
 
 
 def _errors(log_ratio: Floats) -> tuple[float, float]:

@@ -75,10 +75,8 @@ def fit_profile(
     shard = _fit_shard(source, target, reach, estimator, notes)
     kernels = _fit_kernels(source, target, estimator)
     if not shard and not kernels:
-        raise ProfileError(
-            f"the profile {profile.metadata.name} has no operator of {model.name}; it has "
-            f"{', '.join(profile.operators) or 'no rows'}"
-        )
+        found = ", ".join(profile.operators) or "no rows"
+        raise ProfileError(f"the profile {profile.metadata.name} has no operator of {model.name}; it has {found}")
     assembly = Assembly(target, shard, kernels, host)
     tables = replace(assembly.tables(), beside_prompts=_mixed_batches(source, target, shard, notes))
 
@@ -123,12 +121,9 @@ def _fit_shard(
             continue
         if not exact and source.same:
             bridged.add(rows.tensor_parallel)
-        differs = {
-            "tp": target.parallel.tp not in rows.tensor_parallel,
-            "model": source.target.model.name != target.model.name,
-            "gpu": not source.same_gpu,
-        }
-        transfers = [key for key, is_other in differs.items() if is_other]
+        transfers = [] if target.parallel.tp in rows.tensor_parallel else ["tp"]
+        transfers += [] if source.target.model.name == target.model.name else ["model"]
+        transfers += [] if source.same_gpu else ["gpu"]
         out_of_range = _exceeds(part, reach, target)
         split = None if transfers else split_single_token(points)
         fitted = points if split is None else split[1]
@@ -137,7 +132,7 @@ def _fit_shard(
             fit = replace(fit, predict=with_single_token(*split, fit.predict), rows=len(points))
         if degrees := own.made_up(operator):
             made_up.setdefault(degrees, []).append(operator)
-            fit = fit.without_errors()
+            fit = replace(fit, log_sd=None, compared=(), error=None, is_made_up=True)  # no device has these errors
         fits[operator] = fit
     for degrees, operators in made_up.items():
         place = f"{', '.join(operators)} at TP {', '.join(map(str, degrees))}"

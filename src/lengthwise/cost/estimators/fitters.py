@@ -73,11 +73,8 @@ def _bracket(axis: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
 
 
 def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
-    """Return [q] values at ``where`` [q, d], interpolated linearly between the nearest of ``at`` [n, d] per coordinate.
-
-    The first coordinate picks the two groups of points around a place, the second two within each, and so on: points
-    need no grid. Repeated points count by their mean; beyond the outermost point its value continues.
-    """
+    """Return [q] values at ``where`` [q, d], linear between the nearest of ``at`` [n, d] in each coordinate."""
+    # Points need no grid: the first coordinate picks the two groups of points around a place, the second two of each.
     if at.shape[1] == 0:
         return np.full(len(where), values.mean())
     axis, group = np.unique(at[:, 0], return_inverse=True)
@@ -98,12 +95,9 @@ _Function = Callable[[Floats], Floats]
 
 
 def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound: float, scale: float) -> Floats:
-    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) by Levenberg's damped steps within +-bound.
+    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) by Levenberg's damped steps within +-bound."""
 
-    With a handful of unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no
-    threads.
-    """
-
+    # Of few unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no threads.
     def loss(scaled: Floats) -> float:
         return float(np.sum(np.sqrt(1 + scaled * scaled) - 1))
 

@@ -29,8 +29,7 @@ from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 PARTS = ("compute", "padding", "memory", "network", "launch", "sequences")
-"""Columns of ``Points.parts``: seconds of the multiplications that the operator needs, of those that padding adds, of
-the bytes, of the network, of a launch, and of what each further sequence adds to a launch."""
+"""Columns of ``Points.parts``, in seconds; "padding" multiplies in vain, "sequences" add to a launch."""
 
 COMPUTE, PADDING, MEMORY, NETWORK, LAUNCH, SEQUENCES = range(len(PARTS))
 
@@ -248,11 +247,7 @@ def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, n
 def kernel_work(
     operator: str, c: Mapping[str, Floats], kernels: Kernels, node: NodeSpec | None
 ) -> tuple[Work, Work] | None:
-    """Return (work, work without tokens) of a model-independent kernel by a profile's columns [n].
-
-    Work of prefill attention is that of one prompt. None if the roofline has no such kernel; only the all-reduce needs
-    a node.
-    """
+    """Return (work, work without tokens) of a kernel by a profile's columns [n]; None if the roofline has none."""
     if operator == "gemm":
         work, empty = (kernels.gemm("gemm", tokens, c["n"], c["k"]) for tokens in (c["tokens"], 0.0 * c["tokens"]))
         return work, empty

@@ -59,10 +59,9 @@ def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
     attention = np.isin(part, ("prefill", "decode", "mixed"))
     fits &= ~attention | (kv_names == "") | (kv_names == (cache or layers)) | (not cache) & wide_kv
     if not (fits & matrices).any() and matrices.any():
-        raise ProfileError(
-            f"{target.model.name} has {layers} weights, and the profile {profile.metadata.name} was measured with "
-            f"{', '.join(sorted(set(names[matrices].tolist())))}; use a profile of {layers}"
-        )
+        measured = f"{profile.metadata.name} was measured with {', '.join(sorted(set(names[matrices].tolist())))}"
+        need = f"{target.model.name} has {layers} weights"
+        raise ProfileError(f"{need}, and the profile {measured}; use a profile of {layers}")
     rows = profile.where(fits)
     if len(rows) < len(profile):
         notes.append(f"{len(profile) - len(rows):,} rows of other dtypes left out")

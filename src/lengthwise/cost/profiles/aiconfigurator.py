@@ -29,12 +29,8 @@ def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, 
 
     GEMM, context and generation attention, fused MoE, the engine's own all-reduce (of the nearest version below, if its
     own was not measured), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the
-    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0".
-
-    Raises:
-        ProfileError: There is no such folder, or no table; the message lists what is present.
-        UnknownNameError: There is no such system, engine or version.
-        MissingExtraError: ``folder`` is None and no package is installed.
+    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0". Raises
+    ProfileError or UnknownNameError with what is present, MissingExtraError without ``folder`` and package.
     """
     root = installed_tables() if folder is None else Path(folder)
     if not root.is_dir():
@@ -113,6 +109,8 @@ def _nearest_version(folder: Path, version: str, name: str) -> str:
 
 _SECONDS = pl.col("latency") / 1e3
 _BACKEND = pl.col("kernel_source")
+_MOE_SIZES = {"tokens": "num_tokens", "experts": "num_experts", "topk": "topk", "k": "hidden_size"}
+_MOE_SIZES |= {"gpus": "moe_tp_size"}
 _MEASURED = {"backend": _BACKEND, "seconds": _SECONDS}
 
 
@@ -165,12 +163,8 @@ def _moe(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
         operator=pl.lit("fused moe"),
         dtype=_dtypes(rows, "moe_dtype"),
         backend=pl.format("{} ({})", _BACKEND, pl.col("distribution")),
-        tokens=pl.col("num_tokens"),
-        experts=pl.col("num_experts"),
-        topk=pl.col("topk"),
+        **{name: pl.col(column) for name, column in _MOE_SIZES.items()},
         n=pl.col("inter_size") // pl.col("moe_tp_size"),
-        k=pl.col("hidden_size"),
-        gpus=pl.col("moe_tp_size"),
         seconds=_SECONDS,
     )
 

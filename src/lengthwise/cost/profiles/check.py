@@ -75,12 +75,8 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
 
     Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
     of two apart is compared with their interpolation. ``tolerance`` is a share: 0.05 allows a time to be 5 % longer, or
-    shorter by the same factor.
-
-    Raises:
-        InputError: The tolerance is not positive.
-        ProfileError: The profiles are of different models, kinds, dtypes, TP degrees or attention backends, or share no
-            point.
+    shorter by the same factor. Raises InputError for a tolerance of 0 or less, ProfileError for profiles of different
+    models, kinds, dtypes, TP degrees or attention backends, or without a common point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")

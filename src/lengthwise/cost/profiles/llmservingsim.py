@@ -39,13 +39,10 @@ class Shard:
 
 
 def import_llmservingsim(folder: Path | str) -> Profile:
-    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1.
+    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError.
 
     v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
     tpN/{dense,attention,per_sequence,moe,skew}.csv. Notes of the profile's metadata list what is left out or converted.
-
-    Raises:
-        ProfileError: The folder has neither layout, or a file lacks a column; the message lists what is present.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -66,17 +63,10 @@ def import_llmservingsim(folder: Path | str) -> Profile:
 
 
 _V0_LAYERS = {
-    "embedding": "embedding",
-    "input_layernorm": "input norm",
-    "post_layernorm": "post-attention norm",
-    "rope": "rope",
-    "o_proj": "output projection",
-    "act_fn": "activation",
-    "down_proj": "mlp down",
-    "gate": "router",
-    "final_layernorm": "final norm",
-    "lm_head": "lm head",
-}
+    "embedding": "embedding", "input_layernorm": "input norm", "post_layernorm": "post-attention norm", "rope": "rope",
+    "o_proj": "output projection", "act_fn": "activation", "down_proj": "mlp down", "gate": "router",
+    "final_layernorm": "final norm", "lm_head": "lm head",
+}  # fmt: skip
 _V0_SUMS = {"qkv projection": ("q_proj", "k_proj", "v_proj"), "mlp up": ("gate_proj", "up_proj")}
 """Operators of a profile that are several layers of v0, which run one after another."""
 
@@ -159,19 +149,15 @@ def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **column
     return attention.filter(median.is_not_null()).select(**columns)
 
 
-_V1_LAYERS: dict[str, tuple[tuple[str, float], ...]] = {
-    "embedding": (("embedding", 1.0),),
-    "layernorm": (("input norm", 1.0), ("post-attention norm", 1.0)),
-    "qk_norm": (("norms", 2.0),),
-    "qkv_proj": (("qkv projection", 1.0),),
-    "rotary_emb": (("rope", 1.0),),
-    "o_proj": (("output projection", 1.0),),
-    "gate_up_proj": (("mlp up", 1.0),),
-    "act_fn": (("activation", 1.0),),
-    "down_proj": (("mlp down", 1.0),),
-    "final_layernorm": (("final norm", 1.0),),
-}
-"""Operators of a profile by v1's layers, and calls per layer: v1 times one call, and norms queries and keys in two."""
+_V1_LAYERS = {
+    "embedding": ("embedding",), "layernorm": ("input norm", "post-attention norm"), "qk_norm": ("norms",),
+    "qkv_proj": ("qkv projection",), "rotary_emb": ("rope",), "o_proj": ("output projection",),
+    "gate_up_proj": ("mlp up",), "act_fn": ("activation",), "down_proj": ("mlp down",),
+    "final_layernorm": ("final norm",),
+}  # fmt: skip
+"""Operators of a profile by v1's layers."""
+_V1_CALLS = {"norms": 2.0}
+"""Calls per layer, where not 1: v1 times one call, and norms queries and keys in two."""
 
 _V1_NOTES = (
     "times in us converted; queries' and keys' norms (qk_norm) are one operator, norms, of two calls",
@@ -232,10 +218,9 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
             shard.notes.append(f"left out, having no counterpart: {row_counts(unused)}")
         for layer, operators in _V1_LAYERS.items():
             rows = dense.filter(pl.col("layer") == layer)
-            frames += [
-                rows.select(operator=pl.lit(name), tokens=pl.col("tokens"), seconds=time_us * calls / 1e6, **shared)
-                for name, calls in operators
-            ]
+            for name in operators:
+                seconds = time_us * _V1_CALLS.get(name, 1.0) / 1e6
+                frames.append(rows.select(operator=pl.lit(name), tokens=pl.col("tokens"), seconds=seconds, **shared))
     if (head := shard.read("per_sequence", "layer", "sequences", "time_us")) is not None:
         for layer, operator in (("lm_head", "lm head"), ("sampler", "sampler")):
             rows = head.filter(pl.col("layer") == layer)

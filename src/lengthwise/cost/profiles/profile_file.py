@@ -19,14 +19,7 @@ _ADVICE = "Write one with `lengthwise profile run` or `lengthwise profile import
 
 
 def write_profile(profile: Profile, path: Path | str) -> None:
-    """Write a profile to a Parquet file, exactly, and completely or not at all.
-
-    The key "lengthwise.profile" of the file's metadata holds ``{"version": 1, "facts": {...}}``.
-
-    Raises:
-        OutputError: The file cannot be written.
-        ProfileError: The metadata is not JSON-able, or there are no rows.
-    """
+    """Write a profile to a Parquet file, completely or not at all; raise OutputError or ProfileError."""
     import polars as pl
 
     _require_rows(profile, f"the profile {profile.metadata.name}")
@@ -40,11 +33,7 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
 
 def read_profile(path: Path | str) -> Profile:
-    """Read a profile that ``write_profile`` wrote.
-
-    Raises:
-        ProfileError: There is no such file, it is no profile, has no rows, is damaged, or of another version.
-    """
+    """Read a profile that ``write_profile`` wrote; raise ProfileError for a missing, damaged or other file."""
     import polars as pl
     from polars.exceptions import PolarsError
 

@@ -15,17 +15,10 @@ from lengthwise.schema.profile import MADE_UP, Profile, ProfileFacts
 from lengthwise.schema.specs import ModelSpec, NodeSpec
 
 _BY_TOKENS = {
-    "attn_pre_proj": "qkv projection",
-    "attn_rope": "rope",
-    "attn_post_proj": "output projection",
-    "input_layernorm": "input norm",
-    "post_attention_layernorm": "post-attention norm",
-    "mlp_up_proj": "mlp up",
-    "mlp_act": "activation",
-    "mlp_down_proj": "mlp down",
-    "add": "residual add",
-    "emb": "embedding",
-}
+    "attn_pre_proj": "qkv projection", "attn_rope": "rope", "attn_post_proj": "output projection",
+    "input_layernorm": "input norm", "post_attention_layernorm": "post-attention norm", "mlp_up_proj": "mlp up",
+    "mlp_act": "activation", "mlp_down_proj": "mlp down", "add": "residual add", "emb": "embedding",
+}  # fmt: skip
 _ATTENTION = ("prefill attention", "decode attention", "kv write")
 _LEFT_OUT = ("attn_input_reshape", "attn_output_reshape")
 _DTYPE = "float16"
@@ -37,7 +30,7 @@ def import_vidur(
     """Import the profile of a model on a device from a folder laid out like Vidur's ``data/profiling``.
 
     All TP degrees are imported; notes list a missing attention.csv or network folder. ``spread_s`` is that of a normal
-    distribution with Vidur's standard deviation.
+    distribution with Vidur's standard deviation. Raises ProfileError with what is present.
 
     Args:
         folder: Holds compute/ and network/.
@@ -46,9 +39,6 @@ def import_vidur(
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
         keep_surrogates: Keep attention rows marked SURROGATE, which are made up and not measured; the metadata's
             ``machine["made_up"]`` then lists their TP degrees by operator.
-
-    Raises:
-        ProfileError: The device, the model or a column is missing; the message lists what is present.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -64,17 +54,14 @@ def import_vidur(
     sizes = {"tp": pl.col(TP), "tokens": pl.col("num_tokens")}
     frames = [_timed(rows, name, _BY_TOKENS[name], path, **sizes) for name in present]
     made_up: dict[str, list[int]] = {}
-    paths = attention_files(home)
-    if paths:
+    if paths := attention_files(home):
         rows = of_shapes(read_rows(paths), attention_shapes(model), paths[0])
         surrogates = rows.filter(is_surrogate(rows))
         if len(surrogates):
             degrees = [int(tp) for tp in surrogates[TP].unique().sort()]
-            listed, outcome = ", ".join(map(str, degrees)), "kept" if keep_surrogates else "left out"
-            notes.append(
-                f"{len(surrogates):,} attention rows (tp {listed}) are marked {SURROGATE}: made up, not measured, "
-                f"and {outcome}"
-            )
+            marked = f"(tp {', '.join(map(str, degrees))}) are marked {SURROGATE}: made up, not measured"
+            outcome = "kept" if keep_surrogates else "left out"
+            notes.append(f"{len(surrogates):,} attention rows {marked}, and {outcome}")
             made_up = dict.fromkeys(_ATTENTION, degrees) if keep_surrogates else {}
             rows = rows if keep_surrogates else rows.filter(~is_surrogate(rows))
         frames += _attention(rows, paths[0], notes)

@@ -72,13 +72,10 @@ def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
 
 
 def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
-    """Return the scrapes at the times when the client received the last counted token.
-
-    A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same. Scrapes before the
-    first token are dropped; without times or counts of tokens all stay where they are.
-    """
+    """Return the scrapes, if tokens have times and counts, at those of the last counted token."""
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
+    # A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
     received_s = np.repeat(tokens.at_s, tokens.tokens)
     received_s = np.sort(received_s[np.isfinite(received_s)])
     count = np.round(counters.generated - counters.generated[0]) + (received_s <= counters.at_s[0]).sum()

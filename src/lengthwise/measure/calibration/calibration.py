@@ -55,17 +55,11 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
         prompts = steps.prefill_seqs > 0
         # A step of several prompts has a chunk of their mean or more.
         chunks = np.ceil(steps.prefill_tokens[prompts] / steps.prefill_seqs[prompts])
-        each.append(
-            (
-                int((steps.prefill_tokens + steps.decode_seqs).max(initial=1)),
-                int((steps.decode_seqs + steps.prefill_seqs).max(initial=1)),
-                int(chunks.max(initial=1)),
-                context,
-                int(steps.kv_blocks.max(initial=1)) * deployment.kv.block_size,
-            )
-        )
-    tokens, seqs, chunk, context, kv_tokens = (max(column) for column in zip(*each, strict=True))
-    return Reach(tokens=tokens, seqs=seqs, chunk=chunk, context=context, kv_tokens=kv_tokens)
+        tokens, seqs = steps.prefill_tokens + steps.decode_seqs, steps.decode_seqs + steps.prefill_seqs
+        columns = (tokens, seqs, chunks, np.array([context]), np.append(steps.kv_blocks, 1) * deployment.kv.block_size)
+        each.append(tuple(int(column.max(initial=1)) for column in columns))
+    largest = (max(column) for column in zip(*each, strict=True))
+    return Reach(**dict(zip(("tokens", "seqs", "chunk", "context", "kv_tokens"), largest, strict=True)))
 
 
 UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")
@@ -225,10 +219,7 @@ def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seco
 
 
 def log_sd(runs: Sequence[Run], after: Sequence[Seconds], metrics: Sequence[str] = ("tpot", "jct")) -> float:
-    """Return the spread about zero of log(measured / simulated) of held-out requests, outliers clipped.
-
-    Uses the first of ``metrics`` that 10 requests have: JCT where too few have enough tokens for TPOT.
-    """
+    """Return the clipped spread about zero of log(measured / simulated), by the first metric that 10 requests have."""
     for metric in metrics:
         logs = []
         for run, simulated in zip(runs, after, strict=True):
@@ -412,6 +403,9 @@ def _result(
         reach=reach_of(split.fitted, fitted, deployment),
     )
     fitted_count, held_out_count = finished_counts(split.runs)
+    sides = [
+        (run, Simulation(old[id(run)], cost.front), Simulation(new[id(run)], tables.front)) for run in split.validation
+    ]
     notes = list(split.notes)
     if not any(p.value != p.prior for p in found):
         notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
@@ -429,11 +423,7 @@ def _result(
         held_out=held_out_count,
         simulations=problem.simulations,
         changes=changes(split.validation, before, after, seed),
-        loads=tuple(
-            load
-            for run in split.validation
-            for load in loads_of(run, Simulation(old[id(run)], cost.front), Simulation(new[id(run)], tables.front))
-        ),
+        loads=tuple(load for run, old_side, new_side in sides for load in loads_of(run, old_side, new_side)),
         curves=curves(split.validation, before, after),
         host_share=host_share(fitted, tables),
         notes=tuple(notes),

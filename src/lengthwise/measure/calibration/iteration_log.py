@@ -53,13 +53,7 @@ class Iterations:
 
 
 def read_iterations(path: Path | str) -> Iterations:
-    """Read the steps in a log of vLLM started with ``--enable-logging-iteration-details``.
-
-    Other lines are skipped, and so are steps without tokens and those of no request ("dummy").
-
-    Raises:
-        InputError: The file does not exist, or holds fewer than 20 steps.
-    """
+    """Read the steps, except of no tokens or no request ("dummy"), in a log of vLLM; raise InputError below 20."""
     try:
         text = Path(path).read_text("utf-8", errors="replace")
     except OSError as error:
@@ -75,10 +69,8 @@ def read_iterations(path: Path | str) -> Iterations:
                 at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
         rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
     if len(rows) < MIN_STEPS:
-        raise InputError(
-            f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. Start vLLM with "
-            "--enable-logging-iteration-details, and give what it writes to standard output and error"
-        )
+        hint = "Start vLLM with --enable-logging-iteration-details, and give its complete output"
+        raise InputError(f"{path} must hold {MIN_STEPS} steps or more; it holds {len(rows)}. {hint}")
     prompts, tokens, decodes, kv, seconds, times_s = np.array(rows, dtype=np.float64).T
     known_s = times_s if np.isfinite(times_s).any() else None
     return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)
@@ -170,8 +162,7 @@ def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
 
 
 MIN_SECONDS_SHARE = 0.2
-"""Smallest plausible share of logged seconds in the time between a request's tokens; the rest is host. A model of 4
-layers on a CPU, with much host time, reaches a half."""
+"""Smallest plausible share of logged seconds in the time between tokens; 4 layers on a CPU reach a half."""
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:

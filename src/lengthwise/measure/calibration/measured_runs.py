@@ -47,19 +47,15 @@ def run_of(measured: Measured, name: str, validation: float | None) -> Run:
         rows = rows[np.argsort(r.arrival_s[rows], kind="stable")]
     arrival_s = np.zeros(len(rows)) if requested.concurrency else r.arrival_s[rows] - r.arrival_s[rows].min()
 
-    def taken(column: Any) -> Any:
-        return None if column is None else column[rows]
-
+    columns = {name: getattr(requested, name) for name in ("predicted_tokens", "priority", "tenant")}
     workload = replace(
         requested,
         arrival_s=arrival_s,
         prompt_tokens=np.maximum(1, r.prompt_tokens[rows]),
         output_tokens=np.maximum(1, r.output_tokens[rows]),
-        predicted_tokens=taken(requested.predicted_tokens),
         predictions=None if requested.predictions is None else requested.predictions.take(rows.astype(np.int64)),
-        priority=taken(requested.priority),
-        tenant=taken(requested.tenant),
         extra={},
+        **{name: None if column is None else column[rows] for name, column in columns.items()},
     )
     last = np.zeros(len(rows), dtype=np.bool_)
     last[len(rows) - round((validation or 0.0) * len(rows)) :] = True
@@ -117,10 +113,7 @@ def lateness_effect(measured: Measured) -> float:
 
 
 def origin_warnings(measured: Measured, deployment: Deployment) -> list[str]:
-    """Return a sentence for each property of a run that differs from the deployment.
-
-    The model is compared by the recorded shape, else by the catalog's model of the recorded name, if known.
-    """
+    """Return a sentence for each property of a run (of the model the shape, else the name) that differs."""
     recorded = _recorded_deployment(measured)
     own_shape, shape = shape_facts(deployment.model), recorded.get("model_shape")
     found = []
@@ -209,10 +202,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
     if doubtful and "warnings" not in allow:
         if len(doubtful) == 1:
             ((name, warning),) = doubtful.items()
-            raise InputError(
-                f"{name} must be a run that can be trusted; this one has warnings: {warning}. "
-                "Measure again, or allow it (--allow-doubts)"
-            )
+            hint = "Measure again, or allow it (--allow-doubts)"
+            raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {hint}")
         lines = "".join(f"\n  {name}: {warning}" for name, warning in doubtful.items())
         raise InputError(
             f"runs must be such that can be trusted; {len(doubtful)} of {len(runs)} have warnings. Measure these "
@@ -236,11 +227,9 @@ def _check_possible(measured: Measured, name: str, deployment: Deployment) -> No
     total = np.where(ran, r.prompt_tokens + r.output_tokens, 0)
     longest = int(total.max(initial=0))
     if longest > deployment.max_model_len:
-        raise InputError(
-            f"{name} must have run on this deployment, which takes {deployment.max_model_len} tokens a request "
-            f"(max_model_len); request {int(total.argmax())} has {longest}. Give the engine's own settings in "
-            "the scenario"
-        )
+        limit = f"{deployment.max_model_len} tokens a request (max_model_len)"
+        found = f"request {int(total.argmax())} has {longest}. Give the engine's own settings in the scenario"
+        raise InputError(f"{name} must have run on this deployment, which takes {limit}; {found}")
     # A request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
@@ -283,15 +272,13 @@ def finished_counts(runs: Sequence[Run]) -> tuple[int, int]:
 def check_enough(runs: Sequence[Run]) -> None:
     """Require enough finished requests to fit to and to hold out; raises InputError."""
     fitted, held_out = finished_counts(runs)
-    for count, least, purpose, remedy in (
+    for count, least, purpose, hint in (
         (fitted, MIN_REQUESTS, "fit to", "hold out less"),
         (held_out, MIN_REQUESTS // 5, "report on", "hold out more"),
     ):
         if count < least:
-            raise InputError(
-                f"a calibration needs {least} finished requests or more to {purpose}; there are {count}. Measure more, "
-                f"or {remedy}"
-            )
+            needed = f"{least} finished requests or more to {purpose}; there are {count}"
+            raise InputError(f"a calibration needs {needed}. Measure more, or {hint}")
 
 
 def origin_notes(
@@ -339,10 +326,8 @@ def split_of(
     given = list(holdout) if isinstance(holdout, Sequence) else []
     share = float(holdout) if isinstance(holdout, float | int) else 0.0
     if not runs or (not given and not 0 < share < 1):
-        raise InputError(
-            "a calibration needs one run or more, and something to hold out: a share above 0 and below 1, or runs; "
-            f"there are {len(runs)} runs, and holdout is {share}"
-        )
+        needed = "one run or more, and something to hold out: a share above 0 and below 1, or runs"
+        raise InputError(f"a calibration needs {needed}; there are {len(runs)} runs, and holdout is {share}")
     every = [*runs, *given]
     plain = [measured.records.name or measured.workload.name or "run" for measured in every]
     names = [name if plain.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(plain)]
@@ -351,10 +336,8 @@ def split_of(
     for i, measured in enumerate(every):
         other = known.setdefault(measured.records.requests.finished_s.tobytes(), i)
         if other != i:  # no engine repeats itself to the bit
-            raise InputError(
-                f"each run must be given once; {names[other]} and {names[i]} are the same records. A run that is "
-                "fitted to cannot be held out as well: measure another"
-            )
+            same = f"{names[other]} and {names[i]} are the same records"
+            raise InputError(f"each run must be given once, to be fitted or held out; {same}: measure another")
     loads: dict[tuple[object, ...], list[int]] = {}  # repeats by their requests
     for i, measured in enumerate(every):
         loads.setdefault(_requests(measured), []).append(i)
@@ -377,10 +360,8 @@ def split_of(
         )
     else:
         shares = [share] * len(runs)
-        words = (
-            f"fitted to the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}, held out "
-            "the last ones, which were simulated in the same queue"
-        )
+        first = f"the first {1 - share:.0%} of the requests{' of each run' if len(runs) > 1 else ''}"
+        words = f"fitted to {first}, held out the last ones, which were simulated in the same queue"
     notes += [
         f"{name}: {warning}; without it TTFT's mean and 95th percentile would be {lateness_effect(run):.1%} shorter at "
         "most, which no fit can feel, so the run was taken"

@@ -13,8 +13,7 @@ from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Par
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
-"""Prior of tables that state no errors: a factor of 1.65 on kernels, of 2 on collectives, of 7 on an unmeasured host
-(one standard deviation in log)."""
+"""Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
 MIN_PRIOR_LOG_SD = 0.25
 """Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
 CLIENT_S, MASKED_S = 1e-3, 1e-12
@@ -50,21 +49,14 @@ class Prior:
         """Unit of the value: "x" or "s"."""
         return "x" if self.name in PARTS else "s"
 
-    def from_neutral(self, z: float) -> float:
-        """Return the distance of ``z`` from neutral in prior standard deviations (from 0: a factor of e)."""
-        return abs(z) if self.neutral == self.center else 1.0 / self.log_sd
-
     def value(self, z: float) -> float:
         """Return the value ``z`` prior standard deviations from the center; exactly 0 stands for neutral."""
         return self.neutral if z == 0.0 else self.center * math.exp(self.log_sd * z)
 
 
 def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Prior, ...]:
-    """Return the parameters of a deployment; communication only where GPUs talk to each other.
-
-    ``logged``: there is a log of iterations, whose clock sees less of the host. ``masked``: include dense masks, which
-    are always included where the tables have them.
-    """
+    """Return the parameters of a deployment; communication only where GPUs talk to each other."""
+    # ``logged``: a log of iterations, whose clock sees less of the host, is fitted; ``masked``: look for dense masks.
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = host_line(cost.host_s)
     found = []

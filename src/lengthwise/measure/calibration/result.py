@@ -71,11 +71,6 @@ class Change:
         """Whether the errors grew significantly, and by enough to matter."""
         return self.low > 0 and self.after - self.before > MIN_INCREASE
 
-    @property
-    def is_better(self) -> bool:
-        """Whether the errors shrank significantly."""
-        return self.high < 0
-
 
 @dataclass(frozen=True)
 class Load:
@@ -150,7 +145,7 @@ class Calibration:
     @property
     def helps(self) -> bool:
         """Whether no metric became worse on held-out requests, or at least one became better."""
-        return not self.warnings or any(c.is_better for c in self.changes)
+        return not self.warnings or any(c.high < 0 for c in self.changes)
 
     @property
     def disagreement(self) -> str:

@@ -22,11 +22,7 @@ TRIM_FRACTION = 0.2
 
 
 class Problem:
-    """Distance between runs and their simulations as a function of the parameters.
-
-    ``group`` [m] is the index of the scale that divides a residual: into METRICS, or 3 for steps; ``block`` [m] its
-    block of time, or -1 for groups by length and for quantiles, which cover a complete run.
-    """
+    """Distance between runs and their simulations as a function of the parameters."""
 
     def __init__(
         self, runs: Sequence[Run], deployment: Deployment, priors: Sequence[Prior], steps: Evidence | None, seed: int
@@ -56,6 +52,7 @@ class Problem:
             group.append(np.full(len(steps.seconds), len(METRICS)))
             block.append(steps.block)
             weight.append(steps.weight)
+        # [m] index of a residual's scale (in METRICS, or 3 for steps), and its block of time, or -1 for a complete run.
         self.group, self.block, self.weight = np.concatenate(group), np.concatenate(block), np.concatenate(weight)
 
     def with_priors(self, priors: Sequence[Prior]) -> Problem:
@@ -330,7 +327,8 @@ def _without_noise(
     if loss(problem.residuals(np.zeros(len(z))) * weight, 0 * z) <= cost + SIGNIFICANT_LOSS * noise[moving].max():
         return 0 * z
     while True:
-        distance = [prior.from_neutral(float(at)) for prior, at in zip(problem.priors, z, strict=True)]
+        # In prior deviations from neutral; from 0, which has no logarithm, by a factor of e.
+        distance = [abs(at) if p.neutral == p.center else 1 / p.log_sd for p, at in zip(problem.priors, z, strict=True)]
         certainty = np.array(distance) / deviations(problem, z, model, scale)[0]
         candidates = np.flatnonzero(moving & ~retained & (certainty < CERTAIN_DEVIATIONS))
         if not len(candidates):
@@ -384,13 +382,9 @@ def narrow(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) ->
 
 
 def _effects(slopes: Floats, free: Mask) -> Floats:
-    """Return [p] the rms change of residuals with one parameter's deviation while the others compensate.
-
-    The others move within their prior deviations, for agreement to within MIN_EFFECT; the rows that move most, which
-    may be the luck of single requests, are left out.
-    """
-    out = np.zeros(slopes.shape[1])
-    rows = len(slopes)
+    """Return [p] the rms change of residuals with one parameter's deviation while the others compensate."""
+    # The rows that move most, which may be the luck of single requests, are left out.
+    out, rows = np.zeros(slopes.shape[1]), len(slopes)
     for k in np.flatnonzero(free):
         others = [j for j in np.flatnonzero(free) if j != k]
         a = np.vstack([slopes[:, others], MIN_EFFECT * np.sqrt(rows) * np.eye(len(others))])

@@ -129,10 +129,8 @@ def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]
 
 
 def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, Iterations]:
-    """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each.
-
-    All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
-    """
+    """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each."""
+    # All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
     capacity = deployment.kv.num_blocks * deployment.kv.block_size
     rows = [_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
     period = np.repeat(np.arange(len(found)), [len(steps) for steps, _ in rows])
@@ -238,8 +236,8 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
         return StepEvidence(log_evidence(log, deployment, fitted), [note], is_log=True, seen=True)
     note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
     if taken.sum() < MIN_STEPS:
-        remedy = "hold out a run of its own, or give the log of the engine that served the runs"
-        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {remedy}"])
+        hint = "hold out a run of its own, or give the log of the engine that served the runs"
+        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {hint}"])
     note += ", and only these were fitted"
     return StepEvidence(log_evidence(log.taken(taken), deployment, fitted), [note], is_log=True)
 
@@ -248,20 +246,13 @@ def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> E
     """Return the evidence of a log of steps, which counts as one more run besides ``runs``."""
     log = in_cells(iterations)
     m, steps = len(log), np.minimum(log.steps, MAX_CELL_STEPS)
-    return Evidence(
-        seconds=log.seconds,
-        parts=step_parts(log, deployment),
-        predict=step_seconds,
-        block=runs * BLOCKS + np.arange(m) * BLOCKS // m,
-        weight=np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum())),
-    )
+    weight = np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum()))
+    block = runs * BLOCKS + np.arange(m) * BLOCKS // m
+    return Evidence(log.seconds, step_parts(log, deployment), step_seconds, block, weight)
 
 
 def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | None, list[str]]:
-    """Return the evidence of counters that runs recorded (``bench(scrape=True)``), if any, and notes on it.
-
-    All busy periods together count as much as a log of steps does; each is in the block of time of its run's requests.
-    """
+    """Return the evidence of counters that runs recorded, which counts as much as a log does, and notes on it."""
     scraped = [(r, run) for r, run in enumerate(runs) if isinstance(run.measured.metadata.get("metrics"), Mapping)]
     if scraped and deployment.parallel.replicas > 1:
         reason = f"they are sums over {deployment.parallel.replicas} replicas, whose steps overlap"
@@ -281,17 +272,14 @@ def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evide
     parts = [busy_period_parts(periods, run.workload.prompt_tokens, deployment) for _, run, periods in found]
     m = sum(len(periods) for _, _, periods in found)
     steps = int(sum(periods.steps.sum() for _, _, periods in found))
-    note = (
-        f"the server's own counters were fitted as well: {steps:,} steps in {m:,} busy periods of {len(found)} "
-        f"run{'s' if len(found) > 1 else ''} (--scrape no leaves them out)"
-    )
+    periods = f"{m:,} busy periods of {len(found)} run{'s' if len(found) > 1 else ''}"
+    note = f"the server's own counters were fitted as well: {steps:,} steps in {periods} (--scrape no leaves them out)"
+    blocks = [r * BLOCKS + np.arange(len(periods)) * BLOCKS // len(periods) for r, _, periods in found]
     evidence = Evidence(
         seconds=np.concatenate([periods.seconds for _, _, periods in found]),
         parts={name: np.concatenate([each[name] for each in parts]) for name in parts[0]},
         predict=busy_period_seconds,
-        block=np.concatenate(
-            [r * BLOCKS + np.arange(len(periods)) * BLOCKS // len(periods) for r, _, periods in found]
-        ),
+        block=np.concatenate(blocks),
         weight=np.full(m, np.sqrt(min(1.0, MAX_OBSERVATIONS / m))),
     )
     return evidence, [note, *notes]

@@ -18,10 +18,7 @@ _CONTEXT_OFFSET = 16  # places a context of 0 on the logarithmic axis
 
 
 def coarse(operator: Operator) -> tuple[Point, ...]:
-    """Return both ends of the range and points 4 times (attention: 8 times) from each other, the smallest first.
-
-    A range so short that few points are left gets smaller distances. A few decode points have unequal contexts.
-    """
+    """Return both ends of the range and points 4 times (attention: 8 times) from each other, the smallest first."""
     ratios, enough = ((4, 2), 4) if len(operator.largest) == 1 else ((8, 4, 2), 8)
     grids = [_places(operator, ratio) for ratio in ratios]
     places = next((grid for grid in grids if len(grid) >= enough), grids[-1])

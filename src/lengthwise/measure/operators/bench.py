@@ -39,7 +39,6 @@ class Prepared(Protocol):
 
     def sample(self) -> Sample:
         """Measure one repeat; raises SkippedError (NoRoomError: for lack of memory) or LostError."""
-        ...
 
 
 class Bench(Protocol):
@@ -47,11 +46,9 @@ class Bench(Protocol):
 
     def prepare(self, point: Point) -> Prepared:
         """Allocate tensors, choose a kernel, warm up; raises as ``Prepared.sample``."""
-        ...
 
     def discard(self) -> None:
         """Return the memory of unreferenced points to the device."""
-        ...
 
 
 @dataclass(frozen=True)

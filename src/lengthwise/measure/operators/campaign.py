@@ -21,13 +21,10 @@ _KIND = "lengthwise operators, unfinished"
 
 
 class Journal:
-    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run.
-
-    ``requested`` identifies the measurement: model, shapes, device, dtype, versions. Raises ProfileError for a file of
-    another measurement or format, OutputError where the file cannot be written.
-    """
+    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run."""
 
     def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:
+        # ``requested`` identifies the measurement: model, shapes, device, dtype, versions.
         self.path, self._requested = path, json.loads(json.dumps(dict(requested)))
         self._operators = {one.key: one for one in operators}
         self.before: list[Outcome] = []
@@ -130,10 +127,8 @@ def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         found.append(f"{key}: skipped from {places}{more} on: {skipped[0].skipped}")
     measured = [o for o in outcomes if not o.skipped]
     if by_processor := sum(o.by_processor for o in measured):
-        found.append(
-            f"{by_processor} points are seconds of the processor: by the clock they took over 5 % more, since "
-            "others used the cores"
-        )
+        more = "by the clock they took over 5 % more, since others used the cores"
+        found.append(f"{by_processor} points are seconds of the processor: {more}")
     relative = [o.spread_s / o.seconds for o in measured if o.seconds > 0]
     if relative and (spread := float(np.nanmedian(relative))) > _NOISY:
         found.append(f"the device was not quiet: repeats lay {spread:.0%} apart in the median")

@@ -78,13 +78,11 @@ def _kind(torch: Any, device: str) -> str:
     available = torch.cuda.is_available()
     kind = {"auto": "cuda" if available else "cpu"}.get(device, device)
     if kind == "cuda" and not available:
-        if torch.version.cuda is None:
-            reason = f"torch {torch.__version__} was built without CUDA: install a build with it"
-        else:
-            reason = (
-                f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: look at nvidia-smi and the driver"
-            )
-        raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {reason}, or measure with --device cpu")
+        cuda = torch.version.cuda
+        unseen = f"(CUDA {cuda}) sees no GPU: look at nvidia-smi and the driver"
+        reason = "was built without CUDA: install a build with it" if cuda is None else unseen
+        found = f"torch {torch.__version__} {reason}, or measure with --device cpu"
+        raise InputError(f"device cuda needs an NVIDIA GPU and its driver; {found}")
     return kind
 
 

@@ -67,10 +67,7 @@ class Memory:
         return self.torch.randint(below, shape, generator=self.generator).to(self.device)
 
     def cold(self, key: str, of_model_bytes: float, *shape: int) -> list[Any]:
-        """Return so many copies of weights, reused by ``key``, that caches hold them no better than a model's.
-
-        ``of_model_bytes`` pass through the processor's caches between two uses in a model.
-        """
+        """Return copies of weights, reused by ``key``, so many that caches hold them no better than a model's."""
         if key in self._weights:
             self._weights.move_to_end(key)
             return self._weights[key]
@@ -248,11 +245,7 @@ class Kernels:
         return Kernel(run)
 
     def _experts(self, operator: Operator, tokens: int) -> Kernel:
-        """Return experts' GEMMs over tokens that are each routed to ``topk`` experts at random.
-
-        "experts up" (twice as wide if gated) first gathers rows by expert; "experts down" adds the results to the
-        tokens.
-        """
+        """Return experts' GEMMs, with gathering or adding up of rows, over tokens routed to experts at random."""
         torch, memory, shape = self._torch, self._memory, operator.shape
         is_up = operator.name == "experts up"
         gate = 2 if self._model.ffn.gated else 1
@@ -296,15 +289,13 @@ class Kernels:
         return self._first_backend(ready, "expanded heads" if heads != kv_heads else "")
 
     def decode(self, point: Point) -> Kernel:
-        """Return attention of one new token of each sequence over contexts that are read in place.
-
-        Heads that share keys are queries of one head, so that no keys are copied. With a skew, one context is ``skew``
-        times the mean, in a call of its own; the others are equal.
-        """
+        """Return attention of one new token of each sequence over contexts that are read in place."""
         shape, (seqs, kv_tokens) = point.operator.shape, point.at
         heads, kv_heads, width = shape["heads"], shape["kv_heads"], shape["head_dim"]
         is_mla = self._model.attention.is_mla
         value = self._model.attention.kv_lora_rank if is_mla else width
+        # Heads that share keys are queries of one head, so that no keys are copied. With a skew, one context is so many
+        # times the mean, in a call of its own; the others are equal.
         mean = max(1, kv_tokens // seqs)
         rest = seqs * mean - point.skew * mean
         groups = [(seqs, mean)]

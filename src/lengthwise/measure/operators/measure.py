@@ -86,15 +86,12 @@ def measure_collectives(
         settings |= {"timeout_s": limit_s, "bytes": list(sizes_bytes)}
         out, err = Path(folder, "out"), Path(folder, "err")
         with out.open("wb") as out_file, err.open("wb") as err_file:
+            streams: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stderr": err_file}
+            commands = [[sys.executable, "-m", _WORKER, json.dumps(settings | {"rank": n})] for n in range(gpus)]
+            outputs = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
             workers = [
-                subprocess.Popen(  # noqa: S603 - this very package
-                    [sys.executable, "-m", _WORKER, json.dumps({**settings, "rank": rank})],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out_file if rank == 0 else subprocess.DEVNULL,
-                    stderr=err_file,
-                )
-                for rank in range(gpus)
+                subprocess.Popen(command, stdout=output, **streams)  # noqa: S603 - this very package
+                for command, output in zip(commands, outputs, strict=True)
             ]
             reason = _wait(workers, limit_s)
         complete = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -179,10 +176,8 @@ def measure_operators(
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
 
-    Raises:
-        InputError: This machine lacks the device or the dtype, a degree does not divide the heads, or the budget does
-            not suffice for a coarse grid.
-        ProfileError: ``resume`` holds points of another measurement.
+    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
+    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
     """
     started = time.perf_counter()
     torch = torch_module()

@@ -10,8 +10,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 
 ROWS, PREFILL, DECODE, MESSAGE = "rows", "prefill", "decode", "message"
-"""Kinds of operators by the coordinates of their seconds: rows (tokens or sequences), (chunk, context),
-(sequences, KV tokens), bytes of a message."""
+"""By coordinates: tokens or sequences; (chunk, context); (sequences, KV tokens); bytes of a message."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,8 @@ def unmeasured(model: ModelSpec) -> tuple[str, ...]:
     """Return a sentence for each part of a model's step that no operator covers."""
     notes = []
     if model.encoder_layers:
-        notes.append(
-            "cross-attention and its projections were not measured, nor what an encoder is deeper than the "
-            "decoder: fill them from the roofline"
-        )
+        more = "nor what an encoder is deeper than the decoder: fill them from the roofline"
+        notes.append(f"cross-attention and its projections were not measured, {more}")
     if model.attention.is_mla:
         notes.append("expanding the latents of a prompt's cached context was not measured: see kv up-projection")
     return tuple(notes)
@@ -101,10 +98,8 @@ def operators_of(model: ModelSpec, tps: Sequence[int], reach: Reach) -> tuple[Op
     for tp in sorted(set(tps)):
         if tp < 1 or model.attention.heads % tp:
             valid = [str(n) for n in (1, 2, 4, 8, 16) if model.attention.heads % n == 0]
-            raise InputError(
-                f"tp must divide the {model.attention.heads} attention heads of {model.name}; it is {tp}. "
-                f"Use one of {', '.join(valid)}."
-            )
+            heads = f"{model.attention.heads} attention heads of {model.name}"
+            raise InputError(f"tp must divide the {heads}; it is {tp}. Use one of {', '.join(valid)}.")
         for operator in (*_rows_operators(model, tp, reach), *_attention_operators(model, tp, reach)):
             key = (operator.name, operator.kind, operator.largest, tuple(sorted(operator.shape.items())))
             before = merged.get(key)
