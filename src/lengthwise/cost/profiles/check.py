@@ -95,8 +95,8 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
         )
     names = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
     notes = [f"the {key} is another: {now} now, {then} then" for key, (now, then) in names.items() if now != then]
-    alone = (tuple(name for name in one.operators if name not in shared) for one in (new, old))
-    return ProfileCheck(tuple(rows), tolerance, unmatched, *alone, tuple(notes))
+    only_new, only_old = (tuple(name for name in one.operators if name not in shared) for one in (new, old))
+    return ProfileCheck(tuple(rows), tolerance, unmatched, only_new, only_old, tuple(notes))
 
 
 def _require_same(new: Profile, old: Profile) -> None:
@@ -113,8 +113,8 @@ def _require_same(new: Profile, old: Profile) -> None:
         raise ProfileError(f"both profiles must be of one dtype; they are of {listed}")
     degrees = [one.tensor_parallel for one in (new, old)]
     if all(degrees) and not set(degrees[0]) & set(degrees[1]):
-        listed = [f"TP {', '.join(map(str, own))}" for own in degrees]
-        raise ProfileError(f"both profiles must share a TP degree; one has {listed[0]}, the other {listed[1]}")
+        first, second = (f"TP {', '.join(map(str, own))}" for own in degrees)
+        raise ProfileError(f"both profiles must share a TP degree; one has {first}, the other {second}")
     for operator in new.operators:
         if OPERATOR_PARTS[operator] not in ("prefill", "decode"):
             continue
