@@ -51,7 +51,7 @@ class Trouble:
         self.ledger, self.killed, self.cancelled = ledger, [], False
 
     def __call__(self, progress):
-        going, ended = (sum(getattr(one, name) for one in progress.models) for name in ("active", "finished"))
+        going, ended = (sum(getattr(one, name) for one in progress.models) for name in ("active", "completed"))
         if going and not self.killed:
             self.killed = processes()[:1]
             for pid in self.killed:

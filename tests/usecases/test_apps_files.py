@@ -127,15 +127,15 @@ def test_a_run_that_was_cut_goes_on_and_ends_with_the_same_bytes(name, tmp_path)
     script = f"""
 import os, sys
 from pathlib import Path
-from lengthwise.apps.ledger import ENDED
+from lengthwise.apps.ledger import FINISHED
 from lengthwise.usecases.app_setup import load_app_request
 from lengthwise.usecases.app_plan import PlanSettings
 from lengthwise.usecases.app_run import RunMonitor, run_app
 def cut(progress):
-    if sum(one.states.get(state, 0) for one in progress.models for state in ENDED) >= 4:
+    if sum(one.states.get(state, 0) for one in progress.models for state in FINISHED) >= 4:
         os.kill(os.getpid(), 9)
 asked = load_app_request(Path({str(example(name))!r}))
-planned = asked.planned(PlanSettings(beside=False, draws=1, true_draws=2, what_ifs=False))
+planned = asked.planned(PlanSettings(compare=False, draws=1, true_draws=2, what_ifs=False))
 run_app(planned, asked.file.rows, asked.engines("simulated"), Path({str(folder)!r}), monitor=RunMonitor(cut, 0.05))
 """
     ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)

@@ -102,7 +102,7 @@ class FollowWorld(PhaseWorld):
         if news.phases is not None and news.phases != self.schedules[-1][1]:
             self.schedules.append((self.now_s, news.phases))
             made = self.scheduler
-            made.configure(self.now_s, made._order, made._admission, Dispatch(phases=news.phases))
+            made.configure(self.now_s, made.order, made.admission, Dispatch(phases=news.phases))
 
     def between(self, from_s, to_s):
         """Whole phases that began then."""

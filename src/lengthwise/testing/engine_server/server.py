@@ -119,9 +119,10 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         if not request.path.startswith(("/v1/c", "/emulator")):
             server.log.others.append(f"{request.method} {request.path}")
         # As in vLLM, the key protects /v1 and /inference alone.
-        if spec.api_key is not None and request.path.startswith(("/v1", "/inference")):
+        expected = server.spec.api_key  # tests change the specification of a running server
+        if expected is not None and request.path.startswith(("/v1", "/inference")):
             key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(key.encode(), spec.api_key.encode()):
+            if not hmac.compare_digest(key.encode(), expected.encode()):
                 return web.json_response(error_body("Unauthorized", "AuthenticationError", 401), status=401)
         try:
             return await handler(request)
@@ -137,7 +138,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         return handle
 
     async def models(_: web.Request) -> web.Response:
-        row: dict[str, Any] = {"id": spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[spec.kind]}
+        row: dict[str, Any] = {"id": server.spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[server.spec.kind]}
         if spec.kind in {"vllm", "sglang"}:
             row["max_model_len"] = spec.max_model_len
         return web.json_response({"object": "list", "data": [row]})
