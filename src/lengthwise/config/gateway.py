@@ -368,14 +368,11 @@ class _Builder:
 
     def build(self, file: GatewayFile) -> GatewayConfig | None:
         """Return the settings; None if there are problems."""
-        prediction = file.prediction.model_dump()
-        if file.prediction.predictor not in _SHIPPED:
-            prediction["predictor"] = self._file(file.prediction.predictor, "prediction", "predictor")
         parts: dict[str, Any] = {
             "engines": tuple(self._engine(one, "engines", str(at)) for at, one in enumerate(file.engines)),
             "discovery": self._discovery(file.discovery),
             "order": self._order(file.order),
-            "prediction": gateway_config.Forecasting(**prediction),
+            "prediction": self._prediction(file.prediction),
             "keys": self._keys(file.keys),
             "listen": self._listen(file.listen),
             "dispatch": self._dispatch(file.dispatch),
@@ -481,6 +478,12 @@ class _Builder:
             tls=tls,
             journal=None if journal is None else str(journal),
         )
+
+    def _prediction(self, section: PredictionSection) -> gateway_config.Forecasting:
+        settings = section.model_dump()
+        if section.predictor not in _SHIPPED:
+            settings["predictor"] = self._file(section.predictor, "prediction", "predictor")
+        return gateway_config.Forecasting(**settings)
 
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}

@@ -242,11 +242,12 @@ class _Runner:
         capacity = self._run_all(
             saturated, lambda run: saturated_rps(self.workloads[run[0], ""], deployments[run[1]], self.how)
         )
-        mean_s = float(np.nanmean(np.concatenate(list(self.isolated.values()))))
         for batch in batches:
-            unit_rps = 1.0 if q.unit is LoadUnit.RPS else batch / mean_s
+            unit_rps = 1.0
             if q.unit is LoadUnit.CAPACITY:
                 unit_rps = float(np.mean([capacity[seed, batch] for seed in seeds]))
+            elif q.unit is not LoadUnit.RPS:
+                unit_rps = batch / float(np.nanmean(np.concatenate(list(self.isolated.values()))))
             self.rates |= {(batch, load): load * unit_rps for load in q.loads}
 
     def cells(self) -> Iterator[Cell]:

@@ -44,7 +44,7 @@ def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
 
 def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: Deployment) -> Reach:
     """Return the largest step, sequence count, chunk, context and cache content of the fitted runs."""
-    each = []
+    each = list[tuple[int, ...]]()
     for run, records in zip(runs, simulations, strict=True):
         fitted = run.fit & np.isfinite(run.seconds["jct"])
         context = int((run.workload.prompt_tokens + run.workload.output_tokens)[fitted].max(initial=1))

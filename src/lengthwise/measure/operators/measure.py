@@ -88,7 +88,7 @@ def measure_collectives(
         with out.open("wb") as out_file, err.open("wb") as err_file:
             streams: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stderr": err_file}
             commands = [[sys.executable, "-m", _WORKER, json.dumps(settings | {"rank": n})] for n in range(gpus)]
-            outputs = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
+            outputs: list[Any] = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
             workers = [
                 subprocess.Popen(command, stdout=output, **streams)  # noqa: S603 - this very package
                 for command, output in zip(commands, outputs, strict=True)
