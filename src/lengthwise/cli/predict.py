@@ -127,12 +127,12 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
     from lengthwise.report.predict import WORDS, score_text
 
     for one in found:
-        facts = [f"{one.requests:,} requests, {one.prompts:,} prompts"]
+        details = [f"{one.requests:,} requests, {one.prompts:,} prompts"]
         if one.censored:
-            facts.append(f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut")
+            details.append(f"{one.censored:,} outputs ({100 * one.cut_share:.3g} %) were cut")
         if one.latency_ms:
-            facts.append(", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items()))
-        print_properties(title if one is found[0] else "", [(one.name, "; ".join(facts))])
+            details.append(", ".join(f"{ms:.3f} ms a prompt at batch {n}" for n, ms in one.latency_ms.items()))
+        print_properties(title if one is found[0] else "", [(one.name, "; ".join(details))])
         if one.seen:
             typer.echo(f"warning: not a fair test: {one.seen:,} of these {one.prompts:,} prompts were trained on")
     rows = [

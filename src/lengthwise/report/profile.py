@@ -94,7 +94,7 @@ def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = ""
     metadata = view.profile.metadata
     parts = [metadata.gpu, metadata.model or "kernels of no model", metadata.engine, f"from {metadata.source}"]
     parts += [f"measured {metadata.measured}"] if metadata.measured else []
-    parts += [f"licence {metadata.license}"] if metadata.license else []
+    parts += [f"license {metadata.license}"] if metadata.license else []
     for key, value in metadata.machine.items():
         if isinstance(value, str | int | float) and 0 < len(str(value)) <= 40:
             parts.append(f"{key.replace('_', ' ')}: {value}")

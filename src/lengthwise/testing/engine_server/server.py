@@ -138,7 +138,12 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
         return handle
 
     async def models(_: web.Request) -> web.Response:
-        row: dict[str, Any] = {"id": server.spec.model, "object": "model", "created": 0, "owned_by": _OWNERS[server.spec.kind]}
+        row: dict[str, Any] = {
+            "id": server.spec.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": _OWNERS[server.spec.kind],
+        }
         if spec.kind in {"vllm", "sglang"}:
             row["max_model_len"] = spec.max_model_len
         return web.json_response({"object": "list", "data": [row]})
