@@ -166,7 +166,7 @@ def _engine(
         words += ("--additional-config", json.dumps({"lengthwise": schedule}))
     log = circle.work / f"vllm-{name}.log"
     with _vllm.served(d, circle.model, log, *words) as engine:
-        if controls is not None and "holds this engine to" not in log.read_text():
+        if controls is not None and "restricts this engine to" not in log.read_text():
             raise RuntimeError(f"the engine does not use the schedule: {log.read_text()[-2000:]}")
         circle.say(f"vLLM {name} ready after {engine.ready_after_s:.0f} s")
         yield engine.url, engine.process.pid
