@@ -34,7 +34,7 @@ def figures(shared: Path | None, fast: bool) -> dict[str, Any]:
     assert len(scheduler.schedule(15.0).assign) == 1
     waiting = [i for i in range(WAITING + 1) if scheduler.position(i) is not None]
     repeats = 20 if fast else 200
-    ms = [_timed(lambda s=20.0 + k: scheduler.rerank(s)) for k in range(repeats)]
+    ms = [_timed(lambda s=20.0 + k: scheduler.queue.rerank(s)) for k in range(repeats)]
     assert len({scheduler.position(i) for i in waiting}) == len(waiting) == WAITING
     chosen = rng.choice(waiting, repeats, replace=False)
     one = [_one_forecast(scheduler, 300.0 + k, int(i)) for k, i in enumerate(chosen)]

@@ -82,8 +82,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-monotonic: Clock = time.monotonic
-"""The real clock; jumps of the wall clock do not move it."""
+monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do not move it
 
 
 class ChunkWriter(Protocol):

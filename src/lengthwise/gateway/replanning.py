@@ -24,20 +24,13 @@ Lengths = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class ReplanEvent:
-    """The result of a change of lengths.
+    """The result of a change of lengths."""
 
-    Attributes:
-        message: Sentences for people.
-        phases: The new schedule; None: it stays.
-        schedule: The new schedule in words; "" as before.
-        more: Details of the replanner's own; picklable.
-    """
-
-    message: tuple[str, ...]
-    phases: Phases | None = None
-    schedule: str = ""
+    message: tuple[str, ...]  # sentences for people
+    phases: Phases | None = None  # the new schedule; None: it stays
+    schedule: str = ""  # the new schedule in words; "" as before
     failed: bool = False
-    more: Any = None
+    more: Any = None  # details of the replanner's own; picklable
 
 
 class Replanner(Protocol):
@@ -55,31 +48,23 @@ class Replanner(Protocol):
         """Take the lengths of one more request, in the order of arrival; return an event if one is due."""
 
 
-ReplannerFactory = Callable[[], Replanner]
-"""Makes the replanner; picklable."""
+ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 
 
 @dataclass
 class ReplanningState:
-    """Current state of replanning.
+    """Current state of replanning."""
 
-    Attributes:
-        up: Whether lengths are watched; also before the start. ``error`` is the reason otherwise.
-        schedule: The current schedule in words; "" the first one.
-        left: Events that left the schedule as it was.
-        last: The last event's message; () none.
-    """
-
-    up: bool = True
+    up: bool = True  # whether lengths are watched; also before the start. ``error`` is the reason otherwise.
     error: str = ""
     observed: int = 0
     evidence: float = 1.0
     false_positive_rate: float = math.nan
-    schedule: str = ""
+    schedule: str = ""  # the current schedule in words; "" the first one
     changed: int = 0
-    left: int = 0
+    left: int = 0  # events that left the schedule as it was
     failed: int = 0
-    last: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()  # the last event's message; () none
     last_s: float = math.nan
 
 
@@ -192,8 +177,7 @@ class ReplannerProcess:
 
 
 _log = logging.getLogger("lengthwise.gateway")
-_MAX_LENGTHS = 512
-"""Lengths in one message to the process."""
+_MAX_LENGTHS = 512  # lengths in one message to the process
 
 
 class PlanTracker(Listener):

@@ -15,8 +15,7 @@ from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 if TYPE_CHECKING:
     from lengthwise.gateway.core import Scheduler
 
-CUT, GONE = "cut", "worker gone"
-"""Causes of interruptions: a preemption, and a lost worker."""
+CUT, GONE = "cut", "worker gone"  # causes of interruptions: a preemption, and a lost worker
 _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import socket
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
-_STABLE_S = 2.0
-"""Time for engines to report their properties at the start; slower ones are added later."""
+_STABLE_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
 _FIXED_SECTIONS = ("listen", "prediction")
-_SHUTDOWN_S = 1.0
-"""Time for interrupted responses to be flushed at the end."""
+_SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
 
@@ -247,9 +246,9 @@ def serve(
         MissingExtraError: The extra ``gateway`` is not installed.
     """
     require_extra()
-    loop_factory = None
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
-        from uvloop import new_event_loop as loop_factory
+        loop_factory = importlib.import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve_until_signal(config, ready, reload, started))
 

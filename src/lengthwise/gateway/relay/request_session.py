@@ -77,8 +77,7 @@ async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) 
     return response.flushed_tokens
 
 
-MAX_TEXT_BYTES = 1 << 21
-"""Most bytes of events retained for a predictor; the rest of the output is not read."""
+MAX_TEXT_BYTES = 1 << 21  # most bytes of events retained for a predictor; the rest of the output is not read
 
 
 class GeneratedText:
