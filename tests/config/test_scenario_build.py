@@ -162,7 +162,7 @@ def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
 
     assert scheduler("") == policy.scheduler("vllm_v1")
     assert scheduler('policy = "sarathi"') == policy.scheduler("sarathi")
-    assert scheduler('rank = "sjf"\nrouter = "random"\npreempt = "swap"') == Scheduler(
+    assert scheduler('rank = "sjf"\nrouter = "random"\npreemption_mode = "swap"') == Scheduler(
         rank="sjf", batching="unified", memory="paged_by_chunk", preemption_mode="swap", router="random"
     )
     mine = scheduler('rank = "mine.py:longest_prompt"').rank

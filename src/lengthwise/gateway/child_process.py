@@ -51,11 +51,10 @@ class ParentPipe:
 
 async def spawn_module(module: str) -> asyncio.subprocess.Process:
     """Start a child process that runs ``main`` of a module; a cancelled start kills it."""
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import main; main()"
+    command = ("-c", f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import main; main()")
     pipe = asyncio.subprocess.PIPE
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe)
-    )
+    process = asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+    starting = asyncio.ensure_future(process)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:  # the process starts all the same
@@ -69,8 +68,7 @@ def close(process: asyncio.subprocess.Process) -> None:
         process.kill()
     if process.stdin is not None:
         process.stdin.close()
-    transport = getattr(process, "_transport", None)  # no public method closes the pipe of stdout
-    if transport is not None:
+    if (transport := getattr(process, "_transport", None)) is not None:  # no public method closes the pipe of stdout
         transport.close()
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import RequestError, Server
 
-TOKENS = 48
-"""Output tokens of a request: long enough for all to run together."""
+TOKENS = 48  # output tokens of a request: long enough for all to run together
 _PROMPT = "1 2 3 4"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from dataclasses import dataclass, field
+from itertools import product
 from urllib.parse import urlsplit
 
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -16,10 +17,20 @@ def require_known(kind: str, name: str, names: tuple[str, ...]) -> None:
         raise UnknownNameError(kind, name, names)
 
 
-def require_integer(name: str, value: object, minimum: int) -> None:
-    """Raise InputError unless the value is an integer of at least the minimum."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
+def _require_integers(config: object, minimum: int, *names: str) -> None:
+    """Raise InputError unless the values of these names are integers of at least the minimum, or None by default."""
+    for name in names:
+        value = getattr(config, name)
+        if value is None and getattr(type(config), name, 0) is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
+
+
+def _require_at_least(config: object, minimum: float, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= minimum:
+            raise InputError(f"{name} must be at least {minimum:g}; it is {getattr(config, name)!r}")
 
 
 KINDS = ("auto", "vllm", "sglang", "llama.cpp", "tgi", "transformers", "openai")
@@ -43,7 +54,6 @@ class Engine:
     Attributes:
         url: Its address, with or without ``/v1``.
         name: Name in metrics and on the admin page; "" host and port.
-        kind: One of KINDS; "auto" detects it.
         api_key: Key that the gateway sends (never a client's own key).
         in_flight: Fixed limit of requests at the engine, in every mode; None adapts it (no limit where the engine
             orders).
@@ -65,8 +75,7 @@ class Engine:
     def __post_init__(self) -> None:
         require_known("kind of engine", self.kind, KINDS)
         require_known("generation_defaults", self.generation_defaults, GENERATION_DEFAULTS)
-        if self.in_flight is not None:
-            require_integer("in_flight", self.in_flight, 1)
+        _require_integers(self, 1, "in_flight")
 
     @property
     def display_url(self) -> str:
@@ -121,8 +130,8 @@ class Phases:
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        require_integer("prefill_batch", self.prefill_batch, 1)
-        require_integer("decode_steps", self.decode_steps, 1)
+        _require_integers(self, 1, "prefill_batch", "decode_steps")
+        _require_integers(self, self.prefill_batch, "max_in_flight")
         for name in ("decode_batch", "mean_prompt_tokens"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < math.inf:
@@ -134,8 +143,6 @@ class Phases:
                 raise InputError(
                     "threshold must have decode_batch and mean_prompt_tokens: batches are kept near these means"
                 )
-        if self.max_in_flight is not None:
-            require_integer("max_in_flight", self.max_in_flight, self.prefill_batch)
 
     @property
     def high(self) -> int | None:
@@ -167,7 +174,6 @@ class Order:
     """The order of requests, and preemption.
 
     Attributes:
-        mode: One of MODES.
         rank: Name of a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; others "fcfs").
         preemption: Name of a victim policy: when a waiting request preempts a running one (isrtf).
         window_tokens: Generated tokens between two predictions and comparisons (ELIS: 50).
@@ -194,16 +200,9 @@ class Order:
         refuse_split(self.mode)
         require_known("mode", self.mode, MODES)
         require_known("fairness", self.fairness, FAIRNESS)
-        require_integer("window_tokens", self.window_tokens, 1)
-        require_integer("max_preemptions", self.max_preemptions, 0)
-        require_integer("bins", self.bins, 1)
-        _require_nonnegative(self, "max_wait_s", "cuts_per_s", "batch_wait_s")
-
-
-def _require_nonnegative(settings: Order | Admission, *names: str) -> None:
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            raise InputError(f"{name} must be at least 0; it is {getattr(settings, name)!r}")
+        _require_integers(self, 1, "window_tokens", "bins")
+        _require_integers(self, 0, "max_preemptions")
+        _require_at_least(self, 0, "max_wait_s", "cuts_per_s", "batch_wait_s")
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,6 @@ class Admission:
     """Bounds of the queue.
 
     Attributes:
-        max_queued: Requests.
         max_queued_bytes: Bytes of their bodies; above a third of ``Limits.body_budget_bytes`` that binds first.
         max_predicted_wait_s: A request with a longer predicted wait gets 429 and Retry-After; inf admits all.
         no_engine_s: How long requests wait without an engine for their model before 503.
@@ -223,9 +221,8 @@ class Admission:
     no_engine_s: float = 30.0
 
     def __post_init__(self) -> None:
-        require_integer("max_queued", self.max_queued, 1)
-        require_integer("max_queued_bytes", self.max_queued_bytes, 1)
-        _require_nonnegative(self, "max_predicted_wait_s", "no_engine_s")
+        _require_integers(self, 1, "max_queued", "max_queued_bytes")
+        _require_at_least(self, 0, "max_predicted_wait_s", "no_engine_s")
 
 
 @dataclass(frozen=True)
@@ -234,8 +231,6 @@ class Dispatch:
 
     Attributes:
         start: Initial limit of requests at an engine.
-        least: Lower bound of an adaptive limit.
-        most: Upper bound, also where an engine would run more at once.
         kv_high: Share of the KV cache in use above which the limit shrinks.
         adapt_every_s: Least time between two adaptations.
         affinity: Share of a session's prompt, or of a known prefix, assumed to be cached at its engine; 0: ignored.
@@ -254,8 +249,7 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         require_known("prefixes", self.prefixes, PREFIXES)
-        for name in ("start", "least", "most"):
-            require_integer(name, getattr(self, name), 1)
+        _require_integers(self, 1, "start", "least", "most")
         if not self.least <= self.start <= self.most:
             raise InputError(
                 f"dispatch: least <= start <= most must hold; they are {self.least}, {self.start}, {self.most}"
@@ -284,7 +278,7 @@ class Forecasting:
 
     def __post_init__(self) -> None:
         require_known("statistic", self.statistic, STATISTICS)
-        require_integer("learn_every", self.learn_every, 1)
+        _require_integers(self, 1, "learn_every")
 
 
 @dataclass(frozen=True)
@@ -310,8 +304,7 @@ class Key:
     concurrency: int | None = None
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None:
-            require_integer("concurrency", self.concurrency, 1)
+        _require_integers(self, 1, "concurrency")
 
 
 @dataclass(frozen=True)
@@ -339,8 +332,7 @@ class Limits:
     values: int = 1 << 20
 
     def __post_init__(self) -> None:
-        for name in ("body_budget_bytes", "values"):
-            require_integer(name, getattr(self, name), 1)
+        _require_integers(self, 1, "body_budget_bytes", "values")
         if self.body_budget_bytes < self.body_bytes:
             raise InputError(
                 f"body_budget_bytes must be at least body_bytes; they are {self.body_budget_bytes}, {self.body_bytes}"
@@ -385,11 +377,7 @@ class Listen:
         host: Address of the clients' port.
         port: For clients: /v1/*, /health, /ready.
         admin_host: Address of the admin port; local by default.
-        admin_port: /metrics, the admin page and its data; 0 picks a free one, None none.
         tls: With ``ca`` clients must present a certificate.
-        proxies: Comma-separated addresses of proxies whose X-Forwarded-For is trusted; "*": all.
-        journal: File of all finished requests (no prompts); None none.
-        trace: OTLP/HTTP address of an OpenTelemetry collector; None none.
     """
 
     host: str = "127.0.0.1"
@@ -436,19 +424,17 @@ def check_ports(config: GatewayConfig) -> None:
     listen = config.listen
     engines = [urlsplit(engine.url) for engine in config.engines]
     ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
-    for engine, address in zip(config.engines, engines, strict=True):
-        for name, host, port in ports:
-            if not port or port != (address.port or (443 if address.scheme == "https" else 80)):
-                continue
-            engine_host = address.hostname or ""
-            is_local = engine_host in _LOCAL_HOSTS and host in _LOCAL_HOSTS
-            if engine_host == host or is_local or (host in _ALL_INTERFACES and engine_host == socket.gethostname()):
-                taken = {one.port for one in engines} | {listen.port, listen.admin_port}
-                free = next(port for port in range(8080, 65_536) if port not in taken)
-                raise InputError(
-                    f"the gateway's {name} must differ from its engines' ports; it would listen at "
-                    f"{engine.display_url} itself. Choose another one: --{name.replace(' ', '-')} {free}"
-                )
+    for (engine, address), (name, host, port) in product(zip(config.engines, engines, strict=True), ports):
+        engine_host, engine_port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
+        is_same = engine_host == host or (engine_host in _LOCAL_HOSTS and host in _LOCAL_HOSTS)
+        is_same = is_same or (host in _ALL_INTERFACES and engine_host == socket.gethostname())
+        if port == engine_port and is_same:
+            taken = {one.port for one in engines} | {listen.port, listen.admin_port}
+            free = next(port for port in range(8080, 65_536) if port not in taken)
+            raise InputError(
+                f"the gateway's {name} must differ from its engines' ports; it would listen at "
+                f"{engine.display_url} itself. Choose another one: --{name.replace(' ', '-')} {free}"
+            )
 
 
 def bind_socket(host: str, port: int, name: str) -> socket.socket:

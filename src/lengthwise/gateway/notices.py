@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import math
 from collections.abc import Iterable
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from lengthwise.gateway.config import GatewayConfig
@@ -54,12 +56,11 @@ def notices(config: GatewayConfig) -> list[str]:
 async def engine_notices(workers: Iterable[Worker], mode: str) -> list[str]:
     """Return warnings about engines, after one GET each, within 2 s."""
     workers = tuple(workers)
-    in_dev_mode = await asyncio.gather(*(_is_in_dev_mode(worker) for worker in workers))
+    in_dev_mode = compress(workers, await asyncio.gather(*map(_is_in_dev_mode, workers)))
     found = [
         f"{worker.name} runs vLLM's development mode: every client that reaches it, without a key, can put it to "
         "sleep or run code in it. Unset VLLM_SERVER_DEV_MODE, or let only the gateway reach it"
-        for worker, is_dev in zip(workers, in_dev_mode, strict=True)
-        if is_dev
+        for worker in in_dev_mode
     ]
     if mode in ("isrtf", "windowed"):
         known = [worker for worker in workers if worker.identified]
@@ -120,11 +121,8 @@ async def _is_in_dev_mode(worker: Worker) -> bool:
 
     if not worker.identified or worker.kind != "vllm":
         return False
-    try:
-        async with (
-            asyncio.timeout(_REQUEST_TIMEOUT_S),
-            worker.session.get(worker.url + _DEV_ROUTE, allow_redirects=False) as response,
-        ):
-            return bool(response.status == 200)
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return False
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            async with worker.session.get(worker.url + _DEV_ROUTE, allow_redirects=False) as response:
+                return bool(response.status == 200)
+    return False

@@ -68,8 +68,8 @@ class Listeners(Listener):
             self._of_tokens.append(listener)
 
     on_arrival, refused, dispatched = _to_all("on_arrival"), _to_all("refused"), _to_all("dispatched")
-    first_token, returned, phase = _to_all("first_token"), _to_all("returned"), _to_all("phase")
-    finished = _to_all("finished")
+    first_token, returned, finished = _to_all("first_token"), _to_all("returned"), _to_all("finished")
+    phase = _to_all("phase")
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
         for one in self._of_tokens:
@@ -82,8 +82,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-monotonic: Clock = time.monotonic
-"""The real clock; jumps of the wall clock do not move it."""
+monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do not move it
 
 
 class ChunkWriter(Protocol):

@@ -24,20 +24,13 @@ Lengths = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class ReplanEvent:
-    """The result of a change of lengths.
+    """The result of a change of lengths."""
 
-    Attributes:
-        message: Sentences for people.
-        phases: The new schedule; None: it stays.
-        schedule: The new schedule in words; "" as before.
-        more: Details of the replanner's own; picklable.
-    """
-
-    message: tuple[str, ...]
-    phases: Phases | None = None
-    schedule: str = ""
+    message: tuple[str, ...]  # sentences for people
+    phases: Phases | None = None  # the new schedule; None: it stays
+    schedule: str = ""  # the new schedule in words; "" as before
     failed: bool = False
-    more: Any = None
+    more: Any = None  # details of the replanner's own; picklable
 
 
 class Replanner(Protocol):
@@ -55,32 +48,24 @@ class Replanner(Protocol):
         """Take the lengths of one more request, in the order of arrival; return an event if one is due."""
 
 
-ReplannerFactory = Callable[[], Replanner]
-"""Makes the replanner; picklable."""
+ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplanningState:
-    """Current state of replanning.
+    """Current state of replanning."""
 
-    Attributes:
-        up: Whether lengths are watched; also before the start. ``error`` is the reason otherwise.
-        schedule: The current schedule in words; "" the first one.
-        left: Events that left the schedule as it was.
-        last: The last event's message; () none.
-    """
-
-    up: bool
-    error: str
-    observed: int
-    evidence: float
-    false_positive_rate: float
-    schedule: str
-    changed: int
-    left: int
-    failed: int
-    last: tuple[str, ...]
-    last_s: float
+    up: bool = True  # whether lengths are watched; also before the start. ``error`` is the reason otherwise.
+    error: str = ""
+    observed: int = 0
+    evidence: float = 1.0
+    false_positive_rate: float = math.nan
+    schedule: str = ""  # the current schedule in words; "" the first one
+    changed: int = 0
+    left: int = 0  # events that left the schedule as it was
+    failed: int = 0
+    last: tuple[str, ...] = ()  # the last event's message; () none
+    last_s: float = math.nan
 
 
 class ArrivalOrder:
@@ -121,23 +106,24 @@ def main() -> None:
         return
     pipe.send(pickle.dumps({"refused": "", "false_positive_rate": replanner.false_positive_rate}))
     while (lengths := pipe.receive()) is not None:
-        events: list[ReplanEvent] = []
-        for one in pickle.loads(lengths):  # noqa: S301 - written by the parent
-            try:
-                event = replanner.observe(*one)
-            except Exception as error:  # noqa: BLE001 - the current schedule goes on
-                message = f"replanning failed, the schedule stays as it is: {type(error).__name__}: {error}"
-                event = ReplanEvent((message,), failed=True)
-            if event is not None:
-                events.append(event)
+        observed = [_observe(replanner, one) for one in pickle.loads(lengths)]  # noqa: S301 - written by the parent
+        events = [event for event in observed if event is not None]
         pipe.send(pickle.dumps({"events": events, "evidence": float(replanner.evidence)}))
+
+
+def _observe(replanner: Replanner, lengths: Lengths) -> ReplanEvent | None:
+    try:
+        return replanner.observe(*lengths)
+    except Exception as error:  # noqa: BLE001 - the current schedule goes on
+        message = f"replanning failed, the schedule stays as it is: {type(error).__name__}: {error}"
+        return ReplanEvent((message,), failed=True)
 
 
 _EXIT_S = 5.0
 
 
 class ReplannerProcess:
-    """An async context manager around a replanner's process."""
+    """An async context manager around a replanner's process; raises LengthwiseError where none can be made."""
 
     def __init__(self, factory: ReplannerFactory, start_s: float, plan_s: float) -> None:
         self._factory = frame(pickle.dumps(factory))
@@ -146,31 +132,32 @@ class ReplannerProcess:
         self.false_positive_rate = math.nan
 
     async def __aenter__(self) -> Self:
-        """Start; raise LengthwiseError where the replanner cannot be made."""
         try:
             self._process = await spawn_module(__name__)
-            hello = await self._ask(self._factory, self._start_s)
+            hello = await self._exchange(self._factory, self._start_s)
             if hello["refused"]:
                 raise LengthwiseError(hello["refused"])  # noqa: TRY301 - the process is stopped below
             self.false_positive_rate = float(hello["false_positive_rate"])
         except BaseException:
-            await self._stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the process, whatever it does."""
-        await self._stop()
+        process, self._process = self._process, None
+        if process is not None:
+            close(process)
+            await wait_terminated(process, _EXIT_S)
 
     async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[ReplanEvent], float]:
         """Return the events that the lengths cause, and the evidence after them.
 
         Raises LengthwiseError where the process has exited, or takes too long.
         """
-        answer = await self._ask(frame(pickle.dumps(list(lengths))), self._plan_s)
+        answer = await self._exchange(frame(pickle.dumps(list(lengths))), self._plan_s)
         return answer["events"], answer["evidence"]
 
-    async def _ask(self, message: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _exchange(self, message: bytes, timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -188,16 +175,9 @@ class ReplannerProcess:
                     status = f"its process exited with {await process.wait()}"
             raise LengthwiseError(status) from error
 
-    async def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            close(process)
-            await wait_terminated(process, _EXIT_S)
-
 
 _log = logging.getLogger("lengthwise.gateway")
-_MAX_LENGTHS = 512
-"""Lengths in one message to the process."""
+_MAX_LENGTHS = 512  # lengths in one message to the process
 
 
 class PlanTracker(Listener):
@@ -235,10 +215,7 @@ class PlanTracker(Listener):
         self._has_waiting, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
-        self._error, self._schedule = "", ""
-        self._observed, self._evidence, self._false_positive_rate = 0, 1.0, math.nan
-        self._changed = self._left = self._failed = 0
-        self._started_s, self.paused = clock(), False
+        self._started_s, self.paused, self.state = clock(), False, ReplanningState()
         self.events: list[tuple[float, ReplanEvent]] = []
 
     async def __aenter__(self) -> Self:
@@ -256,32 +233,14 @@ class PlanTracker(Listener):
         """Return when all lengths so far are observed, or the process has failed."""
         await self._idle.wait()
 
-    @property
-    def state(self) -> ReplanningState:
-        """The current state."""
-        last_s, last = self.events[-1] if self.events else (math.nan, ReplanEvent(()))
-        return ReplanningState(
-            up=not self._error,
-            error=self._error,
-            observed=self._observed,
-            evidence=self._evidence,
-            false_positive_rate=self._false_positive_rate,
-            schedule=self._schedule,
-            changed=self._changed,
-            left=self._left,
-            failed=self._failed,
-            last=last.message,
-            last_s=last_s,
-        )
-
     def on_arrival(self, request: Request) -> None:
         """Add a request, unless paused."""
-        if not (self._error or self.paused):
+        if self.state.up and not self.paused:
             self._order.on_arrival(request.id)
 
     def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: ARG002
         """Pass on the lengths that are now in order."""
-        if self._error:
+        if not self.state.up:
             return
         counts = outcome is Outcome.FINISHED and request.choices == 1 and request.generated_tokens > 0
         lengths = (max(1, request.prompt_tokens), request.generated_tokens) if counts else None
@@ -293,12 +252,13 @@ class PlanTracker(Listener):
     async def _run(self) -> None:
         try:
             async with self._process as process:
-                self._false_positive_rate = process.false_positive_rate
+                state = self.state
+                state.false_positive_rate = process.false_positive_rate
                 while True:
                     await self._has_waiting.wait()
                     lengths, self._waiting = self._waiting[:_MAX_LENGTHS], self._waiting[_MAX_LENGTHS:]
-                    events, self._evidence = await process.observe(lengths)
-                    self._observed += len(lengths)
+                    events, state.evidence = await process.observe(lengths)
+                    state.observed += len(lengths)
                     for event in events:
                         await self._take(event)
                     if not self._waiting:
@@ -306,10 +266,10 @@ class PlanTracker(Listener):
                         self._idle.set()
         except Exception as error:  # noqa: BLE001 - requests are served whatever happens to replanning
             message = str(error) if isinstance(error, LengthwiseError) else f"{type(error).__name__}: {error}"
-            self._error = message or type(error).__name__
-            self._failed += 1
-            message = f"lengths are no longer watched, the schedule stays as it is: {self._error}"
-            self.events.append((self._clock(), ReplanEvent((message,), failed=True)))
+            self.state.up, self.state.error = False, message or type(error).__name__
+            self.state.failed += 1
+            message = f"lengths are no longer watched, the schedule stays as it is: {self.state.error}"
+            self._record(ReplanEvent((message,), failed=True))
             self._waiting, self._order = [], ArrivalOrder()
             self._idle.set()
             _log.error("%s", message)
@@ -321,10 +281,14 @@ class PlanTracker(Listener):
             self._phases = phases
         now = self._phases
         changed = (before.prefill_batch, before.decode_steps) != (now.prefill_batch, now.decode_steps)
-        self._failed += event.failed
-        self._changed += changed
-        self._left += not (changed or event.failed)
-        self._schedule = event.schedule or self._schedule
-        self.events.append((self._clock(), event))
+        self.state.failed += event.failed
+        self.state.changed += changed
+        self.state.left += not (changed or event.failed)
+        self.state.schedule = event.schedule or self.state.schedule
+        self._record(event)
         for description in event.message:
             _log.log(logging.WARNING if event.failed else logging.INFO, "%s", description)
+
+    def _record(self, event: ReplanEvent) -> None:
+        self.state.last, self.state.last_s = event.message, self._clock()
+        self.events.append((self.state.last_s, event))

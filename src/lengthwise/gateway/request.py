@@ -18,8 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 MAX_TOKENS = float(1 << 20)
 
-BLOCK_LETTERS, BLOCK_IDS = 256, 64
-"""Size of a block of text, and of token ids."""
+BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
 
 
 def _block_counts(count: int) -> tuple[int, ...]:
@@ -100,49 +99,31 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """The sender of a request.
+    """The sender of a request."""
 
-    Attributes:
-        tenant: Number in ``edge.Tenants``; 0 anonymous.
-        priority: Class of the key; smaller is earlier.
-        session: Name that ties requests together; "" none.
-        address: Network address (of IPv6 the /64); "" unknown.
-    """
-
-    tenant: int = 0
-    priority: int = 0
-    session: str = ""
-    address: str = ""
+    tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
+    priority: int = 0  # class of the key; smaller is earlier
+    session: str = ""  # name that ties requests together; "" none
+    address: str = ""  # network address (of IPv6 the /64); "" unknown
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """A request for a completion as the edge passes it to the relay: the body as received, and checked values.
+    """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
 
-    Attributes:
-        api: "chat" or "completions".
-        body: A JSON object in UTF-8, without duplicates of the fields that the gateway reads.
-        max_tokens: Longest output; None if the client sets none.
-        n: Choices of all prompts, ``n`` or ``best_of`` each.
-        arrival_s: End of the body, on the gateway's clock.
-        deadline_s: When the client gives up, on the gateway's clock; inf unknown.
-        headers: Headers for the engine.
-        memory_bytes: Estimated memory of body, text and fields.
-    """
-
-    api: str
-    body: bytes
+    api: str  # "chat" or "completions"
+    body: bytes  # a JSON object in UTF-8, without duplicates of the fields that the gateway reads
     model: str
     stream: bool
     prompt: Prompt
-    max_tokens: int | None
-    n: int
-    arrival_s: float
-    deadline_s: float
+    max_tokens: int | None  # longest output; None if the client sets none
+    n: int  # choices of all prompts, ``n`` or ``best_of`` each
+    arrival_s: float  # end of the body, on the gateway's clock
+    deadline_s: float  # when the client gives up, on the gateway's clock; inf unknown
     request_id: str
-    headers: list[tuple[str, str]]
+    headers: list[tuple[str, str]]  # headers for the engine
     sender: Sender = Sender()
-    memory_bytes: int = 0
+    memory_bytes: int = 0  # estimated memory of body, text and fields
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -168,32 +149,22 @@ class Outcome(StrEnum):
     """How a request ends; every request has exactly one outcome, and they add up to the arrivals."""
 
     FINISHED = "finished"
-    REFUSED = "refused"
-    """Not admitted: limits, rate, queue full, predicted wait (429, 503)."""
-    REJECTED = "rejected"
-    """The engine rejected it (4xx): the client's own fault, passed on."""
-    FAILED = "failed"
-    """No engine could finish it."""
+    REFUSED = "refused"  # not admitted: limits, rate, queue full, predicted wait (429, 503)
+    REJECTED = "rejected"  # the engine rejected it (4xx): the client's own fault, passed on
+    FAILED = "failed"  # no engine could finish it
     CLIENT_GONE = "client_gone"
-    EXPIRED = "expired"
-    """It waited too long without an engine, or beyond its own deadline."""
+    EXPIRED = "expired"  # it waited too long without an engine, or beyond its own deadline
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:
-    """Prediction of an output's total length; never the true length.
+    """Prediction of an output's total length; never the true length."""
 
-    Attributes:
-        total_tokens: The statistic that orders, tokens so far included.
-        source: "predictor", "prior" (late, failed or none), "told" (fixed by the client), "oracle" (tests).
-        quantiles: [25] float64 at ``predict.LEVELS``; None where only the statistic is known.
-        at_tokens: Generated tokens at its time.
-    """
-
-    total_tokens: float
+    total_tokens: float  # the statistic that orders, tokens so far included
+    # "predictor", "prior" (late, failed or none), "told" (fixed by the client), "oracle" (tests).
     source: str = "prior"
-    quantiles: Floats | None = None
-    at_tokens: int = 0
+    quantiles: Floats | None = None  # [25] float64 at ``predict.LEVELS``; None where only the statistic is known
+    at_tokens: int = 0  # generated tokens at its time
 
     def remaining_tokens(self, generated_tokens: int) -> float:
         """Return the predicted tokens still to come, at least 1."""
@@ -205,49 +176,34 @@ NO_FORECAST = LengthPrediction(256.0)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A live request: the edge makes it, the scheduler alone changes the scheduling fields.
+    """A live request: the edge makes it, the scheduler alone changes the scheduling fields."""
 
-    Attributes:
-        id: Unique in this process, in order of arrival.
-        arrival_s: End of its body, on the gateway's clock.
-        max_tokens: Requested maximum (the gateway's limit where there is none).
-        session: Requests of a session, or with a common ``prefix``, prefer one worker; "" none.
-        resumable: Whether a preemption cannot change its answer.
-        deadline_s: When the client gives up unless the answer has begun; inf unknown.
-        requested_tokens: Length that the client fixed; 0 none.
-        single_chunk: Whether the engine sends the response in one chunk, so that there is no first token.
-        buffered: Whether the client gets the response at its end (no stream).
-        queued_for_s: Total time in the queue until the last dispatch.
-        cached_tokens: Prompt tokens probably in the prefix cache of its last worker.
-        avoid: Workers that failed it.
-    """
-
-    id: int
-    arrival_s: float
+    id: int  # unique in this process, in order of arrival
+    arrival_s: float  # end of its body, on the gateway's clock
     model: str
     prompt_tokens: int
-    max_tokens: int
+    max_tokens: int  # requested maximum (the gateway's limit where there is none)
     tenant: int = 0
     priority: int = 0
     body_bytes: int = 0
-    session: str = ""
+    session: str = ""  # requests of a session, or with a common ``prefix``, prefer one worker; "" none
     prefix: PromptPrefix = EMPTY
-    resumable: bool = False
+    resumable: bool = False  # whether a preemption cannot change its answer
     length_prediction: LengthPrediction = NO_FORECAST
-    deadline_s: float = float("inf")
-    requested_tokens: int = 0
+    deadline_s: float = float("inf")  # when the client gives up unless the answer has begun; inf unknown
+    requested_tokens: int = 0  # length that the client fixed; 0 none
     choices: int = 1
-    single_chunk: bool = False
-    buffered: bool = False
+    single_chunk: bool = False  # whether the engine sends the response in one chunk, so that there is no first token
+    buffered: bool = False  # whether the client gets the response at its end (no stream)
     # Scheduling fields:
     generated_tokens: int = 0
     worker: str = ""
-    queued_for_s: float = 0.0
+    queued_for_s: float = 0.0  # total time in the queue until the last dispatch
     queued_s: float = field(default=float("nan"))
     dispatched_s: float = field(default=float("nan"))
     preemptions: int = 0
-    cached_tokens: int = 0
-    avoid: frozenset[str] = frozenset()
+    cached_tokens: int = 0  # prompt tokens probably in the prefix cache of its last worker
+    avoid: frozenset[str] = frozenset()  # workers that failed it
 
 
 @dataclass(frozen=True, slots=True)

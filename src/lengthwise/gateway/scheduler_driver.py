@@ -15,8 +15,7 @@ from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 if TYPE_CHECKING:
     from lengthwise.gateway.core import Scheduler
 
-CUT, GONE = "cut", "worker gone"
-"""Causes of interruptions: a preemption, and a lost worker."""
+CUT, GONE = "cut", "worker gone"  # causes of interruptions: a preemption, and a lost worker
 _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
@@ -77,41 +76,46 @@ class Ticket:
 
     def tokens(self, total_generated: int) -> None:
         """Report the total of generated tokens; fewer than before are ignored (a run that started again)."""
-        if not self.finished and total_generated > self.request.generated_tokens:
-            self._driver.on_progress(self.request, total_generated)
+        before, driver = self.request.generated_tokens, self._driver
+        if not self.finished and total_generated > before:
+            now_s = driver.clock()
+            driver.scheduler.on_progress(now_s, self.request.id, total_generated)
+            driver.listeners.tokens(self.request, total_generated - before, now_s)
+            driver.wake_when_due(now_s)
 
     def mark_nonpreemptible(self) -> None:
         """Report that the request cannot be resumed elsewhere from its current worker."""
-        if self.nonpreemptible or self.finished:
-            return
-        self.nonpreemptible = True
-        if self.request.resumable:
-            self.preempted.clear()
-            self._driver.mark_nonpreemptible(self.request)
+        if not (self.nonpreemptible or self.finished):
+            self.nonpreemptible, now_s = True, self._driver.clock()
+            if self.request.resumable:
+                self.preempted.clear()
+                self._driver.scheduler.mark_nonpreemptible(now_s, self.request.id)
+                self._driver.wake_when_due(now_s)
 
     async def retry(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
         """Wait for a worker again, with ``generated`` tokens (None all); raise as ``wait`` does.
 
         ``cause`` is "cut", "window", "failed_over" or "retried"; ``avoid`` names a worker that failed the request.
         """
-        self._require_live()
+        now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
-        self._driver.returned(self.request, cause, retained, avoid)
+        self._driver.scheduler.returned(now_s, self.request.id, retained, avoid=avoid)
+        self._driver.listeners.returned(self.request, cause, now_s)
         return await self.wait()
 
     async def requeue(self, retry_after_s: float = 0.0) -> Ticket:
         """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
-        self._require_live()
-        self._driver.queue_full(self.request, self.current_worker, retry_after_s)
+        now_s = self._now_s()
+        self._driver.scheduler.queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
+        self._driver.listeners.returned(self.request, "retried", now_s)
         return await self.wait()
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
         """End the request in any state; only the first call counts."""
-        if self.finished:
-            return
-        self.finished = True
-        self._driver.left(self.request, outcome, detail)
-        self._reject(RequestFinishedError())
+        if not self.finished:
+            self.finished = True
+            self._driver.remove(self.request, outcome, detail)
+            self._reject(RequestFinishedError())
 
     @property
     def current_worker(self) -> str:
@@ -138,9 +142,10 @@ class Ticket:
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
 
-    def _require_live(self) -> None:
+    def _now_s(self) -> float:
         if self.finished:
             raise RequestFinishedError
+        return self._driver.clock()
 
     def _reject(self, error: Exception) -> None:
         if self._future is not None and not self._future.done():
@@ -154,15 +159,11 @@ class SchedulerDriver:
     """
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
-        self.clock = clock
-        self.listeners = Listeners(listeners)
-        self._scheduler = scheduler
+        self.scheduler, self.clock, self.listeners = scheduler, clock, Listeners(listeners)
         self._tickets: dict[int, Ticket] = {}
-        self._is_woken = False
+        self._is_woken = self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf
-        self._empty = asyncio.Event()
-        self._closed = False
+        self._timer_s, self._empty = math.inf, asyncio.Event()
 
     @property
     def num_requests(self) -> int:
@@ -171,7 +172,7 @@ class SchedulerDriver:
 
     async def enter(self, request: Request) -> Ticket:
         """Return the request's ticket once a worker is assigned; raise RequestRefusedError if refused or expired."""
-        rejection = DRAINING if self._closed else self._scheduler.offer(self.clock(), request)
+        rejection = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
         if rejection is not None:
             self.listeners.refused(rejection.reason, rejection, request.tenant, request.model)
             raise RequestRefusedError(rejection)
@@ -181,28 +182,28 @@ class SchedulerDriver:
 
     def configure(self, config: GatewayConfig) -> None:
         """Apply order, admission and dispatch; raise InputError, with nothing changed, where they cannot change."""
-        self._scheduler.configure(self.clock(), config.order, config.admission, config.dispatch)
+        self.scheduler.configure(self.clock(), config.order, config.admission, config.dispatch)
         self.wake()
 
     def fleet_changed(self, states: Sequence[WorkerState]) -> None:
         """Replace the set of workers; requests at lost ones are interrupted."""
-        self._interrupt(self._scheduler.workers(self.clock(), states), GONE)
+        self._interrupt(self.scheduler.workers(self.clock(), states), GONE)
         self.wake()
 
     def reforecast(self, request_id: int, length_prediction: LengthPrediction) -> None:
         """Apply a new prediction of an admitted request; ignore one for a finished request."""
         if request_id in self._tickets:
             now_s = self.clock()
-            self._scheduler.reforecast(now_s, request_id, length_prediction)
-            self._wake_when_due(now_s)
+            self.scheduler.reforecast(now_s, request_id, length_prediction)
+            self.wake_when_due(now_s)
 
     def statistics(self) -> Statistics:
         """Return the scheduler's current numbers."""
-        return self._scheduler.statistics(self.clock())
+        return self.scheduler.statistics(self.clock())
 
     def position(self, request_id: int) -> int | None:
         """Return how many requests precede a request; None where it does not wait."""
-        return self._scheduler.position(request_id)
+        return self.scheduler.position(request_id)
 
     async def emptied(self) -> None:
         """Return when there is no admitted request."""
@@ -215,9 +216,7 @@ class SchedulerDriver:
         self._closed = True
         for ticket in list(self._tickets.values()):
             ticket.refused(DRAINING, Outcome.FAILED, "the gateway stopped")
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer, self._timer_s = None, math.inf
+        self._stop_timer()
 
     def wake(self) -> None:
         """Decide in the next iteration of the loop."""
@@ -229,10 +228,9 @@ class SchedulerDriver:
         """Carry out the scheduler's decisions now, and set the timer for the next."""
         self._is_woken = False
         now_s = self.clock()
-        decisions = self._scheduler.schedule(now_s)
-        if decisions:
+        if decisions := self.scheduler.schedule(now_s):
             self._apply(decisions, now_s)
-        self._set_timer(self._scheduler.next_s(now_s), now_s)
+        self._set_timer(self.scheduler.next_s(now_s), now_s)
 
     def _apply(self, decisions: Decisions, now_s: float) -> None:
         for phase in decisions.phases:
@@ -243,7 +241,7 @@ class SchedulerDriver:
         self._interrupt(decisions.preempt, CUT)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:
-                self._scheduler.left(now_s, one)
+                self.scheduler.left(now_s, one)
             else:
                 self.listeners.dispatched(ticket.request, worker, now_s)
                 ticket.assigned(worker)
@@ -253,64 +251,40 @@ class SchedulerDriver:
             if (ticket := self._tickets.get(one)) is not None:
                 ticket.interrupt(cause)
 
-    def _wake_when_due(self, now_s: float) -> None:
+    def wake_when_due(self, now_s: float) -> None:
+        """Decide in the next iteration of the loop, or at the time that the scheduler names."""
         if self._is_woken:
             return
-        if (when_s := self._scheduler.next_s(now_s)) <= now_s:
+        if (when_s := self.scheduler.next_s(now_s)) <= now_s:
             self.wake()
         elif when_s < self._timer_s:
             self._set_timer(when_s, now_s)
 
     def _set_timer(self, when_s: float, now_s: float) -> None:
         # An earlier timer stays: one more decision then is cheaper than two timers per request.
-        if self._timer is not None:
-            if self._timer_s <= when_s:
-                return
-            self._timer.cancel()
-            self._timer = None
+        if self._timer is not None and self._timer_s <= when_s:
+            return
+        self._stop_timer()
         self._timer_s = when_s
         if when_s < math.inf:
             delay_s = max(when_s - now_s, _MIN_TIMER_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, math.inf
+
     def _on_timer(self) -> None:
         self._timer = None
         self.schedule()
 
-    # Called by tickets:
-
-    def on_progress(self, request: Request, total: int) -> None:
-        """Pass on the total of generated tokens."""
-        before, now_s = request.generated_tokens, self.clock()
-        self._scheduler.on_progress(now_s, request.id, total)
-        self.listeners.tokens(request, total - before, now_s)
-        self._wake_when_due(now_s)
-
-    def mark_nonpreemptible(self, request: Request) -> None:
-        """Pass on that a request cannot be resumed elsewhere."""
-        now_s = self.clock()
-        self._scheduler.mark_nonpreemptible(now_s, request.id)
-        self._wake_when_due(now_s)
-
-    def returned(self, request: Request, cause: str, total: int, avoid: str) -> None:
-        """Queue a request again with its retained tokens."""
-        now_s = self.clock()
-        self._scheduler.returned(now_s, request.id, total, avoid=avoid)
-        self.listeners.returned(request, cause, now_s)
-
-    def queue_full(self, request: Request, worker: str, retry_after_s: float) -> None:
-        """Queue a request again whose worker reported a full queue."""
-        now_s = self.clock()
-        self._scheduler.queue_full(now_s, worker, request.id, retry_after_s)
-        self.listeners.returned(request, "retried", now_s)
-
-    def left(self, request: Request, outcome: Outcome, detail: str) -> None:
+    def remove(self, request: Request, outcome: Outcome, detail: str) -> None:
         """Remove a finished request."""
-        if self._tickets.pop(request.id, None) is None:
-            return
-        now_s = self.clock()
-        self._scheduler.left(now_s, request.id)
-        self.listeners.finished(request, outcome, now_s, detail)
-        if not self._tickets:
-            self._empty.set()
-        self.wake()
+        if self._tickets.pop(request.id, None) is not None:
+            now_s = self.clock()
+            self.scheduler.left(now_s, request.id)
+            self.listeners.finished(request, outcome, now_s, detail)
+            if not self._tickets:
+                self._empty.set()
+            self.wake()

@@ -12,87 +12,57 @@ PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Load that an engine reports; None where it does not.
+    """Load that an engine reports; None where it does not."""
 
-    Attributes:
-        running: Requests in its batch.
-        kv_used: Share of the KV cache in use.
-        preemptions: Since its start.
-    """
-
-    running: float | None = None
+    running: float | None = None  # requests in its batch
     waiting: float | None = None
-    kv_used: float | None = None
-    preemptions: float | None = None
+    kv_used: float | None = None  # share of the KV cache in use
+    preemptions: float | None = None  # since its start
     at_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker as reported to the scheduler.
-
-    Attributes:
-        up: Whether it may be given requests (healthy, circuit closed, not draining).
-        in_flight: A fixed limit, or None: adapted from signals, and unlimited where the engine orders.
-        slots: Most sequences it runs at once (llama.cpp's slots, vLLM's max_num_seqs); None unknown.
-        epoch: Grows with every restart: whatever was in flight before is lost.
-        renamed_from: Former name, with the same epoch: requests in flight stay in flight; "" not renamed.
-        address: Workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown.
-    """
+    """A worker as reported to the scheduler."""
 
     name: str
     models: tuple[str, ...]
-    up: bool = True
-    in_flight: int | None = None
-    slots: int | None = None
+    up: bool = True  # whether it may be given requests (healthy, circuit closed, not draining)
+    in_flight: int | None = None  # a fixed limit, or None: adapted from signals, and unlimited where the engine orders
+    slots: int | None = None  # most sequences it runs at once (llama.cpp's slots, vLLM's max_num_seqs); None unknown
     kv_tokens: int | None = None
     tokens_per_s: float | None = None
     signals: Signals = Signals()
-    epoch: int = 0
-    renamed_from: str = ""
-    address: str = ""
+    epoch: int = 0  # grows with every restart: whatever was in flight before is lost
+    renamed_from: str = ""  # former name, with the same epoch: requests in flight stay in flight; "" not renamed
+    address: str = ""  # workers at one address, one of them leaving (``renamed_from``), are one engine; "" unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A finished phase of mode rra.
-
-    Attributes:
-        cause: "steps" (all iterations done), "idle" (no request left) or "stalled" (not waiting for slow streams).
-        finished_s: When the next phase could begin, or no request was left.
-        prefill_batch: Requests of its prefill; ``decode_batch`` those at the worker after it.
-        decode_steps: Iterations until its end.
-        left_batch: Requests at the worker at its end.
-        overdue: Requests dispatched within it since they had waited ``max_wait_s``.
-    """
+    """A finished phase of mode rra."""
 
     worker: str
-    cause: str
+    cause: str  # "steps" (all iterations done), "idle" (no request left) or "stalled" (not waiting for slow streams)
     started_s: float
-    finished_s: float
-    prefill_batch: int
+    finished_s: float  # when the next phase could begin, or no request was left
+    prefill_batch: int  # requests of its prefill; ``decode_batch`` those at the worker after it
     prompt_tokens: int
     decode_batch: int
-    decode_steps: int
-    left_batch: int
-    overdue: int = 0
+    decode_steps: int  # iterations until its end
+    left_batch: int  # requests at the worker at its end
+    overdue: int = 0  # requests dispatched within it since they had waited ``max_wait_s``
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Decisions to carry out now, in this order.
+    """Decisions to carry out now, in this order."""
 
-    Attributes:
-        expire: Requests that have waited too long, with the reason.
-        preempt: Requests to abort at their worker and to return with their tokens so far.
-        assign: (request, worker) to dispatch; only where there is room before the preemptions have ended.
-        phases: Phases that finished since the last decisions.
-    """
-
-    expire: tuple[tuple[int, Rejection], ...] = ()
-    preempt: tuple[int, ...] = ()
+    expire: tuple[tuple[int, Rejection], ...] = ()  # requests that have waited too long, with the reason
+    preempt: tuple[int, ...] = ()  # requests to abort at their worker and to return with their tokens so far
+    # (request, worker) to dispatch; only where there is room before the preemptions have ended.
     assign: tuple[tuple[int, str], ...] = ()
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = ()  # phases that finished since the last decisions
 
     def __bool__(self) -> bool:
         return bool(self.expire or self.preempt or self.assign or self.phases)
@@ -113,22 +83,15 @@ class WorkerNumbers:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Current numbers of the scheduler, for metrics, autoscaling and the admin page.
-
-    Attributes:
-        backlog_tokens: Predicted output tokens still to come, waiting and running.
-        backlog_s: Seconds for them at the rate of all workers together.
-        predicted_wait_s: Predicted wait of a request that arrives now.
-        ordering: Whether the order matters now: requests wait.
-    """
+    """Current numbers of the scheduler, for metrics, autoscaling and the admin page."""
 
     waiting: int
     waiting_bytes: int
     running: int
     oldest_wait_s: float
-    backlog_tokens: float
-    backlog_s: float
-    predicted_wait_s: float
-    ordering: bool
+    backlog_tokens: float  # predicted output tokens still to come, waiting and running
+    backlog_s: float  # seconds for them at the rate of all workers together
+    predicted_wait_s: float  # predicted wait of a request that arrives now
+    ordering: bool  # whether the order matters now: requests wait
     preemptions: int
     workers: tuple[WorkerNumbers, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import socket
@@ -24,16 +25,13 @@ if TYPE_CHECKING:
     import uvicorn
 
     from lengthwise.gateway.admin import AdminApp
-    from lengthwise.gateway.relay import Relay
     from lengthwise.gateway.replanning import PlanTracker
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
-_STABLE_S = 2.0
-"""Time for engines to report their properties at the start; slower ones are added later."""
+_STABLE_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
 _FIXED_SECTIONS = ("listen", "prediction")
-_SHUTDOWN_S = 1.0
-"""Time for interrupted responses to be flushed at the end."""
+_SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
 
 
@@ -50,19 +48,12 @@ def require_extra() -> None:
 
 
 class Gateway:
-    """A complete gateway as an async context manager that serves while it is entered.
+    """A complete gateway as an async context manager that serves while it is entered; InputError where it cannot.
 
     Args:
         listeners: Receive the events of every request, besides its own listeners.
-        make_forecaster: Another forecaster (for a benchmark, one that knows the lengths).
+        make_forecaster: Makes another forecaster (for a benchmark, one that knows the lengths).
         follow: Makes a replanner, so that the schedule of mode rra follows the lengths of the traffic; None: it stays.
-
-    Attributes:
-        admin_port: Of the admin page; None where there is none.
-        driver: Where requests wait.
-
-    Raises:
-        InputError: ``follow`` is given in another mode than rra.
     """
 
     def __init__(
@@ -79,16 +70,13 @@ class Gateway:
         if follow is not None and config.order.mode != "rra":
             raise InputError(f"a schedule follows lengths in mode rra alone; the mode is {config.order.mode}")
         self.config, self._clock, self._listeners = config, clock, listeners
-        self._make_forecaster, self._make_fleet = make_forecaster, make_fleet
-        self.port = 0
+        self._make_forecaster, self._make_fleet, self._follow = make_forecaster, make_fleet, follow
+        self.port, self._stopped = 0, False
         self.admin_port: int | None = None
-        self._configuring = asyncio.Lock()
-        self._stack = contextlib.AsyncExitStack()
-        self._stopped = False
+        self.tracker: PlanTracker | None = None
+        self._configuring, self._stack = asyncio.Lock(), contextlib.AsyncExitStack()
         self._admin: AdminApp | None = None
         self._edge: uvicorn.Server | None = None
-        self._follow = follow
-        self.tracker: PlanTracker | None = None
 
     async def __aenter__(self) -> Self:
         """Start; raise InputError where a port is taken."""
@@ -128,10 +116,8 @@ class Gateway:
     async def configure(self, config: GatewayConfig) -> None:
         """Apply another configuration: for queued requests where it concerns the queue, else for later requests.
 
-        Concurrent calls are applied one after the other. The gateway's certificate is read again.
-
-        Raises:
-            InputError: A setting cannot change while the gateway runs, or cannot be used; nothing has changed.
+        Concurrent calls are applied one after the other. The gateway's certificate is read again. Raises InputError,
+        with nothing changed, where a setting cannot change while the gateway runs, or cannot be used.
         """
         async with self._configuring:
             await self._configure(config)
@@ -151,8 +137,7 @@ class Gateway:
                 raise InputError(f"[{name}] cannot change while the gateway runs; restart it with the new file")
         check_ports(config)
         check_change(self.config.order, config.order)
-        tls = config.listen.tls
-        if tls is not None:
+        if (tls := config.listen.tls) is not None:
             check_certificate(tls)
         await self.fleet.configure(config)
         self.driver.configure(config)
@@ -165,10 +150,10 @@ class Gateway:
         if tls is not None and self._edge is not None:
             renew_certificate(self._edge, tls)
 
-    async def _start(self) -> None:  # noqa: PLR0915 - the order of the start in one place
+    async def _start(self) -> None:
         from lengthwise.gateway.admin import AdminApp
         from lengthwise.gateway.core import Scheduler
-        from lengthwise.gateway.edge import App, Tenants, server
+        from lengthwise.gateway.edge import App, Tenants
         from lengthwise.gateway.fleet import Fleet
         from lengthwise.gateway.length_prediction import Forecaster, requested_tokens
         from lengthwise.gateway.relay import Relay
@@ -178,21 +163,17 @@ class Gateway:
 
         config, listen, clock, stack = self.config, self.config.listen, self._clock, self._stack
         check_ports(config)
-        listener = bind_socket(listen.host, listen.port, "port")
-        stack.callback(listener.close)
+        listener = stack.enter_context(bind_socket(listen.host, listen.port, "port"))
         admin_listener = None
         if listen.admin_port is not None:
-            admin_listener = bind_socket(listen.admin_host, listen.admin_port, "admin port")
-            stack.callback(admin_listener.close)
+            admin_listener = stack.enter_context(bind_socket(listen.admin_host, listen.admin_port, "admin port"))
         self.scheduler = Scheduler(config.order, config.admission, config.dispatch)
         driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         tenants = Tenants()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
-        await stack.enter_async_context(self.telemetry)
-        driver.listeners.add(self.telemetry)
         self.forecaster: Any = (self._make_forecaster or Forecaster)(config.prediction, clock, driver.reforecast)
-        await stack.enter_async_context(self.forecaster)
-        driver.listeners.add(self.forecaster)
+        for part in (self.telemetry, self.forecaster):
+            driver.listeners.add(await stack.enter_async_context(part))
         fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
         self.fleet: Any = await stack.enter_async_context(fleet)
         driver.listeners.add(self.fleet.listener)
@@ -204,10 +185,8 @@ class Gateway:
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
         await self.fleet.stable(_STABLE_S)
-        add_hints = hint_adder(config, self.scheduler.engine_priority)
-        self.relay: Relay = Relay(
-            driver, self.fleet, self.forecaster, config, add_hints=add_hints, requested_tokens=requested_tokens
-        )
+        extras: Any = {"add_hints": hint_adder(config, self.scheduler.engine_priority)}
+        self.relay = Relay(driver, self.fleet, self.forecaster, config, requested_tokens=requested_tokens, **extras)
         stack.push_async_callback(self.relay.aclose)
         self.app = App(
             config,
@@ -218,26 +197,22 @@ class Gateway:
             listener=driver.listeners,
             tenants=tenants,
         )
-        host, port = listener.getsockname()[:2]
-        self._edge = server(
-            self.app, config.limits, host=host, port=port, tls=listen.tls, drain_s=_SHUTDOWN_S, proxies=listen.proxies
-        )
-        await self._serve(self._edge, listener)
-        self.port = port
+        self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.forecaster, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
-            host, port = admin_listener.getsockname()[:2]
-            admin = server(app, config.limits, host=host, port=port, drain_s=_SHUTDOWN_S)
-            await self._serve(admin, admin_listener)
-            self.admin_port = port
+            _, self.admin_port = await self._serve(app, admin_listener)
 
     def _in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
 
-    async def _serve(self, server: Any, listener: socket.socket) -> None:
-        """Run a server until the gateway stops."""
-        server.capture_signals = contextlib.nullcontext  # signals are the gateway's
+    async def _serve(self, app: Any, listener: socket.socket, **options: Any) -> tuple[uvicorn.Server, int]:
+        """Run a server until the gateway stops; return the server and its port."""
+        from lengthwise.gateway.edge import server as make_server
+
+        host, port = listener.getsockname()[:2]
+        server = make_server(app, self.config.limits, host=host, port=port, drain_s=_SHUTDOWN_S, **options)
+        setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the gateway's
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
 
         async def stop() -> None:
@@ -250,6 +225,7 @@ class Gateway:
                 running.result()
                 raise InputError(f"the gateway could not listen at {listener.getsockname()}")
             await asyncio.sleep(_POLL_INTERVAL_S)
+        return server, port
 
 
 def serve(
@@ -263,24 +239,16 @@ def serve(
 
     SIGTERM or SIGINT: /ready fails, new requests get 503, admitted ones may finish within ``resilience.drain_s``; a
     second signal stops the gateway at once. SIGHUP: ``reload`` reads the configuration again; an error is logged, and
-    nothing changes.
-
-    Args:
-        config: Its configuration.
-        ready: Called with both ports once the gateway listens.
-        reload: Reads the configuration again; raises a LengthwiseError where it is invalid.
-        started: Awaited with the gateway once it listens, while it serves.
+    nothing changes. ``ready`` is called with both ports once the gateway listens, then ``started`` is awaited with it.
 
     Raises:
         InputError: A port is taken, or the configuration is inconsistent.
         MissingExtraError: The extra ``gateway`` is not installed.
     """
     require_extra()
-    loop_factory = None
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
+        loop_factory = importlib.import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve_until_signal(config, ready, reload, started))
 
@@ -337,12 +305,7 @@ async def _serve_until_signal(  # noqa: C901 - three signals, in the order of th
 
 
 class BackgroundGateway:
-    """A gateway on another thread.
-
-    Attributes:
-        gateway: The gateway; its state changes while it is read.
-        rows: Finished requests, in the order of their ends.
-    """
+    """A gateway on another thread; ``rows`` are finished requests, in the order of their ends."""
 
     def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
         self.gateway, self._loop = gateway, loop
@@ -366,13 +329,9 @@ def background_gateway(
     engines_s: float = 30.0,
     follow: ReplannerFactory | None = None,
 ) -> Iterator[BackgroundGateway]:
-    """Run a gateway on a thread until the end of the block, with all of its engines up.
+    """Run a gateway on a thread until the end of the block, with all of its engines up within ``engines_s``.
 
-    Args:
-        config: Its configuration.
-        listeners: Receive the events of every request, on its thread.
-        engines_s: Time for engines to report their properties.
-        follow: Makes a replanner for the schedule of mode rra; None: the schedule stays.
+    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra.
 
     Raises:
         InputError: The gateway cannot start.

@@ -109,7 +109,7 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     for i in range(3):
         made.left(1.1, i)
     assert sent(made.schedule(1.1)) == [4]
-    assert made.dispatcher.num_batches == 0
+    assert not made.dispatcher._batch_left
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])
@@ -130,7 +130,7 @@ def test_ranked_anew_equal_ones_keep_the_order_of_arrival():
     asked = [request(i, draws.choice([1.0, 2.0, 3.0]), predicted=draws.choice([5, 9])) for i in range(300)]
     for one in asked:
         made.offer(3.0, one)
-    made.rerank(4.0)
+    made.queue.rerank(4.0)
     in_turn = sorted(asked, key=lambda q: (q.length_prediction.total_tokens, q.arrival_s, q.id))
     assert [made.position(q.id) for q in in_turn] == list(range(300))
 

@@ -116,10 +116,10 @@ def test_of_callers_without_number_few_are_remembered():
     for caller in range(3 * MAX_CALLERS):
         budget.deposit(caller)
         assert budget.take(caller)
-    assert budget.callers == MAX_CALLERS
+    assert len(budget._left_of) == MAX_CALLERS
     for caller in range(3 * MAX_CALLERS):
         budget.deposit(caller)
-    assert not budget.callers, "who has all of it back is forgotten"
+    assert not budget._left_of, "who has all of it back is forgotten"
 
 
 def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_others():

@@ -138,14 +138,8 @@ class Dispatcher:
         self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
         self._affinity = affinity
         self._sessions = Sessions()
-        self._batch_left: Counter[int] = Counter()
-        """Requests of a batch that are not dispatched yet."""
+        self._batch_left: Counter[int] = Counter()  # requests of a batch that are not dispatched yet
         self._batch_worker: dict[int, str] = {}
-
-    @property
-    def num_batches(self) -> int:
-        """Batches with requests that are not dispatched yet."""
-        return len(self._batch_left.keys() | self._batch_worker.keys())
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change limits and affinity."""

@@ -33,8 +33,7 @@ from lengthwise.policy.named_schedulers import resolve
 STEPS, IDLE, STALLED = "steps", "idle", "stalled"
 _PREFILL_STEPS = 2
 """Assumed iterations until an engine has prefilled a dispatched request: the running one, and its own."""
-_SMOOTHING = 0.25
-"""Weight of the newest value in moving averages."""
+_SMOOTHING = 0.25  # weight of the newest value in moving averages
 
 
 class PrefillBatchSize:
@@ -102,12 +101,9 @@ class PhaseTracker:
         """Forget all requests and the running phase without a report."""
         self._current: _CurrentPhase | None = None
         self._in_prefill = self._finished = False
-        self._new: set[int] = set()
-        """Requests of this prefill without a token."""
-        self._silent: set[int] = set()
-        """Requests without a token in the last phase, which are not waited for."""
-        self._previous: set[int] = set()
-        """Requests of the last phase that still run."""
+        self._new: set[int] = set()  # requests of this prefill without a token
+        self._silent: set[int] = set()  # requests without a token in the last phase, which are not waited for
+        self._previous: set[int] = set()  # requests of the last phase that still run
         self._steps: dict[int, int] = {}
         self._last_token_s: dict[int, float] = {}
         self._max_steps = 0

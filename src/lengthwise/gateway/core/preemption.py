@@ -17,10 +17,8 @@ from lengthwise.gateway.core.worker import Worker, without_avoided
 from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
 
-LOOKAHEAD = 64
-"""Waiting requests that a pass considers."""
-POLL_INTERVAL_S = 0.02
-"""Least time between two comparisons of running and waiting requests."""
+LOOKAHEAD = 64  # waiting requests that a pass considers
+POLL_INTERVAL_S = 0.02  # least time between two comparisons of running and waiting requests
 _TOTAL_GAIN_FACTOR = 3.0
 """Divisor of the gain of all waiting requests: it sums many guesses, and the best of many guesses is a lucky one."""
 
@@ -167,10 +165,10 @@ class PreemptionPass:
 
     def _saved_tokens(self, model: str, victim: Entry, key: float) -> float:
         """Return what the first waiting request of the model saves, or a third of what all of them save."""
-        remaining = []
+        remaining, others = [], self._queue.waiting.keys() - {model}
         waiting = [
             (-math.inf if one.overdue else self._key(one), expected_remaining(one))
-            for one in islice(self._queue.in_order(_AllBut(model)), LOOKAHEAD + len(self._placed))
+            for one in islice(self._queue.in_order(others), LOOKAHEAD + len(self._placed))
             if one.request.id not in self._placed
         ]
         serving = [worker for worker in self._up if model in worker.state.models]
@@ -185,16 +183,6 @@ class PreemptionPass:
         leaving = expected_remaining(victim)
         first = saved_tokens(remaining, leaving, waiting[:1], key)
         return max(first, saved_tokens(remaining, leaving, waiting, key) / _TOTAL_GAIN_FACTOR)
-
-
-class _AllBut:
-    """The set of all models but one."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-
-    def __contains__(self, model: object) -> bool:
-        return model != self._model
 
 
 class TokenBucket:
@@ -219,12 +207,8 @@ class TokenBucket:
         self._tokens = min(self._tokens, self._burst)
 
     def take(self, count: int) -> None:
-        """Use tokens."""
-        self._tokens -= count
-
-    def release(self) -> None:
-        """Give back a token whose preemption cannot be made."""
-        self._tokens = min(self._burst, self._tokens + 1)
+        """Use tokens; a negative count returns those of preemptions that cannot be made."""
+        self._tokens = min(self._burst, self._tokens - count)
 
     def next_s(self, now_s: float) -> float:
         """Return when the next preemption may be made; inf never."""
@@ -271,7 +255,7 @@ class Preemption:
 
     def dropped(self) -> bool:
         """Uncount a preemption that cannot be made; return whether a pass should look for another one."""
-        self._bucket.release()
+        self._bucket.take(-1)
         self.count -= 1
         return self.request_pass()
 

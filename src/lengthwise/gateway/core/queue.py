@@ -28,10 +28,8 @@ import numpy as np
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.request import LengthPrediction
 
-Item = tuple[float, float, int, int]
-"""Key, arrival, id, and the row of the columns."""
-Lane = tuple[str, int, int]
-"""Model, priority class and, with fairness, tenant of the requests in a lane."""
+Item = tuple[float, float, int, int]  # key, arrival, id, and the row of the columns
+Lane = tuple[str, int, int]  # model, priority class and, with fairness, tenant of the requests in a lane
 Head = tuple[int, float, float, float, int, int, Lane]
 
 EPOCH_S = 0.1
@@ -47,11 +45,6 @@ class Deadlines:
 
     def __len__(self) -> int:
         return len(self._at_s)
-
-    @property
-    def heap_size(self) -> int:
-        """Heap items, discarded ones included."""
-        return len(self._heap)
 
     def set(self, request_id: int, at_s: float) -> None:
         """Set or move a request's time; inf discards it."""
@@ -94,9 +87,12 @@ class Backlog:
         self.waiting: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
-    def total_tokens(self) -> float:
-        """Return the predicted output tokens still to come over all models."""
-        return sum(self.tokens.values())
+    def max_waiting_s(self, now_s: float) -> float:
+        """Return the longest total wait of a request; 0 where there is none."""
+        return max((one.request.queued_for_s + now_s - one.request.queued_s for one in self), default=0.0)
+
+    def __iter__(self) -> Iterator[Entry]:
+        raise NotImplementedError
 
     def _count(self, entry: Entry, sign: int) -> None:
         model = entry.request.model
@@ -227,10 +223,6 @@ class Queue(Backlog):
         before = sum(len(items) for other, items in lanes if other < rank)
         return len(self._overdue) + before + sum(bisect_left(items, item) for other, items in lanes if other == rank)
 
-    def max_waiting_s(self, now_s: float) -> float:
-        """Return the longest total wait of a waiting request; 0 where the queue is empty."""
-        return max((one.request.queued_for_s + now_s - one.request.queued_s for one in self), default=0.0)
-
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
         deadline_s = q.queued_s + (self._max_wait_s - q.queued_for_s)
@@ -274,8 +266,7 @@ class Queue(Backlog):
 _RECENT = 1024
 _UPDATE_EVERY = 64
 _FIRST_UPDATE = 16
-Bin = tuple[str, int, int]
-"""Model, priority class, number."""
+Bin = tuple[str, int, int]  # model, priority class, number
 
 
 class Bins(Backlog):
@@ -295,8 +286,7 @@ class Bins(Backlog):
         return len(self._bin_of)
 
     def __iter__(self) -> Iterator[Entry]:
-        for contents in self._contents.values():
-            yield from contents.values()
+        return (entry for contents in self._contents.values() for entry in contents.values())
 
     def add(self, now_s: float, entry: Entry, size: int) -> list[Entry]:
         """Add a request; return the batch of ``size`` that it completes, or []."""
@@ -349,10 +339,6 @@ class Bins(Backlog):
     def position(self, entry: Entry) -> int:
         """Return how many requests precede it in its bin."""
         return list(self._contents[self._bin_of[entry.request.id]]).index(entry.request.id)
-
-    def max_waiting_s(self, now_s: float) -> float:
-        """Return the longest wait of a binned request; 0 where there is none."""
-        return max((now_s - entry.request.queued_s for entry in self), default=0.0)
 
     def _pop_batch(self, place: Bin) -> list[Entry]:
         entries = list(self._contents[place].values())

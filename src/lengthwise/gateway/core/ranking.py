@@ -22,53 +22,35 @@ PREFILL_WEIGHT = 0.1
 class State(Enum):
     """The state of a request; a live request is in exactly one."""
 
-    BINNED = "binned"
-    """In a bin that is not full."""
+    BINNED = "binned"  # in a bin that is not full
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTING = "preempting"
-    """Still at its worker, to be aborted and requeued."""
-    LOST = "lost"
-    """Its worker is gone; the caller requeues the request or fails it."""
+    PREEMPTING = "preempting"  # still at its worker, to be aborted and requeued
+    LOST = "lost"  # its worker is gone; the caller requeues the request or fails it
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live request with the scheduler's own state.
-
-    Attributes:
-        row: Row in the columns of ``Ranker``; -1 none.
-        predicted: Predicted length of the complete output, at most the requested maximum.
-        overdue: Whether the request has waited ``max_wait_s`` and precedes all that have not.
-        remaining: Predicted tokens still to come, at least 1.
-        worker: Current or last worker; "" never dispatched.
-        work: Share of the worker's backlog: remaining tokens and the cost of the prompt.
-        kv_tokens: KV tokens that the request will occupy at its end.
-        window_end: Generated tokens at which the current window ends.
-        protected_until: Generated tokens below which the request is not preempted again.
-        batch: Number of the completed bin that the request left in; 0 none.
-        nonpreemptible: Whether the engine could not resume the request elsewhere.
-        posterior_remaining: Cached posterior mean of the remaining tokens; NaN not computed.
-    """
+    """A live request with the scheduler's own state."""
 
     request: Request
-    row: int = -1
+    row: int = -1  # row in the columns of ``Ranker``; -1 none
     state: State = State.WAITING
-    predicted: float = 0.0
-    overdue: bool = False
-    remaining: float = 1.0
-    worker: str = ""
-    work: float = 0.0
-    kv_tokens: float = 0.0
+    predicted: float = 0.0  # predicted length of the complete output, at most the requested maximum
+    overdue: bool = False  # whether the request has waited ``max_wait_s`` and precedes all that have not
+    remaining: float = 1.0  # predicted tokens still to come, at least 1
+    worker: str = ""  # current or last worker; "" never dispatched
+    work: float = 0.0  # share of the worker's backlog: remaining tokens and the cost of the prompt
+    kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
     charged: float = 0.0
     admissions: int = 0
-    window_end: int = 0
-    protected_until: int = 0
-    batch: int = 0
-    nonpreemptible: bool = False
+    window_end: int = 0  # generated tokens at which the current window ends
+    protected_until: int = 0  # generated tokens below which the request is not preempted again
+    batch: int = 0  # number of the completed bin that the request left in; 0 none
+    nonpreemptible: bool = False  # whether the engine could not resume the request elsewhere
     last_token_s: float = math.nan
     preempted_s: float = math.nan
-    posterior_remaining: float = math.nan
+    posterior_remaining: float = math.nan  # cached posterior mean of the remaining tokens; NaN not computed
 
     def set_prediction(self, length_prediction: LengthPrediction) -> None:
         """Store a prediction, bounded by the requested maximum so that a wrong one can do no more harm than that."""
@@ -168,10 +150,6 @@ class Ranker:
         self._floats = np.zeros((len(_FLOAT_COLUMNS), _MIN_ROWS))
         self._integers = np.zeros((len(_INTEGER_COLUMNS), _MIN_ROWS), np.int64)
         self._free = list(range(_MIN_ROWS))[::-1]
-
-    def warm(self) -> None:
-        """Compile now, not while requests wait."""
-        self.keys(0.0, np.zeros(0, np.int64), waiting=True)
 
     def add(self, entry: Entry) -> None:
         """Give the request a row."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core.dispatch import Dispatcher
 from lengthwise.gateway.core.preemption import Preemption
@@ -116,7 +118,7 @@ class Scheduler:
         self._draining = self._changed = False
         self._wake_s = math.inf
         if rank.every_step or order.mode in ("isrtf", "windowed"):
-            self._ranker.warm()
+            self._ranker.keys(0.0, np.zeros(0, np.int64), waiting=True)  # compile now, not while requests wait
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
         """Apply other settings, to queued requests, too; no request is refused, moved or preempted by that alone.
@@ -279,16 +281,13 @@ class Scheduler:
         """Return when ``schedule`` must be called at the latest without a further event; inf never."""
         return now_s if self._changed else self._wake_s
 
-    def rerank(self, now_s: float) -> None:
-        """Recompute and sort all keys of waiting requests, as every epoch does where keys change with time."""
-        self.queue.rerank(now_s)
-
     # -- for people ------------------------------------------------------------------------
 
     def statistics(self, now_s: float) -> Statistics:
         """Return the scheduler's current numbers."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
-        tokens = queue.total_tokens() + bins.total_tokens() + sum(worker.tokens for worker in pool)
+        queued_tokens = waiting_tokens(queue, bins)
+        tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
         usual = pool.mean_tokens_per_s()
         rate = sum(worker.throughput.tokens_per_s or usual for worker in pool.up)
         return Statistics(
@@ -298,7 +297,7 @@ class Scheduler:
             oldest_wait_s=max(queue.max_waiting_s(now_s), bins.max_waiting_s(now_s)),
             backlog_tokens=tokens,
             backlog_s=tokens / rate if rate else 0.0,
-            predicted_wait_s=pool.wait_s(now_s, "", waiting_tokens(queue, bins)),
+            predicted_wait_s=pool.wait_s(now_s, "", queued_tokens),
             ordering=self._num_queued > 0,
             preemptions=self.preemption.count,
             workers=tuple(worker.statistics(worker.throughput.tokens_per_s or usual or 1.0) for worker in pool),

@@ -86,8 +86,7 @@ class ConcurrencyLimit:
         self._limit = max(float(self.dispatch.least), min(self._limit, to))
 
 
-MAX_BLOCKS = 1 << 17
-"""Hashes over all workers: about 25 MB."""
+MAX_BLOCKS = 1 << 17  # hashes over all workers: about 25 MB
 _GROWTH = tuple(size - before for before, size in zip((0, *SIZES), SIZES, strict=False))
 
 
@@ -127,12 +126,10 @@ class PrefixCache:
         return before
 
 
-_MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0
-"""Weighted observations before a fit is used."""
+_MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0  # weighted observations before a fit is used
 _START_DECAY, _TOKEN_DECAY = 0.98, 0.998
 """Weight of the past after one more observation: about the last 50 starts and 500 chunks count."""
-_MIN_SPREAD = 0.01
-"""Least variance of prompt lengths over their mean square for which a slope is identified."""
+_MIN_SPREAD = 0.01  # least variance of prompt lengths over their mean square for which a slope is identified
 _MAX_GAP = 4.0
 """A gap in a stream counts as at most so many usual ones: a slow reader says nothing about its engine."""
 
@@ -251,10 +248,8 @@ class Throughput:
             self.tokens_per_s = max(rate, (self.tokens_per_s or 0.0) * 0.5 ** (passed_s / _HALF_LIFE_S))
 
 
-NO_LIMIT = sys.maxsize
-"""The limit of a worker that is given all requests."""
-_MAX_CACHED_SHARE = 0.25
-"""A start of which a larger share may be cached does not show the cost of a prompt."""
+NO_LIMIT = sys.maxsize  # the limit of a worker that is given all requests
+_MAX_CACHED_SHARE = 0.25  # A start of which a larger share may be cached does not show the cost of a prompt
 
 
 class Worker:

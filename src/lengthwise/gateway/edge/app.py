@@ -51,8 +51,7 @@ class Route:
     methods: tuple[str, ...] = ("GET", "HEAD")
     api: str = ""
     model: str = ""
-    is_open: bool = False
-    """Whether it needs no key."""
+    is_open: bool = False  # whether it needs no key
 
 
 _ROUTES = {

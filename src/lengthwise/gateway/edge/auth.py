@@ -12,8 +12,7 @@ from lengthwise.gateway.config import GatewayConfig, Key
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.protocols import Clock
 
-MAX_FAILURES = 30
-"""Wrong keys per minute from one address."""
+MAX_FAILURES = 30  # wrong keys per minute from one address
 _PERIOD_S = 60.0
 _MAX_ADDRESSES = 10_000
 

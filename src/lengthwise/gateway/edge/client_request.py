@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,8 +24,7 @@ from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_
 CHAT, COMPLETIONS = "chat", "completions"
 
 
-Number = int | float | None
-"""A JSON number; JSON has no integers, so 1.0 is one as well."""
+Number = int | float | None  # A JSON number; JSON has no integers, so 1.0 is one as well
 ENGINE_FIELDS = (
     "priority", "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
     "data_parallel_rank", "custom_logit_processor",
@@ -90,12 +89,11 @@ class Completion(_Body, kw_only=True, gc=False):
     logprobs: Number = None
 
 
-Body = TypeVar("Body", Chat, Completion)
 _CHATS: msgspec.json.Decoder[Chat] = msgspec.json.Decoder(Chat)
 _COMPLETIONS: msgspec.json.Decoder[Completion] = msgspec.json.Decoder(Completion)
 
 
-def _decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completion], body: bytes) -> Chat | Completion:
     """Return the fields of a body; raise Fault with the wrong field."""
     try:
         if not body.isascii():
@@ -116,13 +114,12 @@ def _decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
 MAX_NAME = 256
-MAX_CHOICES = 128
-"""Outputs of one request, choices times prompts; an engine runs each as a sequence."""
-HINTS = "lengthwise_"
-"""Prefix of entries of vllm_xargs that carry hints to the scheduler plug-in."""
+MAX_CHOICES = 128  # outputs of one request, choices times prompts; an engine runs each as a sequence
+HINTS = "lengthwise_"  # prefix of entries of vllm_xargs that carry hints to the scheduler plug-in
 
 
-def _check_common(body: Chat | Completion) -> None:
+def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  # noqa: C901 - one check per field
+    """Return the longest output and the number of choices of all prompts; raise Fault beyond a limit."""
     if not 1 <= len(body.model) <= MAX_NAME:
         raise invalid("model", f"The model's name must have 1 to {MAX_NAME} letters; it has {len(body.model)}.")
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
@@ -136,26 +133,15 @@ def _check_common(body: Chat | Completion) -> None:
     if hint is not None:
         message = f"Only the gateway may send {HINTS}... to an engine; leave it out."
         raise invalid(f"vllm_xargs.{hint}"[:MAX_NAME], message, "field_not_allowed")
-
-
-def _check_chat(body: Chat, limits: Limits) -> tuple[int | None, int]:
-    """Return the longest output and the number of choices; raise Fault beyond a limit."""
-    _check_common(body)
-    if not 1 <= len(body.messages) <= limits.messages:
-        raise invalid("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
-    _integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-    max_tokens = _integer("max_tokens", body.max_tokens, 1, limits.max_tokens)
-    newer = _integer("max_completion_tokens", body.max_completion_tokens, 1, limits.max_tokens)
-    return newer if newer is not None else max_tokens, _integer("n", body.n, 1, limits.n) or 1
-
-
-def _check_completion(body: Completion, limits: Limits) -> tuple[int | None, int]:
-    """Return the longest output and the number of choices of all prompts; raise Fault beyond a limit."""
-    _check_common(body)
+    max_tokens, n = _integer("max_tokens", body.max_tokens, 1, limits.max_tokens), _integer("n", body.n, 1, limits.n)
+    if isinstance(body, Chat):
+        if not 1 <= len(body.messages) <= limits.messages:
+            raise invalid("messages", f"There must be 1 to {limits.messages} messages; there are {len(body.messages)}.")
+        _integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+        newer = _integer("max_completion_tokens", body.max_completion_tokens, 1, limits.max_tokens)
+        return newer if newer is not None else max_tokens, n or 1
     _integer("logprobs", body.logprobs, 0, MAX_LOGPROBS)
-    max_tokens = _integer("max_tokens", body.max_tokens, 1, limits.max_tokens)
-    n = _integer("n", body.n, 1, limits.n) or 1
-    prompts, best_of = 1, _integer("best_of", body.best_of, 1, limits.n) or 1
+    prompts, best_of = 1, _integer("best_of", body.best_of, 1, limits.n)
     if not isinstance(body.prompt, str):
         kinds = set(map(type, body.prompt))
         if len(kinds) != 1 or (kinds == {list} and [] in body.prompt):
@@ -164,18 +150,16 @@ def _check_completion(body: Completion, limits: Limits) -> tuple[int | None, int
         prompts = 1 if kinds == {int} else len(body.prompt)
         if prompts > limits.messages:
             raise invalid("prompt", f"There may be {limits.messages} prompts; there are {prompts}.")
-    choices = max(n, best_of) * prompts
+    choices = max(n or 1, best_of or 1) * prompts
     if choices > MAX_CHOICES:
         raise invalid("prompt", f"There may be {MAX_CHOICES} outputs, choices times prompts; there are {choices}.")
     return max_tokens, choices
 
 
 def _integer(name: str, value: Number, minimum: int, maximum: int) -> int | None:
-    if value is None:
-        return None
-    if not (minimum <= value <= maximum and value == int(value)):
+    if value is not None and not (minimum <= value <= maximum and value == int(value)):
         raise invalid(name, f"{name} must be an integer from {minimum} to {maximum}; it is {str(value)[:40]}.")
-    return int(value)
+    return None if value is None else int(value)
 
 
 _KNOWN_HEADERS = frozenset({
@@ -238,15 +222,13 @@ _WORDS = bytes(ord("w") if chr(c).isalnum() or c == ord("_") else ord(" ") for c
 _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).isspace() or c == ord("_")))
 
 
-def _prompt(body: Completion) -> tuple[str, int]:
-    """Return the text and the number of tokens of all prompts; token ids have no text."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return prompt, estimate_tokens(prompt)
-    if isinstance(prompt[0], str):
-        text = "\n\n".join([one for one in prompt if isinstance(one, str)])
-        return text, estimate_tokens(text)
-    return "", sum([len(one) if isinstance(one, list) else 1 for one in prompt])
+def _prompt(body: Chat | Completion) -> tuple[str, int]:
+    """Return the text and the number of tokens of all messages or prompts; token ids have no text."""
+    prompt = [message.text() for message in body.messages] if isinstance(body, Chat) else body.prompt
+    if isinstance(prompt, list) and not isinstance(prompt[0], str):
+        return "", sum([len(one) if isinstance(one, list) else 1 for one in prompt])
+    text = prompt if isinstance(prompt, str) else "\n\n".join([one for one in prompt if isinstance(one, str)])
+    return text, estimate_tokens(text)
 
 
 def _prefix(hasher: PrefixHasher, body: Chat | Completion, text: str, tokens: int, tenant: int) -> PromptPrefix:
@@ -293,17 +275,12 @@ _MIN_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """Bounds on the structure of a body, nested or over all levels.
-
-    Attributes:
-        texts: All strings, names of fields included.
-        values: All members of lists and fields of objects.
-    """
+    """Bounds on the structure of a body, nested or over all levels."""
 
     levels: int
     objects: int
-    texts: int
-    values: int
+    texts: int  # all strings, names of fields included
+    values: int  # all members of lists and fields of objects
 
     def exceeded(self, body: bytes) -> str:
         """Return the bound ("levels", ...) that a body exceeds, or "".
@@ -358,8 +335,7 @@ FIELDS = (
     "data_parallel_rank", "custom_logit_processor", "vllm_xargs",
 )  # fmt: skip
 _FIELDS = frozenset(FIELDS)
-MAX_FIELDS = 256
-"""Fields at the top level of a body; engines know fewer than 100."""
+MAX_FIELDS = 256  # fields at the top level of a body; engines know fewer than 100
 
 
 class _Name:
@@ -458,16 +434,9 @@ class RequestParser:
         if exceeded:
             name = "lists and objects" if exceeded == "objects" else exceeded
             raise invalid(None, f"The body may contain {getattr(self.shape, exceeded)} {name}.", "too_many_values")
-        content: Chat | Completion
-        if api == CHAT:
-            content = chat = _decode(_CHATS, body)
-            max_tokens, n = _check_chat(chat, limits)
-            text = "\n\n".join([message.text() for message in chat.messages])
-            tokens = estimate_tokens(text)
-        else:
-            content = completion = _decode(_COMPLETIONS, body)
-            max_tokens, n = _check_completion(completion, limits)
-            text, tokens = _prompt(completion)
+        content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
+        max_tokens, n = _check(content, limits)
+        text, tokens = _prompt(content)
         _check_duplicates(body)
         prefix = EMPTY
         if self.hasher is not None:

@@ -11,8 +11,7 @@ from lengthwise.gateway.edge.errors import Fault
 from lengthwise.gateway.protocols import Answer, ChunkWriter
 
 CLOSE = (b"connection", b"close")
-SHARES = 4
-"""One client may use a quarter of the budget."""
+SHARES = 4  # one client may use a quarter of the budget
 
 
 class BodyBudget:
@@ -75,8 +74,7 @@ Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 DISCONNECTED, SLOW_BODY, BLOCKED = "disconnected", "slow", "blocked"
-CONNECTION = "lengthwise.connection"
-"""Scope extension with the connection of the gateway's own server."""
+CONNECTION = "lengthwise.connection"  # scope extension with the connection of the gateway's own server
 _DROPPED = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"server", b"date", b"x-request-id", b"set-cookie",

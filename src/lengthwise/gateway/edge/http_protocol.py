@@ -88,8 +88,7 @@ _DRAIN_S = 2.0
 _DRAIN_BYTES = 4 << 20
 _DRAINED_CONNECTIONS = 100
 """Connections beyond the limit whose input is drained; further ones are closed at once."""
-MAX_PIPELINED = 16
-"""Requests that may wait on a connection; each takes some KiB, however short it is."""
+MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
 
 
 class HttpProtocol(HttpToolsProtocol):

@@ -123,25 +123,19 @@ def unset_defaults(fields: Fields) -> frozenset[str]:
     return frozenset(unset)
 
 
-COMPLETIONS_MAX_TOKENS = 16
-"""OpenAI's default of ``max_tokens`` in /v1/completions; chat has none."""
+COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default of ``max_tokens`` in /v1/completions; chat has none
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request as far as resuming depends on it.
-
-    Attributes:
-        fields: Fields of the body; {} if nothing depends on them.
-        conflict: Reason why a resume could change the response; None if it cannot.
-        max_tokens: Longest output requested; None leaves it to the engine.
-        unset: Fields left to the engine's defaults that matter to a resume.
-    """
+    """A request as far as resuming depends on it."""
 
     options: ResponseOptions
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of the body; {} if nothing depends on them
+    # Reason why a resume could change the response; None if it cannot.
     conflict: str | None = "no engine can resume requests"
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # longest output requested; None leaves it to the engine
+    # Fields left to the engine's defaults that matter to a resume.
     unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
 
     def can_resume_at(self, worker: Worker) -> bool:
@@ -317,8 +311,7 @@ async def require_success(attempt: Attempt, *, resumed: bool, listed_model: str)
 
 MAX_PRIORITY = (1 << 31) - 1
 _LEVELS = np.arange(0.5, 64) / 64
-_MAX_WINDOWS = 8
-"""Lengths are hinted after 1, 2, 4, ... windows of tokens, at most this many."""
+_MAX_WINDOWS = 8  # lengths are hinted after 1, 2, 4, ... windows of tokens, at most this many.
 _QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
 
 

@@ -11,8 +11,7 @@ from lengthwise.gateway.request import ClientRequest
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import Fleet, Worker
 
-IN_STREAM_ERROR = "server error"
-"""Reason of an error that the engine reports inside a stream."""
+IN_STREAM_ERROR = "server error"  # reason of an error that the engine reports inside a stream
 MALFORMED, STALLED = "malformed", "stalled"
 
 
@@ -73,8 +72,7 @@ class RequestFailedError(Exception):
         self.status, self.reason, self.message, self.retry_after_s = status, reason, message, retry_after_s
 
 
-MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0
-"""Most retries in a row, in total and of one caller."""
+MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller
 _ONE = 1.0 - 1e-9  # a sum of shares may round to just below 1
 MAX_CALLERS = 4096
 """Callers below their full budget that are remembered; the one that spent longest ago is dropped first."""
@@ -99,11 +97,6 @@ class RetryBudget:
         self._share, self._left = share, MAX_RETRIES
         self._left_of: dict[Hashable, float] = {}
         self.used = self.refused = 0
-
-    @property
-    def callers(self) -> int:
-        """Number of callers that are below their full budget."""
-        return len(self._left_of)
 
     def deposit(self, caller: Hashable) -> None:
         """Add the share of one new request."""
@@ -149,8 +142,7 @@ class FailureAttribution:
         self._worker: Worker | None = None
         self._errors: dict[int, tuple[Worker, bool]] = {}
         """Workers that answered with an error, by id; True: inside a stream."""
-        self._suspect: Worker | None = None
-        """Worker whose 4xx is being checked at a peer."""
+        self._suspect: Worker | None = None  # worker whose 4xx is being checked at a peer
         self.caller = caller_of(client_request)
 
     def on_attempt(self, worker: Worker) -> None:

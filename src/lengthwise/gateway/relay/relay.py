@@ -97,11 +97,6 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    @property
-    def num_tasks(self) -> int:
-        """Number of background tasks."""
-        return len(self._tasks)
-
     def _any_resumes(self) -> bool:
         """Return whether any engine returns token ids; looked up at most once a second once one does."""
         now_s = self._driver.clock()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.backend.openai_protocol import CHAT, Server
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RelayContext:
-    """What all request sessions share.
+    """Shared by all request sessions; ``track_text``: a predictor reads the generated text, so that it is retained.
 
-    Attributes:
-        on_window: Called when the output of a request passes a window of tokens.
-        track_text: Whether a predictor reads the generated text, so that it has to be retained.
+    ``on_window`` is called when the output of a request passes a window of tokens.
     """
 
     fleet: Fleet
@@ -78,8 +77,7 @@ async def resumable_tokens(response: TrackedStream, worker: Worker, model: str) 
     return response.flushed_tokens
 
 
-MAX_TEXT_BYTES = 1 << 21
-"""Most bytes of events retained for a predictor; the rest of the output is not read."""
+MAX_TEXT_BYTES = 1 << 21  # most bytes of events retained for a predictor; the rest of the output is not read
 
 
 class GeneratedText:
@@ -101,15 +99,12 @@ class GeneratedText:
 
     def text(self) -> str:
         """Return the text of all events so far."""
-        parts, self._parts = self._parts, []
-        texts = [self._text]
+        parts, self._parts, texts = self._parts, [], [self._text]
         try:
             for event in split_events(self._splitter.feed(b"".join(parts))):
-                try:
+                with contextlib.suppress(ValueError, TypeError, AttributeError):
                     choices = parse_object(event_data(event)).get("choices") or ()
                     texts.append("".join(c.get("text") or (c.get("delta") or {}).get("content") or "" for c in choices))
-                except (ValueError, TypeError, AttributeError):
-                    continue
         except EventTooLongError:
             self._size = MAX_TEXT_BYTES
         self._text = "".join(texts)
@@ -134,11 +129,10 @@ class Answer:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
+        chunk, self._first = self._first, None
         try:
-            chunk = None if self._session is None else await self._session.next_or_error()
+            if chunk is None and self._session is not None:
+                chunk = await self._session.next_or_error()
         except BaseException:
             await self.aclose()
             raise
@@ -147,10 +141,7 @@ class Answer:
         return chunk
 
     def attach_writer(self, writer: ChunkWriter) -> None:
-        """Write further chunks to a connection as they arrive, while it can take them, instead of yielding them.
-
-        All chunks yielded before must have been written.
-        """
+        """Write further chunks to a connection as they arrive; all chunks yielded before must have been written."""
         if self._session is not None:
             self._session.writer = writer
 
@@ -197,11 +188,10 @@ class RequestSession:
         self._attribution = FailureAttribution(context.fleet, client_request)
         self._rejection: RequestRejectedError | None = None
         """The rejection by one engine while a peer is asked."""
-        self._content_type = ""
         self._attempt: Attempt | None = None
         self._worker: Worker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
-        self._next_window = 1
+        self._next_window, self._content_type = 1, ""
         self._full_since_s: float | None = None
         self._resuming = self._output_started = self._attempt_output_started = False
         self._retry_state_released = self._done = self._client_gone = False
@@ -209,7 +199,7 @@ class RequestSession:
 
     # -- for the client ----------------------------------------------------------------------
 
-    async def respond(self) -> Answer:  # noqa: PLR0911
+    async def respond(self) -> Answer:
         """Return the answer once its first chunk, or an error, is known."""
         try:
             first = await self.next_chunk() or b""
@@ -226,10 +216,9 @@ class RequestSession:
             gone = isinstance(error, asyncio.CancelledError)
             self.end(Outcome.CLIENT_GONE if gone else Outcome.FAILED, "before its answer began")
             raise
-        if isinstance(self.response, BufferedResponse):
-            return complete_answer(200, first, self._content_type or "application/json")
-        if isinstance(self.response, AssembledResponse):
-            return complete_answer(200, first, "application/json")
+        if isinstance(self.response, BufferedResponse | AssembledResponse):
+            content_type = self._content_type if isinstance(self.response, BufferedResponse) else ""
+            return complete_answer(200, first, content_type or "application/json")
         return Answer(200, _STREAM_HEADERS, first, self)
 
     async def next_or_error(self) -> bytes | None:
@@ -266,32 +255,28 @@ class RequestSession:
     async def next_chunk(self) -> bytes | None:
         """Return the next bytes for the client; None at the end.
 
-        Raises:
-            RequestRejectedError: The engine rejects the request.
-            RequestFailedError: The output cannot start, or cannot continue.
-            RequestFinishedError: The request was ended elsewhere.
+        Raises RequestRejectedError from the engine, RequestFailedError where the output cannot start or continue,
+        RequestFinishedError where the request was ended elsewhere.
         """
         problem: Exception | None = None
         while not self._done:
             try:
-                if problem is not None:
-                    current, problem = problem, None
+                current, problem = problem, None
+                if current is not None:
                     out = await self._handle(current)
-                elif self._attempt is not None:
+                elif self._attempt is None:
+                    out = await self._start_attempt()
+                else:
                     data = await self._read(self._attempt)
                     out = b"" if data is None else self._process(self._attempt, data)
-                else:
-                    out = await self._start_attempt()
+                if out:
+                    return out
             except (UpstreamError, QueueFullError, AttemptInterruptedError) as error:
                 problem = error
-                continue
             except RequestRejectedError as rejection:
                 if not self._attribution.should_check_rejection(self._context.budget):
                     raise
                 self._rejection = problem = rejection
-                continue
-            if out:
-                return out
         return None
 
     def _read(self, attempt: Attempt) -> Awaitable[bytes | None]:
@@ -448,15 +433,10 @@ class RequestSession:
         if response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)
         self._failures += 1
-        blocked = response is not None and response.blocked
-        if (
-            error.code
-            or blocked
-            or self._attribution.is_request_fault()
-            or self._failures >= MAX_FAILURES
-            or not self._context.budget.take_for(
-                error, self._attribution.caller, failures=self._failures, output_started=self._attempt_output_started
-            )
+        started, attribution = self._attempt_output_started, self._attribution
+        final = bool(error.code) or (response is not None and response.blocked) or self._failures >= MAX_FAILURES
+        if (final or attribution.is_request_fault()) or not self._context.budget.take_for(
+            error, attribution.caller, failures=self._failures, output_started=started
         ):
             raise RequestFailedError(502, error.code or "engine_failed", f"The engine failed: {error}")
         await self._resume("failed_over" if self._output_started else "retried", avoid=self._worker_name)
@@ -490,10 +470,7 @@ class RequestSession:
         try:
             await assignment
         except RequestRefusedError as error:
-            rejection = error.rejection
-            raise RequestFailedError(
-                rejection.status, rejection.reason, rejection.message, rejection.retry_after_s
-            ) from None
+            raise RequestFailedError(*astuple(error.rejection)) from None
 
     @property
     def _worker_name(self) -> str:

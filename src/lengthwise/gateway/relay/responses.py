@@ -24,8 +24,7 @@ from lengthwise.gateway.relay.sse import (
 )
 
 MAX_PREAMBLE_BYTES = 1 << 16
-PREEMPTION_WAIT_CHUNKS = 16
-"""Chunks for which a preemption waits until the text of all tokens is out."""
+PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits until the text of all tokens is out
 _EXCERPT = 300
 
 
@@ -203,8 +202,7 @@ class BufferedResponse(Response):
         return body
 
 
-ID_BYTES = 12
-"""Most bytes of a token id in an event; a prompt has no more tokens than bytes."""
+ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more tokens than bytes
 
 
 class TrackedStream(Response):
@@ -451,8 +449,7 @@ class TrackedStream(Response):
 # Fields that are null in a complete response of vLLM when there is nothing to report.
 _NULL_MESSAGE_FIELDS: dict[str, Any] = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULL_FIELDS: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
-_BYTES_PER_ITEM = 50
-"""Memory of a token id, or of a text besides its characters."""
+_BYTES_PER_ITEM = 50  # memory of a token id, or of a text besides its characters
 
 
 class AssembledResponse(TrackedStream):
