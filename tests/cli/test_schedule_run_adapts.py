@@ -64,10 +64,10 @@ def test_requests_that_become_longer_change_what_is_kept_and_it_is_told(cli, req
     assert ended.code == 0, ended.err
     flat = " ".join(ended.out.split())
     assert "admin page at http://127.0.0.1:" in flat
-    assert "outputs moved, about from request 2" in flat
+    assert "outputs changed, from about request 2" in flat
     assert "Changed to RRA, B_E =" in flat
     assert "Lengths of 700 requests were monitored. Below is the outcome of RRA, B_E =" in flat
-    assert "outputs moved" in ended.err, "the gateway's log tells it when it happens"
+    assert "outputs changed" in ended.err, "the gateway's log tells it when it happens"
     told = json.loads((tmp_path / "run" / "outcome.json").read_text())
     first, *again = told["news"]
     assert not first["failed"]

@@ -126,7 +126,7 @@ def test_the_command_beside_it_goes_on_working(cli, requested):
     [
         ({"strategy": "static"}, "a schedule of phases (rra), or a split one (waa) can be run"),
         ({"decode_steps": 17}, "the longest output (16 tokens)"),
-        ({"prefill_batch": "x"}, "must hold a whole schedule"),
+        ({"prefill_batch": "x"}, "must hold a complete schedule"),
         ({"prefill_batch": 40, "decode_batch": 60.0}, "with B_E = 40 requests at once; the engine"),
         ({"prefill_batch": 20, "decode_steps": 2, "decode_batch": 75.0}, "with B_D = 75 requests at once"),
     ],

@@ -48,8 +48,9 @@ class Iterations:
 
     def taken(self, rows: Mask) -> Iterations:
         """Return the steps of these rows."""
-        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Iterations(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+        return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:

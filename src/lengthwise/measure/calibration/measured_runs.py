@@ -48,6 +48,7 @@ def run_of(measured: Measured, name: str, validation: float | None) -> Run:
     arrival_s = np.zeros(len(rows)) if requested.concurrency else r.arrival_s[rows] - r.arrival_s[rows].min()
 
     columns = {name: getattr(requested, name) for name in ("predicted_tokens", "priority", "tenant")}
+    own: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
     workload = replace(
         requested,
         arrival_s=arrival_s,
@@ -55,7 +56,7 @@ def run_of(measured: Measured, name: str, validation: float | None) -> Run:
         output_tokens=np.maximum(1, r.output_tokens[rows]),
         predictions=None if requested.predictions is None else requested.predictions.take(rows.astype(np.int64)),
         extra={},
-        **{name: None if column is None else column[rows] for name, column in columns.items()},
+        **own,
     )
     last = np.zeros(len(rows), dtype=np.bool_)
     last[len(rows) - round((validation or 0.0) * len(rows)) :] = True
@@ -227,9 +228,9 @@ def _check_possible(measured: Measured, name: str, deployment: Deployment) -> No
     total = np.where(ran, r.prompt_tokens + r.output_tokens, 0)
     longest = int(total.max(initial=0))
     if longest > deployment.max_model_len:
-        limit = f"{deployment.max_model_len} tokens a request (max_model_len)"
+        context = f"{deployment.max_model_len} tokens a request (max_model_len)"
         found = f"request {int(total.argmax())} has {longest}. Give the engine's own settings in the scenario"
-        raise InputError(f"{name} must have run on this deployment, which takes {limit}; {found}")
+        raise InputError(f"{name} must have run on this deployment, which takes {context}; {found}")
     # A request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
