@@ -7,9 +7,11 @@ page is written by hand.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -274,11 +276,28 @@ def generated(text: str) -> str:
 
 
 def _section(name: str, table: Any) -> str:
-    text = (inspect.getdoc(table) or "").replace("``", "`")
-    rows = [f"| `{key}` | {_type(field)} | {_default(field)} | {_spellings(name, key)} |"
+    text, meanings = (inspect.getdoc(table) or "").replace("``", "`"), _comments(table)
+    rows = [f"| `{key}` | {_type(field)} | {_default(field)} | {meanings.get(key, '')} | {_spellings(name, key)} |"
             for key, field in table.model_fields.items()]  # fmt: skip
-    return "\n".join([f"### `[{name}]`", "", text, "", "| key | type | default | also |", "|---|---|---|---|",
-                      *rows, ""])  # fmt: skip
+    return "\n".join([f"### `[{name}]`", "", text, "", "| key | type | default | meaning | also |",
+                      "|---|---|---|---|---|", *rows, ""])  # fmt: skip
+
+
+def _comments(table: Any) -> dict[str, str]:
+    """Return the comment of each field: at its end, or in the lines directly above it."""
+    lines = textwrap.dedent(inspect.getsource(table)).splitlines()
+    found = {}
+    for field in ast.parse("\n".join(lines)).body[0].body:  # type: ignore[attr-defined]
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        assert field.end_lineno is not None
+        _, _, text = lines[field.end_lineno - 1][field.end_col_offset :].partition("# ")
+        above = field.lineno - 2
+        while not text and above >= 0 and lines[above].strip().startswith("# "):
+            above -= 1
+        comment = text or " ".join(line.strip().removeprefix("# ") for line in lines[above + 1 : field.lineno - 1])
+        found[field.target.id] = comment.replace("``", "`").replace("|", "/").removesuffix("fmt: skip").strip()
+    return found
 
 
 def _first_line(table: Any) -> str:
