@@ -145,11 +145,11 @@ def test_all_requests_of_chains_count_however_they_stand_in_the_columns():
 @pytest.mark.parametrize(
     ("start", "parent", "report"),
     [
-        ([0, 0, 1], [1], "request 1 comes after 1"),
-        ([0, 0, 1], [-1], "request 1 comes after -1"),
-        ([0, 1, 1], [0], "request 0 comes after 0"),
+        ([0, 0, 1], [1], "request 1 has the parent 1"),
+        ([0, 0, 1], [-1], "request 1 has the parent -1"),
+        ([0, 1, 1], [0], "request 0 has the parent 0"),
         ([0, 1], [0, 0], "after.start must go from 0 to the 2 parents"),
-        ([0, 0, 0, 0], [], "of as many requests"),
+        ([0, 0, 0, 0], [], "as many requests as the workload"),
     ],
 )
 def test_what_cannot_be_waited_for_is_told(start, parent, report):
