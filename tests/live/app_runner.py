@@ -17,8 +17,8 @@ from lengthwise.apps.run import (
     ClusterPlacer,
     Planned,
     RunPlan,
+    RunTasks,
     Settings,
-    Work,
     expected_tokens,
     export,
     job_of,
@@ -59,7 +59,7 @@ def main(folder: Path, commands: dict[str, str]) -> int:
     both = tuple(ModelPlan(m, GPU) for m in range(2))
     placer = ClusterPlacer(Cluster((Machine(spec, default_node(spec, 2), 2),)), lambda plan, how: 20.0)
     run_plan = RunPlan((both,))
-    work = Work(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
+    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
     job = job_of(work, Planned(run_plan, placer), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
     launcher = LocalLauncher(
         [EngineConfig(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],

@@ -14,7 +14,6 @@ from threading import Thread
 
 import pytest
 
-from lengthwise.apps.launch.local import launch_of
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
 from lengthwise.apps.plan import read_plan
 from lengthwise.backend.process import free_port, local_engine
@@ -56,7 +55,7 @@ def urls(tmp_path_factory, weights):
 
         def up(loaded):
             port = free_port()
-            launch = launch_of(loaded, ModelPlan(0, "core"), (0,), HOST, port, None)
+            launch = loaded.launch(ModelPlan(0, "core"), (0,), HOST, port, None)
             log = logs / f"{loaded.name}.log"
             one = local_engine(launch.command, port=port, env=launch.environment, log_path=log)
             started[loaded.name] = stack.enter_context(one).url
