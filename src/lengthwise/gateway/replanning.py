@@ -150,10 +150,7 @@ class ReplannerProcess:
             await wait_terminated(process, _EXIT_S)
 
     async def observe(self, lengths: Sequence[Lengths]) -> tuple[list[ReplanEvent], float]:
-        """Return the events that the lengths cause, and the evidence after them.
-
-        Raises LengthwiseError where the process has exited, or takes too long.
-        """
+        """Return the events of these lengths, and the evidence; raise LengthwiseError if the process fails."""
         answer = await self._exchange(frame(pickle.dumps(list(lengths))), self._plan_s)
         return answer["events"], answer["evidence"]
 
@@ -184,18 +181,13 @@ class PlanTracker(Listener):
     """An async context manager: while it is entered, the schedule follows the lengths of requests.
 
     Lengths are observed in the order of arrival, each once all earlier requests have ended: in the order of finishing
-    the first would be the short ones. A very long request delays all later ones.
-
-    Whatever happens to the replanner, requests are served by the last schedule.
+    the first would be the short ones. A very long request delays all later ones. Whatever happens to the replanner,
+    requests are served by the last schedule. ``paused`` leaves out later arrivals: a probe, not traffic.
 
     Args:
         apply: Applies a schedule from each engine's next phase on.
         start_s: Longest time for the start of the process.
         plan_s: Longest time for its answer, planning included.
-
-    Attributes:
-        events: (time, event), oldest first.
-        paused: Whether later arrivals are left out: a probe, not traffic.
     """
 
     def __init__(
@@ -216,7 +208,7 @@ class PlanTracker(Listener):
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._started_s, self.paused, self.state = clock(), False, ReplanningState()
-        self.events: list[tuple[float, ReplanEvent]] = []
+        self.events: list[tuple[float, ReplanEvent]] = []  # (time, event), oldest first
 
     async def __aenter__(self) -> Self:
         """Start; requests that end until the process is up are observed then."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,7 @@ MAX_TOKENS = float(1 << 20)
 BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
 
 
-def _block_counts(count: int) -> tuple[int, ...]:
-    sizes = [1]
-    while len(sizes) < count:
-        sizes.append(max(sizes[-1] + 1, sizes[-1] * 5 // 4))
-    return tuple(sizes)
-
-
-SIZES = _block_counts(24)
+SIZES = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
 """Leading blocks that are hashed: each of the first 8, then a quarter more each time; 60,000 letters at most."""
 
 

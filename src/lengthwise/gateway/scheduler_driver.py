@@ -35,11 +35,8 @@ class RequestFinishedError(Exception):
 class Ticket:
     """An admitted request: it waits, or is at a worker, or is finished.
 
-    Attributes:
-        worker: Name of its worker at assignment; "" while it waits.
-        preempted: Set when the scheduler wants the slot back: abort at the worker, then ``retry``.
-        on_interrupt: Called with CUT or GONE when the slot must be given back at once.
-        nonpreemptible: Whether the request was reported as not resumable elsewhere.
+    ``worker`` is its worker's name at assignment, "" while it waits. ``preempted`` is set when the scheduler wants the
+    slot back: abort at the worker, then ``retry``. ``on_interrupt`` gets CUT or GONE when that must happen at once.
     """
 
     __slots__ = ("_driver", "_future", "finished", "nonpreemptible", "on_interrupt", "preempted", "request", "worker")

@@ -188,15 +188,9 @@ class Gateway:
         extras: Any = {"add_hints": hint_adder(config, self.scheduler.engine_priority)}
         self.relay = Relay(driver, self.fleet, self.forecaster, config, requested_tokens=requested_tokens, **extras)
         stack.push_async_callback(self.relay.aclose)
-        self.app = App(
-            config,
-            self.telemetry.exchange(self.relay.exchange),
-            models=self.fleet.models,
-            ready=self.fleet.ready,
-            clock=clock,
-            listener=driver.listeners,
-            tenants=tenants,
-        )
+        state: Any = {"models": self.fleet.models, "ready": self.fleet.ready, "tenants": tenants, "clock": clock}
+        exchange = self.telemetry.exchange(self.relay.exchange)
+        self.app = App(config, exchange, listener=driver.listeners, **state)
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
         if admin_listener is not None:
             app = self._admin = AdminApp(config, driver, self.fleet, self.forecaster, self.telemetry, clock=clock)
@@ -214,12 +208,8 @@ class Gateway:
         server = make_server(app, self.config.limits, host=host, port=port, drain_s=_SHUTDOWN_S, **options)
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the gateway's
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
-
-        async def stop() -> None:
-            server.should_exit = True
-            await running
-
-        self._stack.push_async_callback(stop)
+        self._stack.push_async_callback(lambda: running)
+        self._stack.callback(setattr, server, "should_exit", True)
         while not server.started:
             if running.done():
                 running.result()

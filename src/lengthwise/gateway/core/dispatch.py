@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from operator import itemgetter
 
 from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.preemption import Preemption
@@ -101,12 +102,9 @@ class DispatchPass:
             tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
             return self._affinity * tokens * worker.prefill_s(self.tokens_per_s(worker)) if tokens else 0.0
 
-        nearest, min_cost = best, (done_s[best.name] - saved_s(best), -1, "")  # balance wins ties
-        for one in candidates:
-            cost = (done_s[one.name] - (saved := saved_s(one)), len(one.active), one.name)
-            if saved > 0 and cost < min_cost:
-                nearest, min_cost = one, cost
-        return nearest
+        balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: balance wins ties
+        costs = [(done_s[one.name] - saved_s(one), len(one.active), one.name, one) for one in candidates]
+        return min([balanced, *(cost for cost in costs if cost[0] < done_s[cost[2]])], key=itemgetter(0, 1, 2))[3]
 
     def dispatched(self, worker: Worker, entry: Entry) -> None:
         """Count a dispatched request."""

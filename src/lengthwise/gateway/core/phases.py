@@ -192,12 +192,12 @@ class PhaseTracker:
         return self.phases.decode_steps if self._current is None else self._current.decode_steps
 
     @property
-    def _min_steps(self) -> int:
-        return min(self._steps.values(), default=self._max_steps)
-
-    @property
     def _is_complete(self) -> bool:
         return not self._new and self._min_steps >= self._decode_steps
+
+    @property
+    def _min_steps(self) -> int:
+        return min(self._steps.values(), default=self._max_steps)
 
     def _update_finished(self) -> None:
         """Set whether the phase is finished; it stays so until the next one starts."""

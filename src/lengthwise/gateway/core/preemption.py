@@ -83,11 +83,7 @@ class PreemptionPass:
 
     A request that goes on waiting reserves every worker that it could use, as in ``DispatchPass``: a slot that became
     free there would be its own, so none is made there for later requests. Requests of other models go on.
-
-    Args:
-        candidates: (key, request) of preemptible requests, worst first.
-        gain: The victim policy: the gain of a preemption, in tokens.
-        precedes: Whether a waiting request's class and tenant let it preempt a running one.
+    ``candidates`` are (key, request) of preemptible requests, worst first; ``gain`` is the victim policy, in tokens.
     """
 
     def __init__(
@@ -142,10 +138,10 @@ class PreemptionPass:
             if worker is None or not worker.fits_without(waiting, running):
                 continue
             if waiting.overdue or self._precedes(waiting, running):
-                if not self._is_improvement(waiting, key, running, worker):
-                    return None
-                del self._candidates[at]
-                return running, worker
+                if self._is_improvement(waiting, key, running, worker):
+                    del self._candidates[at]
+                    return running, worker
+                break
         return None
 
     def _is_improvement(self, waiting: Entry, key: float, running: Entry, worker: Worker) -> bool:
@@ -297,13 +293,10 @@ class Preemption:
         return preempted
 
     def _preempt_on_demand(self, now_s: float, queue: Queue, workers: Collection[Worker], budget: int) -> list[Entry]:
-        running = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
-        running = [
-            one
-            for one in running
-            if one.request.generated_tokens >= one.protected_until
-            and one.request.preemptions < self._order.max_preemptions
-        ]
+        active = (one for worker in workers for one in worker.active.values() if self._is_preemptible(one))
+        most = self._order.max_preemptions
+        unprotected = (one for one in active if one.request.generated_tokens >= one.protected_until)
+        running = [one for one in unprotected if one.request.preemptions < most]
         if not running:
             return []
         queue.refresh(now_s)

@@ -30,10 +30,9 @@ _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 
 
 def check_change(before: Order, after: Order) -> None:
-    """Raise InputError where a running scheduler cannot take the order.
+    """Raise InputError where a running scheduler cannot take the order: mode and rank decide on columns and hints.
 
-    Mode and rank decide which columns are stored and what engines were sent; engines with the plug-in were sent the
-    window as well.
+    Engines with the plug-in also got the window.
     """
     for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):

@@ -253,25 +253,18 @@ _MAX_CACHED_SHARE = 0.25  # A start of which a larger share may be cached does n
 
 
 class Worker:
-    """One worker.
+    """One worker; ``no_limit``: it gets all requests, up to a fixed limit of its own (``state.in_flight``).
 
-    Attributes:
-        active: Requests in flight by id, preempting ones included.
-        tokens: Predicted output tokens still to come from it; ``work`` adds the cost of the prompts.
-        kv_tokens: KV tokens of its requests at their end, if predictions hold.
-        phases: Tracker of its phase; None in other modes than rra.
-        leaving: Leaving workers of the same engine under another name: their requests use its slots.
-
-    Args:
-        no_limit: Whether all requests are dispatched to it, up to a fixed limit of its own (``state.in_flight``).
-        report: Takes finished phases (mode rra).
+    ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
+    cache of its requests at their end, if predictions hold. ``leaving`` are leaving workers of the same engine
+    under another name: their requests use its slots. ``report`` takes finished phases (mode rra).
     """
 
     def __init__(
         self, state: WorkerState, dispatch: Dispatch, *, no_limit: bool, report: Callable[[Phase], None] | None = None
     ) -> None:
         self.state = state
-        self.active: dict[int, Entry] = {}
+        self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
         self.tokens = self.work = self.kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()

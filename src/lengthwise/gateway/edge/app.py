@@ -92,15 +92,9 @@ same; between them, and while numpy counts, it goes on."""
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    Args:
-        models: Returns all models, including those of unavailable engines.
-        ready: Returns whether an engine is available.
-        listener: Receives all rejections of the app.
-        tenants: Numbers of tenants, stable over changes of keys.
-
-    Attributes:
-        draining: Set to reject new requests with 503, which /ready reports.
-        in_flight: Completion requests in progress, arriving bodies included.
+    ``models`` returns all models, including those of unavailable engines, ``ready`` whether an engine is available.
+    ``listener`` receives all rejections of the app. ``draining`` is set to reject new requests with 503, which /ready
+    reports; ``in_flight`` counts completion requests in progress, arriving bodies included.
     """
 
     def __init__(

@@ -87,28 +87,20 @@ class ClientGoneError(Exception):
 
 
 class Connection(ChunkWriter, Protocol):
-    """What the gateway's own server offers beyond ASGI; it enforces timeouts of reads and writes by itself."""
+    """A connection of the gateway's own server, which enforces timeouts of reads and writes by itself."""
 
     on_disconnect: Callable[[], None] | None
 
-    def resume_reading(self) -> None:
-        """Read on, because only a reading connection notices a disconnect."""
-        ...
-
-    def abort(self) -> None:
-        """Drop the connection with all unsent data."""
-        ...
+    def resume_reading(self) -> None: ...  # noqa: D102
+    def abort(self) -> None: ...  # noqa: D102
 
 
 class AsgiExchange:
     """Reads and writes for the task that creates it, and cancels this task when it waits in vain.
 
     ``cause`` is then DISCONNECTED, or, under another server than the gateway's own, SLOW_BODY or BLOCKED. ``timeout_s``
-    bounds the body, and the client's reading of a chunk of the response.
-
-    Attributes:
-        headers: Headers added to every response.
-        handed_on: Whether the request reached the relay, which reports its rejections itself.
+    bounds the body, and the client's reading of a chunk of the response. ``handed_on`` is set once the request reached
+    the relay, which reports its rejections itself.
     """
 
     __slots__ = ("_connection", "_finished", "_monitor", "_reading", "_receive", "_send", "_sent", "_task",
@@ -122,7 +114,7 @@ class AsgiExchange:
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = self._writing = self._reading = self.started = self.handed_on = False
         self._sent, self.cause = 0, ""
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
         """Return the complete body, reserving memory as it arrives; raise Fault (413, 429, 503) or ClientGoneError."""

@@ -65,21 +65,12 @@ def server(
     members: dict[str, Any] = {"limits": limits}
     if (refused := getattr(app, "refused", None)) is not None:
         members["refused"] = staticmethod(refused)
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "http": type("LimitedHttpProtocol", (HttpProtocol,), members),
-        "loop": "auto",
-        "ws": "none",
-        "lifespan": "off",
-        "log_config": None,
-        "access_log": False,
-        "server_header": False,
-        "proxy_headers": proxies is not None,
-        "forwarded_allow_ips": proxies,
-        "timeout_keep_alive": limits.idle_s,
-        "timeout_graceful_shutdown": None if drain_s is None else max(1, round(drain_s)),
-    }
+    settings: dict[str, Any] = {"loop": "auto", "ws": "none", "lifespan": "off", "log_config": None}
+    settings |= {"access_log": False, "server_header": False}
+    settings |= {"host": host, "port": port, "http": type("LimitedHttpProtocol", (HttpProtocol,), members)}
+    settings |= {"proxy_headers": proxies is not None, "forwarded_allow_ips": proxies}
+    settings["timeout_keep_alive"] = limits.idle_s
+    settings["timeout_graceful_shutdown"] = None if drain_s is None else max(1, round(drain_s))
     if tls:
         required = int(ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE)
         settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import not_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,10 +51,6 @@ def _neutral(value: Any) -> Callable[[Any], bool]:
     return lambda given: given is None or given == value
 
 
-def _falsy(given: Any) -> bool:
-    return not given
-
-
 def _no_logprobs(given: Any) -> bool:
     return given is None or given is False  # 0 requests the log-probability of the chosen token
 
@@ -65,29 +62,28 @@ def _text_format(given: Any) -> bool:
 _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "counts output tokens but not prompt tokens": {"presence_penalty": _neutral(0), "frequency_penalty": _neutral(0)},
     "engines differ in whether the prompt counts": {"repetition_penalty": _neutral(1)},
-    "beam search cannot resume": {"length_penalty": _neutral(1), "use_beam_search": _falsy},
+    "beam search cannot resume": {"length_penalty": _neutral(1), "use_beam_search": not_},
     "several outputs share a request": {"n": _neutral(1), "best_of": _neutral(1)},
     "a match may start before a preemption and end after it": dict.fromkeys(
-        ("stop", "include_stop_str_in_output", "bad_words"), _falsy
+        ("stop", "include_stop_str_in_output", "bad_words"), not_
     ),
-    "text offsets would restart": {"logprobs": _no_logprobs, "top_logprobs": _falsy},
-    "the prompt changes": {"prompt_logprobs": _no_logprobs, "echo": _falsy},
-    "the model reads text after the output": {"suffix": _falsy},
+    "text offsets would restart": {"logprobs": _no_logprobs, "top_logprobs": not_},
+    "the prompt changes": {"prompt_logprobs": _no_logprobs, "echo": not_},
+    "the model reads text after the output": {"suffix": not_},
     "the state of the grammar would be lost": {
         "response_format": _text_format,
-        **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), _falsy),
-        "guided_grammar": _falsy,
+        **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), not_),
     },
     "the parser of tool calls reads one response": {
         "tool_choice": _neutral("none"),
-        **dict.fromkeys(("tools", "functions", "function_call"), _falsy),
+        **dict.fromkeys(("tools", "functions", "function_call"), not_),
     },
     "only text can be continued": {
         "modalities": _neutral(["text"]),
-        **dict.fromkeys(("audio", "mm_processor_kwargs", "prompt_embeds"), _falsy),
+        **dict.fromkeys(("audio", "mm_processor_kwargs", "prompt_embeds"), not_),
     },
-    "would truncate the tokens so far": {"truncate_prompt_tokens": _falsy},
-    "belongs to logprobs": {"return_tokens_as_token_ids": _falsy},
+    "would truncate the tokens so far": {"truncate_prompt_tokens": not_},
+    "belongs to logprobs": {"return_tokens_as_token_ids": not_},
     "without text the gateway cannot tell which tokens are out": {"detokenize": _neutral(True)},
 }
 RULES = {name: (is_neutral, reason) for reason, checks in _CHECKS.items() for name, is_neutral in checks.items()}

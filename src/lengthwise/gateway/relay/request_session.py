@@ -171,19 +171,13 @@ MAX_FAILURES = 3
 
 
 class RequestSession:
-    """One request from its dispatch to its end.
-
-    Attributes:
-        response: The current response; None before it starts or after it was given up.
-        text: The text so far, for a predictor that reads it.
-        writer: Client connection to which chunks go as they arrive.
-    """
+    """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
 
     def __init__(self, context: RelayContext, client_request: ClientRequest, plan: Plan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
-        self.response: Response | None = None
+        self.response: Response | None = None  # the current response; None before it starts or after it was given up
         self.text = GeneratedText() if context.track_text and client_request.stream else None
-        self.writer: ChunkWriter | None = None
+        self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._context = context
         self._attribution = FailureAttribution(context.fleet, client_request)
         self._rejection: RequestRejectedError | None = None
@@ -404,7 +398,7 @@ class RequestSession:
         elif isinstance(problem, UpstreamError):
             return await self._fail_over(problem)
         elif isinstance(problem, RequestRejectedError):
-            await self._resume("retried", avoid=self._worker_name)
+            await self._resume("retried", avoid=True)
         elif isinstance(problem, AttemptInterruptedError) and problem.cause in (CLIENT_GONE, SLOW_READER):
             self.end(Outcome.CLIENT_GONE, problem.cause)
             if problem.cause == SLOW_READER:
@@ -414,7 +408,7 @@ class RequestSession:
         elif response is not None and (rest := response.completion()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
         elif isinstance(problem, AttemptInterruptedError) and problem.cause == GONE:
-            await self._resume("failed_over", avoid=self._worker_name)
+            await self._resume("failed_over", avoid=True)
         else:
             if self._attempt_output_started:
                 self._attribution.on_preempted()
@@ -439,11 +433,11 @@ class RequestSession:
             error, attribution.caller, failures=self._failures, output_started=started
         ):
             raise RequestFailedError(502, error.code or "engine_failed", f"The engine failed: {error}")
-        await self._resume("failed_over" if self._output_started else "retried", avoid=self._worker_name)
+        await self._resume("failed_over" if self._output_started else "retried", avoid=True)
         return b""
 
-    async def _resume(self, cause: str, *, avoid: str = "") -> None:
-        """Return to the queue with the tokens whose text is out, until a worker is assigned again."""
+    async def _resume(self, cause: str, *, avoid: bool = False) -> None:
+        """Return to the queue with the tokens whose text is out, to avoid the last worker or not."""
         self._close_attempt()
         response = self.response
         if response is not None and response.blocked:
@@ -455,7 +449,8 @@ class RequestSession:
         else:
             self.response = None
             self.text = self.text and GeneratedText()
-        await self._wait_for_worker(self.ticket.retry(cause, avoid=avoid, generated=num_tokens))
+        last = self.ticket.current_worker if self._worker is None else self._worker.name
+        await self._wait_for_worker(self.ticket.retry(cause, avoid=last if avoid else "", generated=num_tokens))
 
     async def _requeue(self, error: QueueFullError) -> None:
         """Return to the queue, as the engine's own queue is full."""
@@ -471,11 +466,6 @@ class RequestSession:
             await assignment
         except RequestRefusedError as error:
             raise RequestFailedError(*astuple(error.rejection)) from None
-
-    @property
-    def _worker_name(self) -> str:
-        """Name that the worker of the last attempt has now."""
-        return self.ticket.current_worker if self._worker is None else self._worker.name
 
     def _on_interrupt(self, cause: str) -> None:
         """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""

@@ -9,19 +9,7 @@ from typing import Any
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
 from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, UpstreamError, response_too_long
-from lengthwise.gateway.relay.sse import (
-    DONE,
-    MAX_EVENT_BYTES,
-    ChunkRewriter,
-    EventSplitter,
-    EventTemplate,
-    EventTooLongError,
-    ResponseOptions,
-    event_data,
-    parse_object,
-    split_events,
-    usage_of,
-)
+from lengthwise.gateway.relay.sse import ChunkRewriter, EventSplitter, EventTemplate, ResponseOptions
 
 MAX_PREAMBLE_BYTES = 1 << 16
 PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits until the text of all tokens is out
@@ -58,22 +46,15 @@ class _Preamble:
 
 
 class Response:
-    """State of one response.
+    """State of one response; ``finished``: the client has received its end."""
 
-    Attributes:
-        count: Output tokens so far.
-        finished: Whether the client has received its end.
-        error: Error that the engine reported inside the stream, or that ended it.
-        resumable: Whether another engine can still continue it without a gap or a repeat.
-    """
-
-    resumable = False
+    resumable = False  # whether another engine can still continue it without a gap or a repeat
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # output tokens so far
         self.cause = ""
         self.complete = self.finished = False
-        self.error: UpstreamError | None = None
+        self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
 
     @property
     def sent(self) -> bool:
@@ -130,7 +111,7 @@ class Passthrough(Response):
             return data
         try:
             events = self._splitter.feed(data)
-        except EventTooLongError:
+        except sse.EventTooLongError:
             self._unscanned = True
             self.template.discard()
             return self._preamble.flush() + self._splitter.flush()
@@ -148,7 +129,7 @@ class Passthrough(Response):
         return out if self._preamble.released else self._preamble.flush() + out
 
     def completion(self) -> bytes | None:
-        return DONE if self.complete and self.error is None else None
+        return sse.DONE if self.complete and self.error is None else None
 
     def _scan(self, events: bytes, scanned: bytes) -> bytes:
         num_texts = len(sse.TEXT.findall(scanned))
@@ -225,7 +206,7 @@ class TrackedStream(Response):
         self.resumable, self.prompt_ids = True, b""
         self.flushed_tokens = self.partial_tokens = 0
         self.template, self._options = EventTemplate(), options
-        self._max_event_bytes = MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
+        self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
         self._splitter, self._preamble = EventSplitter(self._max_event_bytes), _Preamble()
         self._ids, self._unsent_ids = list[bytes](), list[bytes]()
         self._usage_sent, self._first_event = False, b""
@@ -285,7 +266,7 @@ class TrackedStream(Response):
             return self._read_matching(data)
         try:
             events = self._splitter.feed(data)
-        except EventTooLongError:
+        except sse.EventTooLongError:
             self.error = UpstreamError(MALFORMED, "an event is too long")
             return b""
         return self._read(events) if events else b""
@@ -306,7 +287,7 @@ class TrackedStream(Response):
     def end_at_limit(self) -> bytes:
         """Return the end of an output that has reached its limit although no engine reported its end."""
         self.complete, self.cause = True, "length"
-        usage = usage_of(self.prompt_ids, self.count)
+        usage = sse.usage_of(self.prompt_ids, self.count)
         chunk = self._with_client_ids(self._get_rewriter().chunk("", "length", None, [], usage), [], flushed=True)
         return self._preamble.add(chunk, has_output=True) + self._close()
 
@@ -316,14 +297,14 @@ class TrackedStream(Response):
             return b""
         self.finished, usage = True, b""
         if self._options.usage and self.prompt_ids and not self._usage_sent:
-            usage = self._get_rewriter().usage(usage_of(self.prompt_ids, self.count))
-        return self._preamble.add(usage + DONE, has_output=True)
+            usage = self._get_rewriter().usage(sse.usage_of(self.prompt_ids, self.count))
+        return self._preamble.add(usage + sse.DONE, has_output=True)
 
     def _get_rewriter(self) -> ChunkRewriter:
         if self._rewriter is None:
             self._rewriter = ChunkRewriter(self._options, {})
             with contextlib.suppress(ValueError):
-                self._rewriter = ChunkRewriter(self._options, parse_object(event_data(self._first_event)))
+                self._rewriter = ChunkRewriter(self._options, sse.parse_object(sse.event_data(self._first_event)))
         return self._rewriter
 
     def _read_matching(self, event: bytes) -> bytes:
@@ -350,7 +331,7 @@ class TrackedStream(Response):
     def _read(self, events: bytes) -> bytes:
         read = self._read_first_attempt if self._rewriter is None else self._read_later_attempt
         out = []
-        for event in split_events(events):
+        for event in sse.split_events(events):
             out.append(self._read_matching(event) if self.template.matches(event) else read(event))
             if self.error is not None:
                 break
@@ -397,13 +378,13 @@ class TrackedStream(Response):
         return out
 
     def _read_later_attempt(self, event: bytes) -> bytes:
-        data = event_data(event)
+        data = sse.event_data(event)
         if not data:
             return event
         if data.strip() == "[DONE]":
             return self._close() if self.complete else b""
         try:
-            chunk = parse_object(data)
+            chunk = sse.parse_object(data)
             if "error" in chunk:
                 self.error = UpstreamError(IN_STREAM_ERROR, data[:_EXCERPT])
             elif choices := chunk.get("choices"):
@@ -421,7 +402,7 @@ class TrackedStream(Response):
             return b""
         id_texts = [sse.join_ids(ids)] if ids else []
         self._count(sse.join_ids(ids), len(ids), has_text=bool(text))
-        usage = usage_of(self.prompt_ids, self.count) if self._options.usage_each else {}
+        usage = sse.usage_of(self.prompt_ids, self.count) if self._options.usage_each else {}
         event = self._get_rewriter().chunk(text, cause, choice.get("stop_reason"), ids, usage)
         event = self._with_client_ids(event, id_texts, flushed=bool(text) or cause is not None)
         return self._preamble.add(event, has_output=bool(text) or self.complete)
@@ -494,13 +475,13 @@ class AssembledResponse(TrackedStream):
 
     def _collect(self, events: bytes) -> bytes:
         """Add events to the response; return it at its end."""
-        for event in split_events(self._event_splitter.feed(events)) if events else ():
-            data = event_data(event)
+        for event in sse.split_events(self._event_splitter.feed(events)) if events else ():
+            data = sse.event_data(event)
             if data.strip() == "[DONE]":
                 return self._encode()
             if data:
                 try:
-                    self._add_chunk(parse_object(data))
+                    self._add_chunk(sse.parse_object(data))
                 except (ValueError, TypeError, AttributeError) as error:
                     self.error = UpstreamError(MALFORMED, f"{error}: {data[:200]}")
                     return b""

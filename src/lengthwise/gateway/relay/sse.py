@@ -54,10 +54,10 @@ def split_events(data: bytes) -> list[bytes]:
     """Split complete events; joined they are the same bytes."""
     if b"\r" in data:
         events: list[bytes] = _EVENT.findall(data)
-        done = sum(map(len, events))
-        return events if done == len(data) else [*events, data[done:]]
-    *parts, last = data.split(b"\n\n")
-    events = [part + b"\n\n" for part in parts]
+        last = data[sum(map(len, events)) :]
+    else:
+        *parts, last = data.split(b"\n\n")
+        events = [part + b"\n\n" for part in parts]
     return [*events, last] if last else events
 
 

@@ -33,13 +33,11 @@ class BrokenConnectionError(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection, used for one request after another.
+    """A connection, used for one request after another; ``complete``: all of the response has arrived, read or not.
 
-    Attributes:
-        complete: Whether all of the response has arrived (it may not have been read).
-        on_chunk: Called with a chunk of the body as it arrives, while a reader waits for one. If it returns True, the
-            chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per token.
-        consumed_s: Time of the loop at which ``on_chunk`` last consumed a chunk.
+    ``on_chunk`` is called with a chunk of the body as it arrives, while a reader waits for one. If it returns True (at
+    ``consumed_s``), the chunk is consumed and the reader sleeps on: this saves a tick of the loop and a task switch per
+    token.
     """
 
     __slots__ = (
@@ -504,24 +502,21 @@ def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.Client
     where a certificate cannot be read.
     """
     tls: ssl.SSLContext | None = None
-    if engine.tls is not None:
-        try:
+    try:
+        if engine.tls is not None:
             tls = ssl.create_default_context(cafile=engine.tls.ca)
             if engine.tls.cert:
                 tls.load_cert_chain(engine.tls.cert, engine.tls.key)
-        except (OSError, ssl.SSLError) as error:
-            raise InputError(f"the certificates of engine {engine.display_url} must be readable: {error}") from error
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(f"the certificates of engine {engine.display_url} must be readable: {error}") from error
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if engine.api_key:
         headers["Authorization"] = f"Bearer {engine.api_key}"
     pool = ConnectionPool(engine, resilience, tls)
-    return aiohttp.ClientSession(
-        connector=PooledConnector(pool, limit=0, keepalive_timeout=IDLE_S, ssl=tls or True),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s),
-        headers=headers,
-        auto_decompress=False,
-        read_bufsize=_READ_BYTES,
-    )
+    connector = PooledConnector(pool, limit=0, keepalive_timeout=IDLE_S, ssl=tls or True)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=resilience.connect_s)
+    options: dict[str, Any] = {"auto_decompress": False, "read_bufsize": _READ_BYTES}
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, **options)
 
 
 class PooledConnector(aiohttp.TCPConnector):
