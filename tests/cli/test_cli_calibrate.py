@@ -205,4 +205,6 @@ def test_runs_of_a_deployment_are_known_by_its_shape_whatever_the_server_calls_t
     assert ended.code == 2
     assert "it is of the model whatever, and the deployment's is llama-3-8b: layers 16 for 32" in ended.err
     twice = cli("calibrate", path, renamed, "--holdout", renamed, "--out", out)
-    assert "given once; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err  # and no doubt of the model
+    assert (
+        "given once, to be fitted or held out; renamed.parquet 1 and renamed.parquet 2 are the same" in twice.err
+    )  # and no doubt of the model

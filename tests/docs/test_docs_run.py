@@ -162,28 +162,6 @@ def test_the_table_of_the_readme_is_what_is_simulated(capsys):
             assert abs(value - now) <= half_width, f"{label}: README says {cells}, the demo {printed[label]}"
 
 
-@pytest.mark.slow
-def test_the_plan_of_the_readme_is_the_demo(capsys):
-    """Objectives of the README are those of `make demo`, within the intervals that it prints."""
-    assert main(["search", str(ROOT / "examples/buy-70b.toml")]) == 0
-    printed = plan_rows(capsys.readouterr().out)
-    (shown,) = (b for b in blocks(ROOT / "README.md") if b.language == "text" and "req/$" in b.text)
-    rows = plan_rows(shown.text)
-    assert len(rows) >= 3
-    for name_, (value, half_width) in rows.items():
-        assert abs(value - printed[name_][0]) <= half_width, name_
-
-
-def plan_rows(text):
-    """{configuration: (objective, half-width)} of a ranking in box characters."""
-    rows = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split("│")[1:-1]]
-        if len(parts) > 4 and "±" in parts[4]:
-            rows[parts[1]] = tuple(float(x.replace(",", "")) for x in parts[4].split("±"))
-    return rows
-
-
 def table_rows(text):
     """{label: [(value, half-width)]} of a table in box characters, model intervals left out."""
     rows = {}

@@ -116,6 +116,6 @@ def test_vllm_has_what_the_table_says(requested):
         if interval:
             assert_quoted(interval[1], played.throughput_low_rps[at])
             assert_quoted(interval[2], played.throughput_high_rps[at])
-    assert "in two replicas of four stages" in rows["none"][1]
+    assert "two replicas of four stages" in rows["none"][1]
     last = played.row(played.best_at(math.inf))
     assert (last.replicas, last.stages) == (2, 4)

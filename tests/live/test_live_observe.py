@@ -75,9 +75,9 @@ def test_the_guide_explains_every_verdict():
     from lengthwise.gateway.observe import ordering_gain
 
     assert decisions() == {
-        ordering_gain.SWITCH_ON, ordering_gain.NOBODY_WAITS, ordering_gain.MATCHING, ordering_gain.NO_GAIN,
-        ordering_gain.TAIL_PAYS, ordering_gain.UNSURE,
-        ordering_gain.UNLIKE, ordering_gain.OUT_OF_ORDER, ordering_gain.CAME_WHOLE, ordering_gain.TOO_LITTLE,
+        ordering_gain.SWITCH_ON, ordering_gain.NO_QUEUE, ordering_gain.EQUAL_LENGTHS, ordering_gain.NO_GAIN,
+        ordering_gain.TAIL_LOSES, ordering_gain.NOT_SIGNIFICANT, ordering_gain.BAD_FIT, ordering_gain.OUT_OF_ORDER,
+        ordering_gain.NOT_STREAMED, ordering_gain.TOO_FEW,
     }  # fmt: skip
 
 

