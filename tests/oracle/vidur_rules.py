@@ -317,7 +317,7 @@ class Cluster:
             return
         replica.busy[stage] = True
         batch = replica.queues[stage].pop(0)
-        self.at(self.now + self.stage_time(batch, stage), self.victim, replica, stage, batch)
+        self.at(self.now + self.stage_time(batch, stage), self.leave, replica, stage, batch)
 
     def leave(self, replica: Replica, stage: int, batch: Batch) -> None:
         replica.busy[stage] = False
