@@ -35,7 +35,7 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     """What the chained application says on local engines."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 

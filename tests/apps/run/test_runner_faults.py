@@ -41,7 +41,7 @@ SLOW = {"more": "--fixed-s 0.05"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     """What the chained application says undisturbed."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 

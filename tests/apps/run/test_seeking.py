@@ -21,7 +21,7 @@ BEGINS_OTHERWISE = ((plan(0), plan(1)),)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete(tmp_path_factory):
     """What the chained application says undisturbed."""
     return undisturbed(tmp_path_factory.mktemp("complete"), chained())
 
