@@ -121,6 +121,21 @@ def engines(launcher):
     return [(engine.server.url, process.local.process.pid) for engine, process, _ in launcher._running.values()]
 
 
+def dispatchers(coordinator):
+    """The coordinator's dispatchers, one for each model."""
+    return coordinator._dispatchers
+
+
+def active_requests(coordinator):
+    """Requests that run in engines now."""
+    return sum(dispatcher.active for dispatcher in dispatchers(coordinator))
+
+
+def writer(coordinator):
+    """What writes the coordinator's ledger."""
+    return coordinator._writer
+
+
 def post(url, path, body):
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=10) as answer:

@@ -48,7 +48,7 @@ nodes = ["1xA100-80GB"]
 [run]
 launcher = "local"
 command = "{ENGINE} --fixed-s 0.05"
-seats = 4
+max_num_seqs = 4
 lease = 3
 save = 0.2
 """
