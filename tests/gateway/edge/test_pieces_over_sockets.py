@@ -56,7 +56,7 @@ def test_who_reads_slowly_gets_every_byte_in_order_and_little_is_held_meanwhile(
             (wire,) = seen.wires
             (upstream,) = gateway.fleet.workers()[0].session.connector.pool.busy
             assert upstream._paused
-            assert wire.transport.get_write_buffer_size() + upstream._buffered < HELD_BYTES
+            assert wire.transport.get_write_buffer_size() + upstream._buffered_bytes < HELD_BYTES
             assert await client.answers(1, pause_s=0.02) == [stream_of("a", events)]
             await until(lambda: gateway.driver.num_requests == 0)
 

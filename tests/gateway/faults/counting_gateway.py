@@ -29,7 +29,7 @@ def held(gateway: Gateway) -> dict[str, float]:
         "waiting_bytes": now.waiting_bytes,
         "slots": now.running,
         "answers": gateway.app.in_flight,
-        "lines": len(gateway.fleet.workers()[0].session.connector.lines.busy),
+        "lines": len(gateway.fleet.workers()[0].session.connector.pool.busy),
         "tasks": len(asyncio.all_tasks()),
         "timers": sum(not timer.cancelled() for timer in loop._scheduled),
         "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),

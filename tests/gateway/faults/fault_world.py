@@ -30,7 +30,7 @@ config = GatewayConfig(
     engines=tuple(Engine(url, in_flight=told["in_flight"]) for url in told["engines"]),
     prediction=Forecasting(predictor="none"),
     listen=Listen(port=told["port"], admin_port=None),
-    resilience=ResilienceConfig(**told["care"]),
+    resilience=ResilienceConfig(**told["resilience"]),
 )
 serve(config, ready=lambda port, _: print(port, flush=True))
 """

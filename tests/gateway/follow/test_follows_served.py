@@ -64,7 +64,7 @@ def test_a_served_schedule_follows_its_traffic_and_tells_so(caplog):
     now = following.state
     assert (now.changed, now.failed, now.error) == (1, 0, "")
     assert now.observed == len(asked_for), "nobody was lost"
-    ((changed_s, news),) = following.report
+    ((changed_s, news),) = following.events
     assert isinstance(phases, Phases)
     assert phases == news.phases != planned.phases
     whole = [one for one in heard.phases if one.started_s > changed_s and one.cause == "steps"]
