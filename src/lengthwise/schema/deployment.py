@@ -80,34 +80,26 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A point on the axes of a scheduler; policies are names or policy objects.
+    """A point on the axes of a scheduler; policies are names or policy objects."""
 
-    Attributes:
-        rank: Orders the waiting requests (smallest first).
-        victim: Orders the running requests when memory runs out (largest is evicted first).
-        batching: Forms a step.
-        memory: Admits requests to KV memory.
-        preemption_mode: Handling of the KV cache of an evicted request: "recompute" or "swap".
-        router: Chooses a replica.
-        preemption: Whether a waiting request may preempt a running one.
-        binning: Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
-        max_wait_s: Starvation bound. A request that waited this long in total (from the client's send) precedes all
-            that have not, in order of arrival, and is not preempted for another.
-        batch_wait_s: Longest time from its client's send that the first request of a bin waits for the bin to fill.
-        window_tokens: A replica considers preemptions after an arrival that ranks before all waiting requests, and
-            again after this many steps, in which each running request has produced as many tokens.
-    """
-
-    rank: Any = "fcfs"
+    rank: Any = "fcfs"  # orders the waiting requests (smallest first)
+    # Orders the running requests when memory runs out (largest is evicted first).
     victim: Any = "latest_admitted"
-    batching: Any = "unified"
-    memory: Any = "paged"
+    batching: Any = "unified"  # forms a step
+    memory: Any = "paged"  # admits requests to KV memory
+    # Handling of the KV cache of an evicted request: "recompute" or "swap".
     preemption_mode: str = "recompute"
-    router: Any = "round_robin"
-    preemption: Any = "never"
+    router: Any = "round_robin"  # chooses a replica
+    preemption: Any = "never"  # whether a waiting request may preempt a running one
+    # Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
     binning: Any = None
+    # Starvation bound. A request that waited this long in total (from the client's send) precedes all that
+    # have not, in order of arrival, and is not preempted for another.
     max_wait_s: float = float("inf")
+    # Longest time from its client's send that the first request of a bin waits for the bin to fill.
     batch_wait_s: float = float("inf")
+    # A replica considers preemptions after an arrival that ranks before all waiting requests, and again after
+    # this many steps, in which each running request has produced as many tokens.
     window_tokens: int = 50
 
     def __post_init__(self) -> None:
@@ -165,10 +157,6 @@ class DecodeSide:
 
     Their numbers follow those of the prefill replicas. Rank, victim policy, bounds on waiting, block size,
     ``max_model_len`` and the clients' timeout are those of the deployment, for both sides.
-
-    Attributes:
-        memory: Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
-        preemption_mode: "recompute" returns the request to the replica that prefilled it, "swap" stays.
     """
 
     parallel: Parallelism
@@ -177,7 +165,9 @@ class DecodeSide:
     kv: KvPlan
     kv_transfer: KVTransfer = KVTransfer()
     batching: Any = "unified"
+    # Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
     memory: Any = "paged"
+    # "recompute" returns the request to the replica that prefilled it, "swap" stays.
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
 

@@ -118,26 +118,18 @@ COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Origin of a profile.
-
-    Attributes:
-        source: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator".
-        gpu: The device: its catalog name, or the name in the source.
-        engine: Origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0".
-        measured: Date or dates (ISO), or "".
-        machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
-        notes: Such as skipped points and converted units.
-    """
+    """Origin of a profile."""
 
     name: str
-    source: str
-    gpu: str
+    source: str  # "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator"
+    gpu: str  # the device: its catalog name, or the name in the source
     model: str = ""
-    engine: str = ""
+    engine: str = ""  # origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0"
     license: str = ""
-    measured: str = ""
+    measured: str = ""  # date or dates (ISO), or ""
+    # JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
     machine: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # such as skipped points and converted units
 
 
 @dataclass(frozen=True)

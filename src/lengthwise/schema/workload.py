@@ -23,18 +23,13 @@ class Predictions:
     Row ``start[i] + w`` is the prediction for request ``i`` after ``w * window_tokens`` tokens; a request's last row
     holds from there on. The number of rows may depend on the true length, so only the engine looks rows up; a policy
     sees the numbers of one row.
-
-    Attributes:
-        window_tokens: Tokens between two predictions, at least 1.
-        start: [n + 1] int64, increasing.
-        total_tokens: [m] float64, predicted output length: tokens so far and to come.
-        index_tokens: [m] float64, key of an order by the complete distribution (Gittins: smallest first); the
-            remaining tokens if the distribution is unknown.
     """
 
-    window_tokens: int
-    start: Ints
-    total_tokens: Floats
+    window_tokens: int  # tokens between two predictions, at least 1
+    start: Ints  # [n + 1] int64, increasing
+    total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
+    # [m] float64, key of an order by the complete distribution (Gittins: smallest first); the remaining
+    # tokens if the distribution is unknown.
     index_tokens: Floats
 
     def __len__(self) -> int:
@@ -81,15 +76,10 @@ MAX_TENANTS = 1_000_000
 
 @dataclass(frozen=True)
 class After:
-    """Dependencies: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished.
+    """Dependencies: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished."""
 
-    Attributes:
-        start: [n+1] int64, from 0, not decreasing.
-        parent: [m] int64, each smaller than the number of its child.
-    """
-
-    start: Ints
-    parent: Ints
+    start: Ints  # [n+1] int64, from 0, not decreasing
+    parent: Ints  # [m] int64, each smaller than the number of its child
 
     def __post_init__(self) -> None:
         for name in ("start", "parent"):
@@ -119,31 +109,23 @@ class Workload:
     """Requests in order of arrival.
 
     Only the engine reads ``output_tokens``; a policy sees ``predicted_tokens``.
-
-    Attributes:
-        arrival_s: [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
-        prompt_tokens: [n] int64, at least 1.
-        output_tokens: [n] int64, at least 1.
-        predicted_tokens: [n] float64 or None, predicted output length before the first token; by default the first
-            rows of ``predictions``.
-        predictions: Predictions that are renewed as tokens arrive.
-        priority: [n] int64 or None; smaller goes first.
-        tenant: [n] int64 from 0 or None; fair schedulers share capacity among tenants.
-        extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
-        concurrency: Requests in the system of a closed loop; None: an open loop.
-        after: A child is sent when its ``arrival_s`` has come and its parents have finished. None: no dependencies.
     """
 
+    # [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
     arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
+    prompt_tokens: Ints  # [n] int64, at least 1
+    output_tokens: Ints  # [n] int64, at least 1
+    # [n] float64 or None, predicted output length before the first token; by default the first rows of
+    # ``predictions``.
     predicted_tokens: Floats | None = None
-    priority: Ints | None = None
+    priority: Ints | None = None  # [n] int64 or None; smaller goes first
+    # More columns of length n: "session", "class", "prompt", "block_ids" (object).
     extra: dict[str, Any] = field(default_factory=dict)
-    concurrency: int | None = None
+    concurrency: int | None = None  # requests in the system of a closed loop; None: an open loop
     name: str = ""
-    predictions: Predictions | None = None
-    tenant: Ints | None = None
+    predictions: Predictions | None = None  # predictions that are renewed as tokens arrive
+    tenant: Ints | None = None  # [n] int64 from 0 or None; fair schedulers share capacity among tenants
+    # A child is sent when its ``arrival_s`` has come and its parents have finished. None: no dependencies.
     after: After | None = None
 
     def __len__(self) -> int:

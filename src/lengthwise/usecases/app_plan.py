@@ -56,21 +56,13 @@ class BackgroundPlan:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How to plan an application.
+    """How to plan an application."""
 
-    Attributes:
-        method: "lengthwise", or a name of ``apps.plan.METHODS``.
-        compare: Evaluate the other methods too.
-        draws: Length samples to plan with.
-        true_draws: Length samples that evaluate the makespan.
-        quantile: Minimize this quantile of the makespan; None: its mean.
-    """
-
-    method: str = DEFAULT
-    compare: bool = True
-    draws: int = 3
-    true_draws: int = 12
-    quantile: float | None = None
+    method: str = DEFAULT  # "lengthwise", or a name of ``apps.plan.METHODS``
+    compare: bool = True  # evaluate the other methods too
+    draws: int = 3  # length samples to plan with
+    true_draws: int = 12  # length samples that evaluate the makespan
+    quantile: float | None = None  # minimize this quantile of the makespan; None: its mean
     seed: int = 0
     what_ifs: bool = True
 
@@ -91,18 +83,13 @@ class PlanSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlannedApp:
-    """A plan and its inputs.
-
-    Attributes:
-        space: Plans and deployments of the models; None: the engines are given.
-        plan: None: the engines are given.
-        final_plan: Waits for the plan that a background search still refines; None: ``plan`` is final.
-    """
+    """A plan and its inputs."""
 
     expanded: Unrolled
     draws: tuple[TaskDraw, ...]
-    space: Space | None = None
-    plan: AppPlan | None = None
+    space: Space | None = None  # plans and deployments of the models; None: the engines are given
+    plan: AppPlan | None = None  # None: the engines are given
+    # Waits for the plan that a background search still refines; None: ``plan`` is final.
     final_plan: Callable[[], AppPlan] | None = None
 
 

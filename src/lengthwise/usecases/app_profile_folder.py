@@ -24,21 +24,16 @@ Shape = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class SwitchRow:
-    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition.
-
-    Attributes:
-        source: Digest of the command that starts it.
-        sleep_s: Empty if the engine cannot sleep.
-    """
+    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition."""
 
     model: str
     gpu: str
     tp: int
     pp: int
-    source: str
+    source: str  # digest of the command that starts it
     start_s: tuple[float, ...]
     stop_s: tuple[float, ...]
-    sleep_s: tuple[float, ...] = ()
+    sleep_s: tuple[float, ...] = ()  # empty if the engine cannot sleep
     wake_s: tuple[float, ...] = ()
 
     @property
@@ -49,32 +44,20 @@ class SwitchRow:
 
 @dataclass(frozen=True)
 class LengthRow:
-    """Output lengths of a model on a sample of rows.
-
-    Attributes:
-        source: Digests of the application and of the sample.
-        cut: Outputs that reached their limit.
-        mean_tokens: None without outputs.
-        half_width: Of the mean's 95 % interval over rows; None if one row had outputs.
-    """
+    """Output lengths of a model on a sample of rows."""
 
     model: str
-    source: str
+    source: str  # digests of the application and of the sample
     rows: int
     outputs: int
-    cut: int
-    mean_tokens: float | None
-    half_width: float | None
+    cut: int  # outputs that reached their limit
+    mean_tokens: float | None  # None without outputs
+    half_width: float | None  # of the mean's 95 % interval over rows; None if one row had outputs
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """Calibrated cost tables of one replica.
-
-    Attributes:
-        before: Mean absolute relative error of single held-out requests' JCT, with the tables before.
-        after: The same with the calibrated tables.
-    """
+    """Calibrated cost tables of one replica."""
 
     model: str
     gpu: str
@@ -82,8 +65,8 @@ class CostRow:
     pp: int
     source: str
     requests: int
-    before: float
-    after: float
+    before: float  # mean absolute relative error of single held-out requests' JCT, with the tables before
+    after: float  # the same with the calibrated tables
 
     @property
     def shape(self) -> Shape:

@@ -215,38 +215,29 @@ def mean_over_rows(outputs: Sequence[SampleOutput]) -> Estimate:
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """What to measure, and where.
-
-    Attributes:
-        urls: By model number: addresses of running engines, which are neither started nor stopped; None: start engines.
-    """
+    """What to measure, and where."""
 
     app: App
     rows: Sequence[Mapping[str, Any]]
     loaded: Sequence[EngineConfig]
     space: Space
     timeouts: EngineTimeouts = DEFAULT
+    # By model number: addresses of running engines, which are neither started nor stopped; None: start
+    # engines.
     urls: Mapping[int, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How much to measure.
+    """How much to measure."""
 
-    Attributes:
-        models: Only these; (): all.
-        rows: Maximum rows of the sample; 0: do not measure lengths.
-        times: Starts of each engine.
-        shapes: "smallest": replicas on the fewest GPUs of each kind; "all": every replica that a plan may use.
-        repeat: Measure again what the folder has.
-    """
-
-    models: tuple[str, ...] = ()
-    rows: int = 32
-    times: int = 3
+    models: tuple[str, ...] = ()  # only these; (): all
+    rows: int = 32  # maximum rows of the sample; 0: do not measure lengths
+    times: int = 3  # starts of each engine
+    # "smallest": replicas on the fewest GPUs of each kind; "all": every replica that a plan may use.
     shapes: str = "smallest"
     calibrate: bool = False
-    repeat: bool = False
+    repeat: bool = False  # measure again what the folder has
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -323,20 +314,14 @@ def switch_seconds(
 
 @dataclass
 class ProfileRun:
-    """Measure into a folder; profile.json is written after each measurement.
-
-    Attributes:
-        report: Called with a sentence about each measurement.
-        now_s: A monotonic clock.
-        notes: Measurements that failed, and why.
-    """
+    """Measure into a folder; profile.json is written after each measurement."""
 
     target: ProfileTarget
     options: ProfileOptions
     folder: Path
-    report: Callable[[str], None] = lambda _: None
-    now_s: Callable[[], float] = time.perf_counter
-    notes: list[str] = field(default_factory=list)
+    report: Callable[[str], None] = lambda _: None  # called with a sentence about each measurement
+    now_s: Callable[[], float] = time.perf_counter  # a monotonic clock
+    notes: list[str] = field(default_factory=list)  # measurements that failed, and why
 
     def __post_init__(self) -> None:
         known = [model.name for model in self.target.app.models]

@@ -49,31 +49,24 @@ BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
 
 @dataclass(frozen=True)
 class AppRun:
-    """A run that has ended or was interrupted.
-
-    Attributes:
-        plan: The plan followed, including one found while engines started; None: the engines were given.
-    """
+    """A run that has ended or was interrupted."""
 
     completed: RunResult
     exported: Exported
     metadata: dict[str, Any]
     folder: Path
+    # The plan followed, including one found while engines started; None: the engines were given.
     plan: AppPlan | None = None
 
 
 @dataclass(frozen=True)
 class RunMonitor:
-    """Callbacks of a run.
-
-    Attributes:
-        every_s: Interval of ``progress`` on the run's clock.
-        started: Called before engines start with the answers of an interrupted run that are reused, if there are any.
-    """
+    """Callbacks of a run."""
 
     progress: Callable[[Progress], None] | None = None
-    every_s: float = 0.5
+    every_s: float = 0.5  # interval of ``progress`` on the run's clock
     stopping: Callable[[int], None] | None = None
+    # Called before engines start with the answers of an interrupted run that are reused, if there are any.
     started: Callable[[Reused], None] | None = None
 
 

@@ -46,20 +46,16 @@ def _default_timeouts() -> EngineTimeouts:
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines of a run.
-
-    Attributes:
-        loaded: How engines of each model are started and called, in the application's order.
-        urls: By model number: addresses of running engines (launcher "static").
-        ray: Address of the Ray cluster; "local" starts one.
-        true_lengths: By model number: simulated engines answer this many times as long as planned.
-    """
+    """The engines of a run."""
 
     launcher: str = "local"
+    # How engines of each model are started and called, in the application's order.
     loaded: Sequence[EngineConfig] = ()
+    # By model number: addresses of running engines (launcher "static").
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
-    ray: str = "auto"
+    ray: str = "auto"  # address of the Ray cluster; "local" starts one
+    # By model number: simulated engines answer this many times as long as planned.
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,17 +115,12 @@ def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw
 
 @dataclass(frozen=True, eq=False)
 class AppRequest:
-    """An application that a command plans or runs.
-
-    Attributes:
-        space: Possible plans; None: no GPUs are named.
-        notes: Which parts of a profile were used.
-    """
+    """An application that a command plans or runs."""
 
     file: AppFile
     app: App
-    space: Space | None
-    notes: tuple[str, ...]
+    space: Space | None  # possible plans; None: no GPUs are named
+    notes: tuple[str, ...]  # which parts of a profile were used
 
     def planned(self, settings: PlanSettings, given: AppPlan | None = None, *, early: bool = False) -> PlannedApp:
         """Return the application with its plan (see ``planned_app``)."""

@@ -28,18 +28,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a replica: its shape, and each operator's time.
+    """One step of a replica: its shape, and each operator's time."""
 
-    Attributes:
-        name: The shape in a word or two.
-        tokens: Tokens it computes.
-        floor_s: Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and
-            all bytes at the bandwidth, no launches, no communication.
-    """
-
-    name: str
-    tokens: int
+    name: str  # the shape in a word or two
+    tokens: int  # tokens it computes
     operators: list[OperatorTime]
+    # Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and all bytes at the
+    # bandwidth, no launches, no communication.
     floor_s: float
 
     @property
@@ -56,20 +51,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of :func:`explain`.
-
-    Attributes:
-        context_tokens: What a request has half-way through its output.
-        fits: Largest batches, by the memory policy.
-        steps: Steps of typical shapes.
-        by_prediction: Whether the memory policy reads predicted lengths, so that it may admit
-            fewer or more requests than ``fits`` has.
-    """
+    """The result of :func:`explain`."""
 
     deployment: Deployment
-    context_tokens: int
-    fits: list[Fit]
-    steps: list[Step]
+    context_tokens: int  # what a request has half-way through its output
+    fits: list[Fit]  # largest batches, by the memory policy
+    steps: list[Step]  # steps of typical shapes
+    # Whether the memory policy reads predicted lengths, so that it may admit fewer or more requests than
+    # ``fits`` has.
     by_prediction: bool = False
 
 

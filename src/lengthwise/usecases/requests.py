@@ -29,15 +29,10 @@ MAX_PARTS, MIN_PART_REQUESTS = 8, 400
 
 @dataclass(frozen=True)
 class LengthPrediction:
-    """Attaches the predictions of a section to workloads.
+    """Attaches the predictions of a section to workloads."""
 
-    Attributes:
-        section: The table [predictor].
-        predictor: Trained or loaded.
-    """
-
-    section: PredictorSection
-    predictor: Any
+    section: PredictorSection  # the table [predictor]
+    predictor: Any  # trained or loaded
     model: str
 
     def __call__(self, workload: Workload, seed: int) -> Workload:

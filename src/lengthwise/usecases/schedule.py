@@ -37,21 +37,14 @@ A draw estimates the choice and the complete frontier again: 25 ms for a model o
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A scenario in the terms of schedules.
+    """A scenario in the terms of schedules."""
 
-    Attributes:
-        section: Its [schedule].
-        task: Lengths.
-        sample: The requests that the lengths were counted over; None: they are distributions by formula.
-        planner: Of all its schedules.
-        draws: The number of perturbed cost tables.
-    """
-
-    section: ScheduleSection
+    section: ScheduleSection  # its [schedule]
     task: TaskLengths
+    # The requests that the lengths were counted over; None: they are distributions by formula.
     sample: schedule.Sample | None
-    planner: schedule.Planner
-    draws: int
+    planner: schedule.Planner  # of all its schedules
+    draws: int  # number of perturbed cost tables
 
     @cached_property
     def perturbed(self) -> tuple[dict[int, CostTables], ...]:

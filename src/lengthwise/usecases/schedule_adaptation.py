@@ -30,17 +30,11 @@ FAR = 50
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """Requests in the order of their arrival, as an adapter observes them.
+    """Requests in the order of their arrival, as an adapter observes them."""
 
-    Attributes:
-        prompt_tokens: [n] of each.
-        output_tokens: [n] of each.
-        at_s: [n] when its length and those of all earlier requests are known.
-    """
-
-    prompt_tokens: Ints
-    output_tokens: Ints
-    at_s: npt.NDArray[np.float64]
+    prompt_tokens: Ints  # [n] of each
+    output_tokens: Ints  # [n] of each
+    at_s: npt.NDArray[np.float64]  # [n] when its length and those of all earlier requests are known
     name: str = ""
     left_out: int = 0
 
@@ -140,16 +134,12 @@ class Adapted:
 
 @dataclass(frozen=True)
 class Follow:
-    """How a schedule follows lengths.
-
-    Attributes:
-        terms: When a change is worth it. Weights are never reloaded: such a change is only reported.
-        max_num_seqs: Requests that every engine runs at once; infinite: any.
-    """
+    """How a schedule follows lengths."""
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
+    # When a change is worth it. Weights are never reloaded: such a change is only reported.
     terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
-    max_num_seqs: float = math.inf
+    max_num_seqs: float = math.inf  # requests that every engine runs at once; infinite: any
 
 
 class PhaseFollower:

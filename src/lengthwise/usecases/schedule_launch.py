@@ -50,15 +50,11 @@ _PLUGIN_REQUIREMENTS = (
 
 @dataclass(frozen=True)
 class ScheduleLaunch:
-    """The files that were written.
-
-    Attributes:
-        message: How it relates to the chosen one, in a sentence or two.
-    """
+    """The files that were written."""
 
     files: list[Path]
     report: schedule.Runnable
-    message: str
+    message: str  # how it relates to the chosen one, in a sentence or two
 
 
 def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) -> ScheduleLaunch:

@@ -29,21 +29,15 @@ _INFINITE_IF_NULL = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A schedule to run.
-
-    Attributes:
-        phases: The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no
-            phases, only as many requests in flight as planned.
-        bound_s: Latency bound; infinite: none.
-        bound_tokens: Output tokens that the bound is for.
-        share: Of the requests that must be served within the bound (``share_of``).
-    """
+    """A schedule to run."""
 
     row: ScheduleRow
+    # The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no phases,
+    # only as many requests in flight as planned.
     phases: Phases | None
-    bound_s: float
-    bound_tokens: int
-    share: float
+    bound_s: float  # latency bound; infinite: none
+    bound_tokens: int  # output tokens that the bound is for
+    share: float  # of the requests that must be served within the bound (``share_of``)
     source: str
     level: float = 0.99
 

@@ -57,15 +57,11 @@ _REPLAN_S = 300.0
 
 @dataclass(frozen=True)
 class ObservedNumber:
-    """An observed number with its 95 % interval.
-
-    Attributes:
-        planned: NaN if the plan has none.
-    """
+    """An observed number with its 95 % interval."""
 
     name: str
     unit: str
-    planned: float
+    planned: float  # NaN if the plan has none
     value: float
     low: float
     high: float
@@ -73,20 +69,15 @@ class ObservedNumber:
 
 @dataclass(frozen=True)
 class ScheduleOutcome:
-    """A schedule as it ran.
-
-    Attributes:
-        bound_s: The latency bound; infinite: none.
-        satisfied: Whether the latency is within it; None: too few requests.
-    """
+    """A schedule as it ran."""
 
     seen: tuple[ObservedNumber, ...]
     phases: int
     all_phases: int
     completed: dict[str, int]
     requests: int
-    bound_s: float
-    satisfied: bool | None
+    bound_s: float  # the latency bound; infinite: none
+    satisfied: bool | None  # whether the latency is within it; None: too few requests
     significant: bool
 
 
@@ -196,15 +187,10 @@ def _column(phases: Iterable[Phase], name: str) -> Floats:
 
 @dataclass(frozen=True)
 class ScheduleLoad:
-    """How requests arrive: by default in a closed loop that keeps the queue full.
+    """How requests arrive: by default in a closed loop that keeps the queue full."""
 
-    Attributes:
-        concurrency: Requests in the system at a time; None: as many as keep the queue full.
-        rate_rps: Requests a second instead, Poisson: the queue may run empty.
-    """
-
-    concurrency: int | None = None
-    rate_rps: float | None = None
+    concurrency: int | None = None  # requests in the system at a time; None: as many as keep the queue full
+    rate_rps: float | None = None  # requests a second instead, Poisson: the queue may run empty
     seed: int = 0
     report: Callable[[int, int], None] = lambda *_: None
 
@@ -277,19 +263,16 @@ def _over_spans(finished: Sequence[Row], from_s: float, to_s: float) -> tuple[Fl
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """A run: its outcome, the client's records, and what the gateway recorded.
-
-    Attributes:
-        news: What came of lengths that changed, each with the time on the gateway's clock.
-        followed: State of following lengths at the end; None: they were not followed.
-    """
+    """A run: its outcome, the client's records, and what the gateway recorded."""
 
     outcome: ScheduleOutcome
     planned: PlannedRun
     measured: Measured
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
+    # What came of lengths that changed, each with the time on the gateway's clock.
     news: tuple[tuple[float, ReplanEvent], ...] = ()
+    # State of following lengths at the end; None: they were not followed.
     followed: ReplanningState | None = None
     engines: int = 1
 

@@ -54,17 +54,13 @@ def slo_of(scenario: Scenario) -> Slo | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one variant.
-
-    Attributes:
-        summary: Over all seeds; with model intervals where the cost tables carry errors.
-        out_of_range: Where a run passed the range of the measurements behind the cost tables.
-    """
+    """The result of one variant."""
 
     variant: Variant
     records: Records
     summaries: list[Summary]
-    summary: Summary
+    summary: Summary  # over all seeds; with model intervals where the cost tables carry errors
+    # Where a run passed the range of the measurements behind the cost tables.
     out_of_range: tuple[Beyond, ...] = ()
     model_draws: int = 0
 

@@ -44,16 +44,12 @@ _IN_DECODE = "of the side that decodes, deployment.decode"
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: a deployment, and the requests of each seed.
+    """One side of a comparison: a deployment, and the requests of each seed."""
 
-    Attributes:
-        name: From the file, or the scenario's own name where it has no variants.
-        workload: From a seed to its requests; variants with equal [workload] share them.
-    """
-
-    name: str
+    name: str  # from the file, or the scenario's own name where it has no variants
     scenario: Scenario
     deployment: Deployment
+    # From a seed to its requests; variants with equal [workload] share them.
     workload: Callable[[int], Workload]
 
     @property
