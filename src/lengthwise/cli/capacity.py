@@ -58,20 +58,13 @@ def run(
         show(found)
     if json is not None:
         report = {"format": FORMAT, "version": VERSION, "capacities": [_report(sustained) for sustained in found]}
-        outputs.print_written(outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n"))
+        outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 def _inline_table(limits: list[str]) -> str:
     """Return ``ttft.p90=2s`` as a TOML inline table; the scenario's checks report bad limits."""
-    pairs = []
-    for text in limits:
-        metric, _, bound = text.partition("=")
-        try:
-            float(bound)
-        except ValueError:
-            bound = json_module.dumps(bound.strip())
-        pairs.append(f"{json_module.dumps(metric.strip())} = {bound}")
-    return "{ " + ", ".join(pairs) + " }"
+    pairs = (tuple(part.strip() for part in text.partition("=")) for text in limits)
+    return f"{{ {', '.join(f'{json_module.dumps(metric)} = {options.toml_value(x)}' for metric, _, x in pairs)} }}"
 
 
 def show(found: list[VariantCapacity]) -> None:

@@ -43,13 +43,12 @@ def run(
     )
     if json != outputs.STDOUT:
         _show(view)
-    written = outputs.write_answers(
+    outputs.write_answers(
         json,
         report,
         lambda path: write_whole(path, profile_json(view).encode()),
         lambda path: write_profile_html(path, view),
     )
-    outputs.print_written(written)
 
 
 def _show(view: ProfileView) -> None:

@@ -79,15 +79,12 @@ Placement = dict[int, tuple[Replica, ...]]
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes.
-
-    The seconds include those of engines that leave its GPUs first.
-    """
+    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes."""
 
     model: int
     replica: Replica
     how: str
-    seconds: float
+    seconds: float  # including those of engines that leave its GPUs first
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,12 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Tensor-parallel degree, pipeline stages, and independent replicas.
-
-    ``single_stages`` of the stages are one GPU each (partial tensor parallelism), the others ``tp`` GPUs.
-    """
+    """Tensor-parallel degree, pipeline stages, and independent replicas."""
 
     tp: int = 1
     pp: int = 1
     replicas: int = 1
-    single_stages: int = 0
+    single_stages: int = 0  # stages of one GPU each (partial tensor parallelism); the others have ``tp`` GPUs
 
     def __post_init__(self) -> None:
         if not 0 <= self.single_stages <= self.pp:
@@ -68,10 +65,9 @@ class EngineLimits:
                 continue
             if not isinstance(value, int | np.integer) or value < minimum:
                 raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise InputError(
-                f"gpu_memory_utilization must be above 0 and at most 1; it is {self.gpu_memory_utilization}"
-            )
+        share = self.gpu_memory_utilization
+        if not 0 < share <= 1:
+            raise InputError(f"gpu_memory_utilization must be above 0 and at most 1; it is {share}")
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
         if not self.timeout_s > 0:
@@ -174,10 +170,7 @@ class DecodeSide:
 
 @dataclass(frozen=True)
 class Deployment:
-    """All inputs of the engine, resolved: no names to look up, no files to read.
-
-    ``decode``: separate decode replicas; the others then only prefill. None: every replica does both.
-    """
+    """All inputs of the engine, resolved: no names to look up, no files to read."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -188,8 +181,8 @@ class Deployment:
     cost: CostTables
     kv: KvPlan
     max_model_len: int
-    name: str = field(default="")
-    decode: DecodeSide | None = None
+    name: str = ""
+    decode: DecodeSide | None = None  # replicas that decode, the others then only prefill; None: all do both
 
     @property
     def price_per_hour_usd(self) -> float:
@@ -206,12 +199,7 @@ class Deployment:
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")
-        axes = {
-            "batching": side.batching,
-            "memory": side.memory,
-            "router": side.router,
-            "preemption_mode": side.preemption_mode,
-        }
+        axes = {name: getattr(side, name) for name in ("batching", "memory", "router", "preemption_mode")}
         return replace(
             self,
             parallel=side.parallel,

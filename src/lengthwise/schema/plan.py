@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -159,21 +159,17 @@ class Plan:
     @property
     def best(self) -> Choice | None:
         """Return the best configuration, None if none satisfies the limits."""
-        first = self.choices[0] if self.choices else None
-        return first if first is not None and first.status is Status.RANKED else None
+        return next((first for first in self.choices[:1] if first.status is Status.RANKED), None)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The best configuration of one plan under the objective of another.
-
-    ``ratio``: how many times worse it is than the other plan's best; NaN if it violates the limits or cannot run.
-    """
+    """The best configuration of one plan under the objective of another."""
 
     optimum_of: str
     used_for: str
     objective: Estimate
-    ratio: float
+    ratio: float  # how many times worse than the other plan's best; NaN if it violates the limits or cannot run
 
 
 @dataclass(frozen=True)
@@ -182,4 +178,4 @@ class Study:
 
     name: str
     plans: tuple[Plan, ...]
-    swaps: tuple[Swap, ...] = field(default=())
+    swaps: tuple[Swap, ...] = ()

@@ -116,14 +116,11 @@ class ScheduleSide:
 
 @dataclass(frozen=True)
 class ScheduleParts:
-    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle.
-
-    ``row`` is the best schedule of one part.
-    """
+    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle."""
 
     gpus: int
     copies: int
-    row: ScheduleRow
+    row: ScheduleRow  # the best schedule of one part
 
     @property
     def throughput_rps(self) -> float:
@@ -139,13 +136,11 @@ class ScheduleParts:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits.
-
-    ``band_rps`` is its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
-    """
+    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits."""
 
     constrained_latency_s: float
     row: ScheduleRow
+    # Its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
     band_rps: tuple[float, float] | None = None
 
 

@@ -134,7 +134,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.predictions is not None and self.predicted_tokens is None:
             object.__setattr__(self, "predicted_tokens", self.predictions.first_tokens)
-        for column, dtype in _COLUMNS.items():
+        for column, dtype in COLUMNS.items():
             value = getattr(self, column)
             if value is not None:
                 if dtype is np.int64:
@@ -154,7 +154,7 @@ class Workload:
         n = len(self.arrival_s)
         if n == 0:
             raise InputError("a workload must hold at least one request; this one is empty")
-        for column in _COLUMNS:
+        for column in COLUMNS:
             value = getattr(self, column)
             if value is not None and value.shape != (n,):
                 raise InputError(f"{column} must have one value for each request ({n}); it has shape {value.shape}")
@@ -170,34 +170,26 @@ class Workload:
             value = self.predicted_tokens
             _require(np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative")
             _require(value < MAX_TOKENS, value, "predicted_tokens must be below 1e12")
-        self._check_predictions_and_tenants(n)
+        if self.tenant is not None:
+            good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
+            _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
+        for name, part, has in (("predictions", self.predictions, "they have"), ("after", self.after, "it has")):
+            if part is not None and len(part) != n:
+                raise InputError(f"{name} must have as many requests as the workload ({n}); {has} {len(part)}")
         if self.concurrency is not None:
-            if self.concurrency < 1:
-                raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
-            _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
-        self._check_after(n)
+            self._check_closed_loop(self.concurrency)
 
-    def _check_after(self, n: int) -> None:
-        if self.after is None:
-            return
-        if len(self.after) != n:
-            raise InputError(f"after must have as many requests as the workload ({n}); it has {len(self.after)}")
-        if self.concurrency is not None:
+    def _check_closed_loop(self, concurrency: int) -> None:
+        if concurrency < 1:
+            raise InputError(f"concurrency must be at least 1; it is {concurrency}")
+        _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
+        if self.after is not None:
             raise InputError(
                 "concurrency and after exclude each other: a closed loop sends a request when any other ends"
             )
 
-    def _check_predictions_and_tenants(self, n: int) -> None:
-        if self.predictions is not None and len(self.predictions) != n:
-            raise InputError(
-                f"predictions must have as many requests as the workload ({n}); they have {len(self.predictions)}"
-            )
-        if self.tenant is not None:
-            good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
-            _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
 
-
-_COLUMNS: dict[str, type] = {
+COLUMNS: dict[str, type] = {
     "arrival_s": np.float64,
     "prompt_tokens": np.int64,
     "output_tokens": np.int64,

@@ -81,10 +81,8 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
 
-        gpus = space.cluster.gpus if engines.ray == "local" else None
-        return RayLauncher(
-            engines.loaded, logs, engines.ray, deployed=space.deployment, timeouts=engines.timeouts, gpus=gpus
-        )
+        gpus, timeouts = space.cluster.gpus if engines.ray == "local" else None, engines.timeouts
+        return RayLauncher(engines.loaded, logs, engines.ray, deployed=space.deployment, timeouts=timeouts, gpus=gpus)
     if (machines := len(space.cluster.machines)) > 1:
         raise InputError(
             f"the local launcher starts engines on one machine; the plan has {machines}. Use --launcher ray, or one "
@@ -134,12 +132,6 @@ class AppRequest:
         final_plan = None if wait is None else lambda: self._with_notes(wait())
         return replace(made, plan=self._with_notes(made.plan), final_plan=final_plan)
 
-    def sampled(self, settings: PlanSettings) -> PlannedApp:
-        """Return the application without a plan, for given engines."""
-        from lengthwise.usecases.app_plan import sampled_app
-
-        return sampled_app(self.app, self.file.rows, settings)
-
     def _with_notes(self, plan: AppPlan) -> AppPlan:
         return replace(plan, notes=tuple(dict.fromkeys((*self.notes, *plan.notes))))
 
@@ -165,10 +157,10 @@ def load_app_request(
         if profile is not None:
             raise InputError("a profile needs GPUs; name them: --node, or [cluster] nodes in the file")
         return AppRequest(file, file.app, None, ())
-    space, app = Space(file.served, cluster, file.times), file.app
-    notes: tuple[str, ...] = ()
-    if profile is not None:
-        from lengthwise.usecases.app_profile import profiled
+    space = Space(file.served, cluster, file.times)
+    if profile is None:
+        return AppRequest(file, file.app, space, ())
+    from lengthwise.usecases.app_profile import profiled
 
-        app, space, notes = profiled(app, space, profile, file.loaded)
-    return AppRequest(replace(file, app=app), app, space, tuple(notes))
+    app, space, notes = profiled(file.app, space, profile, file.loaded)
+    return AppRequest(replace(file, app=app), app, space, notes)

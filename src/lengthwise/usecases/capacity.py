@@ -49,8 +49,7 @@ def capacities(
 ) -> list[VariantCapacity]:
     """Return the capacity of every variant, under the limits of [search] or the default one.
 
-    Args:
-        jobs: Seeds simulated at a time; None: one for each CPU.
+    ``jobs`` is the number of seeds simulated at a time; None: one for each CPU.
     """
     sides = scenario.effective()
     found = []

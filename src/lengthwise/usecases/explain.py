@@ -65,8 +65,8 @@ class Explanation:
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return what fits, and steps of typical shapes for the variant's own workload.
 
-    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt
-    of mean length alone; and decodes sharing the step with as much of a prompt as the budget leaves.
+    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt of mean length alone;
+    and decodes sharing the step with as much of a prompt as the budget leaves.
     """
     variant.deployment.require_one_side("explain")
     deployed, requests = variant.deployment, variant.workload(seed)
@@ -118,17 +118,9 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
 def _step(
     deployed: Deployment, name: str, decodes: int, chunk: int, context_tokens: int, overhead: HostOverhead
 ) -> Step:
-    operators = cost.operators(
-        deployed.model,
-        deployed.gpu,
-        deployed.node,
-        deployed.parallel,
-        deployed.limits,
-        decode_seqs=decodes,
-        kv_tokens=decodes * context_tokens,
-        prefill=[(chunk, 0)] if chunk else [],
-        host=overhead,
-    )
+    where = (deployed.model, deployed.gpu, deployed.node, deployed.parallel, deployed.limits)
+    prefill, cached = [(chunk, 0)] if chunk else [], decodes * context_tokens
+    operators = cost.operators(*where, decode_seqs=decodes, kv_tokens=cached, prefill=prefill, host=overhead)
     local = [operator for operator in operators if operator.bound != "network"]
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
     memory_s = sum(o.bytes for o in local) / deployed.gpu.bandwidth_bytes_per_s

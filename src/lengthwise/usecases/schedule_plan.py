@@ -157,11 +157,8 @@ def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, float, int, floa
 
 
 def _row(report: dict[str, Any]) -> ScheduleRow:
-    values: dict[str, Any] = {}
-    for field in fields(ScheduleRow):
-        if field.name in report:
-            value = report[field.name]
-            values[field.name] = math.inf if value is None and field.name in _INFINITE_IF_NULL else value
+    values: dict[str, Any] = {field.name: report[field.name] for field in fields(ScheduleRow) if field.name in report}
+    values |= {name: math.inf for name in _INFINITE_IF_NULL & values.keys() if values[name] is None}
     for name in ("prefill_batch", "decode_steps"):
         if not isinstance(values[name], int) or values[name] < 1:
             raise ValueError(f"{name} is {values[name]!r}")
