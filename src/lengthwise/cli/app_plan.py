@@ -68,8 +68,9 @@ def run(
     details = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
         show(plan, details)
-    as_json, as_html = (lambda path: write_plan(path, plan)), (lambda path: write_app_html(path, plan, details))
-    outputs.write_answers(json, report, as_json, as_html, quiet=quiet)
+    outputs.write_answers(
+        json, report, plan, write_plan, lambda path, plan: write_app_html(path, plan, details), quiet=quiet
+    )
 
 
 def show(plan: AppPlan, details: AppFacts) -> None:
@@ -89,10 +90,10 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):
         ready = text.slowest_switches(stage)
         stage_cells = (str(number), duration(stage.start_s), duration(stage.end_s))
-        for one in stage.plans:
-            after = duration(ready[one.model][1]) if one.model in ready else ""
-            on = (plan.models[one.model], text.shape(one), text.gpus_text(one, is_mixed=details.is_mixed))
-            rows.append((*stage_cells, *on, after, "finishes" if stage.ends_by == one.model else ""))
+        for model in stage.plans:
+            after = duration(ready[model.model][1]) if model.model in ready else ""
+            on = (plan.models[model.model], text.shape(model), text.gpus_text(model, is_mixed=details.is_mixed))
+            rows.append((*stage_cells, *on, after, "finishes" if stage.ends_by == model.model else ""))
             stage_cells = ("", "", "")  # only in the first row of a stage
     drops = ("ready after", "from") if details.is_mixed else ("ready after", "GPUs", "from")
     print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)
@@ -107,14 +108,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     if plan.methods:
         out.print()
         rows = [
-            (
-                method.name,
-                estimate(method.makespan),
-                duration(method.search_s),
-                f"{method.stages}",
-                f"{method.gain:.2f}",
-            )
-            for method in plan.methods
+            (one.name, estimate(one.makespan), duration(one.search_s), f"{one.stages}", f"{one.gain:.2f}")
+            for one in plan.methods
         ]
         heads = ("method", "makespan", "search", "stages", "relative time")
         print_table(heads, rows, wraps=(), drops=("stages", "search"))
@@ -123,12 +118,8 @@ def show(plan: AppPlan, details: AppFacts) -> None:
         out.print()
         makespan_s = plan.makespan.value
         rows = [
-            (
-                text.what_if_text(what_if),
-                estimate(what_if.makespan),
-                text.difference_text(what_if.difference, makespan_s),
-            )
-            for what_if in plan.what_ifs
+            (text.what_if_text(one), estimate(one.makespan), text.difference_text(one.difference, makespan_s))
+            for one in plan.what_ifs
         ]
         print_table(("with", "makespan", "difference"), rows, wraps=("with",))
     for note in plan.notes:

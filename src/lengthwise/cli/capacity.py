@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -99,14 +98,13 @@ def show(found: list[VariantCapacity]) -> None:
 
 
 def _report(sustained: VariantCapacity) -> dict[str, Any]:
-    def numbers(estimate: Estimate) -> dict[str, float | None]:
-        fields = {"value": estimate.value, "half_width": estimate.half_width}
-        return {name: number if math.isfinite(number) else None for name, number in fields.items()}
+    def numbers(estimate: Estimate) -> Any:
+        return outputs.finite({"value": estimate.value, "half_width": estimate.half_width})
 
     capacity, at = sustained.capacity, sustained.at
     return {
         "name": sustained.name,
-        "limits": [{"metric": x.metric, "bound": x.bound, "at_least": x.at_least} for x in sustained.limits],
+        "limits": [dataclasses.asdict(limit) for limit in sustained.limits],
         "requests_per_s": numbers(capacity.rate_rps),
         "binds": capacity.binds,
         "ceiling_requests_per_s": capacity.ceiling.rate_rps,

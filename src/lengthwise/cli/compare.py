@@ -63,13 +63,11 @@ def run(
     exceeded = exceeded_bounds(found, bounds)
     if not quiet and json != outputs.STDOUT:
         console().print(reports.compare_table(found))
-    outputs.write_answers(
-        json,
-        report,
-        lambda path: reports.write_compare_json(path, found),
-        lambda path: reports.write_compare_html(path, found, prediction, reference),
-        quiet=quiet,
-    )
+
+    def as_html(path: Path, found: Comparison) -> None:
+        reports.write_compare_html(path, found, prediction, reference)
+
+    outputs.write_answers(json, report, found, reports.write_compare_json, as_html, quiet=quiet)
     for line in exceeded:
         typer.echo(f"above its bound: {line}", err=True)
     if exceeded:

@@ -50,10 +50,4 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.lab_table(table))
-    outputs.write_answers(
-        json,
-        report,
-        lambda path: reports.write_lab_json(path, table),
-        lambda path: reports.write_lab_html(path, table),
-        quiet=quiet,
-    )
+    outputs.write_answers(json, report, table, reports.write_lab_json, reports.write_lab_html, quiet=quiet)

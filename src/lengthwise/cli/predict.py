@@ -114,8 +114,9 @@ def evaluate(
     outputs.write_answers(
         json,
         report,
-        lambda path: write_whole(path, predict_json(found, metadata).encode()),
-        lambda path: write_predict_html(path, found, metadata, heading=heading),
+        found,
+        lambda path, found: write_whole(path, predict_json(found, metadata).encode()),
+        lambda path, found: write_predict_html(path, found, metadata, heading=heading),
     )
 
 

@@ -103,13 +103,10 @@ def show(measured: Measurement, target: Path) -> None:
 
     metadata, lines = measured.profile.metadata, measured.lines
     typer.echo(f"{metadata.name}: {len(measured.profile)} rows, {metadata.engine}")
-    rows = [
-        [
-            line.operator, str(line.tp or "-"), str(line.points),
-            percent(line.spread), percent(line.error), percent(line.share),
-        ]
-        for line in lines
-    ]  # fmt: skip
+    rows = []
+    for line in lines:
+        shares = map(percent, (line.spread, line.error, line.share))
+        rows.append([line.operator, str(line.tp or "-"), str(line.points), *shares])
     print_table(("operator", "tp", "points", "spread", "error", "share of a step"), rows, drops=("spread",))
     if errors := [line.error for line in lines if line.tp and math.isfinite(line.error)]:
         median = statistics.median(errors)

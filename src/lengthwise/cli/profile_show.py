@@ -44,10 +44,7 @@ def run(
     if json != outputs.STDOUT:
         _show(view)
     outputs.write_answers(
-        json,
-        report,
-        lambda path: write_whole(path, profile_json(view).encode()),
-        lambda path: write_profile_html(path, view),
+        json, report, view, lambda path, view: write_whole(path, profile_json(view).encode()), write_profile_html
     )
 
 

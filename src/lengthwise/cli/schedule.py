@@ -73,13 +73,7 @@ def run(
     printing = not quiet and json != outputs.STDOUT
     if printing:
         show(plan, scenario)
-    outputs.write_answers(
-        json,
-        report,
-        lambda path: write_schedule_json(path, plan),
-        lambda path: write_schedule_html(path, plan),
-        quiet=quiet,
-    )
+    outputs.write_answers(json, report, plan, write_schedule_json, write_schedule_html, quiet=quiet)
     if deploy is not None:
         launch = schedule_launch.write_schedule_launch(scenario, plan, deploy)
         if printing:

@@ -65,13 +65,7 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.search_table(study, top=scenario.search.top if scenario.search else 10))
-    outputs.write_answers(
-        json,
-        report,
-        lambda path: reports.write_search_json(path, study),
-        lambda path: reports.write_search_html(path, study),
-        quiet=quiet,
-    )
+    outputs.write_answers(json, report, study, reports.write_search_json, reports.write_search_html, quiet=quiet)
     if deploy is not None:
         folders = usecase.write_launches(scenario, study, deploy, deploy_top)
         outputs.print_written([] if quiet else folders)

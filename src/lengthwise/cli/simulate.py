@@ -129,8 +129,7 @@ def write(results: list[Result], json: Path | None, html: Path | None, *, quiet:
     """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import report
 
-    as_json, as_html = (lambda path: report.write_json(path, results)), (lambda path: report.write_html(path, results))
-    outputs.write_answers(json, html, as_json, as_html, quiet=quiet)
+    outputs.write_answers(json, html, results, report.write_json, report.write_html, quiet=quiet)
 
 
 def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:

@@ -167,11 +167,11 @@ def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path |
         for line in answers(study):
             out.print(line, highlight=False)
 
-    def as_json(path: Path) -> None:
+    def as_json(path: Path, study: MultiBinStudy | QueueStudy) -> None:
         text = json_module.dumps(theory_facts(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(path, text.encode())
 
-    outputs.write_answers(json, report, as_json, lambda path: write_theory_html(path, study), quiet=quiet)
+    outputs.write_answers(json, report, study, as_json, write_theory_html, quiet=quiet)
 
 
 def _show_bins(study: MultiBinStudy) -> None:

@@ -308,9 +308,8 @@ class _Builder:
         if store is not None and "://" not in store:
             store = str(self.folder / Path(store).expanduser())
         with self.problems.at("run"):
-            seconds = {
-                f"{name}_s": getattr(run, name) for name in ("lease", "backoff", "max_backoff", "save", "linger")
-            }
+            durations = ("lease", "backoff", "max_backoff", "save", "linger")
+            seconds = {f"{name}_s": getattr(run, name) for name in durations}
             counts = {"max_attempts", "engine_failures", "max_engine_failures", "seed", "replans"}
             settings = Settings(**seconds, **run.model_dump(include=counts))
             timeouts = EngineTimeouts(ready_s=run.ready, stall_s=run.stall, request_s=run.request)

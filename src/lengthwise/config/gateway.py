@@ -429,9 +429,8 @@ class _Builder:
 
     def _dispatch(self, section: DispatchSection) -> gateway_config.Dispatch:
         phases = None
-        if section.phases is not None:
-            with self.problems.at("dispatch", "phases"):
-                phases = gateway_config.Phases(**section.phases.model_dump())
+        with self.problems.at("dispatch", "phases"):
+            phases = gateway_config.Phases(**section.phases.model_dump()) if section.phases else None
         with self.problems.at("dispatch"):
             return gateway_config.Dispatch(**section.model_dump(exclude={"phases"}), phases=phases)
         return gateway_config.Dispatch()

@@ -33,27 +33,22 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The engine's limits under their vLLM names.
+    """The engine's limits under their vLLM names."""
 
-    ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of one step (None: the same).
-    ``max_model_len`` None takes the model's own, cut to the size of the KV cache. ``timeout_s`` is when a client gives
-    up, counted from its send (noticed once the request has entered). With ``enable_prefix_caching``, a request that
-    was evicted recomputes only those of its blocks that others have taken (prompts share none here). ``max_in_flight``
-    bounds the steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as
-    it has stages.
-    """
-
-    max_num_seqs: int = 256
+    max_num_seqs: int = 256  # sequences resident on a replica
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    max_step_seqs: int | None = None
+    max_model_len: int | None = None  # None: the model's own, cut to the size of the KV cache
+    max_step_seqs: int | None = None  # sequences of one step; None: ``max_num_seqs``
     watermark: float = 0.01
     weight_dtype: str | None = None
     kv_dtype: str | None = None
+    # When a client gives up, counted from its send (noticed once the request has entered).
     timeout_s: float = float("inf")
+    # An evicted request recomputes only those of its blocks that others have taken (prompts share none here).
     enable_prefix_caching: bool = False
+    # Steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as stages.
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:

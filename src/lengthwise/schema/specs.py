@@ -140,26 +140,18 @@ GB, TFLOP = 1e9, 1e12
 
 DTYPE_BYTES: dict[str, float] = {
     "float32": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "fp4": 0.5,
-    "int4": 0.5,
+    **dict.fromkeys(("float16", "bfloat16"), 2.0),
+    **dict.fromkeys(("fp8", "int8"), 1.0),
+    **dict.fromkeys(("fp4", "int4"), 0.5),
 }
 _ALIASES = {
     "fp32": "float32",
-    "fp16": "float16",
-    "half": "float16",
+    **dict.fromkeys(("fp16", "half"), "float16"),
     "bf16": "bfloat16",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), "fp8"),
     "w8a8": "int8",
-    "w4a16": "int4",
-    "awq": "int4",
-    "gptq": "int4",
-    "nvfp4": "fp4",
-    "mxfp4": "fp4",
+    **dict.fromkeys(("w4a16", "awq", "gptq"), "int4"),
+    **dict.fromkeys(("nvfp4", "mxfp4"), "fp4"),
 }
 
 

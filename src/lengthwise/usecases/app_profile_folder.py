@@ -121,16 +121,15 @@ def read_profile(folder: Path) -> AppProfile:
             raise InputError(
                 f"{path} must be of version {_VERSION}; it is of {tables['version']}. Measure into another folder"
             )
-        return AppProfile(**{name: tuple(kind(**_plain(row)) for row in tables[name]) for name, kind in _ROWS.items()})
+        return AppProfile(
+            **{name: tuple(kind(**_with_tuples(row)) for row in tables[name]) for name, kind in _ROWS.items()}
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path} is not the profile of an application ({error!r}); measure into another folder"
-        ) from error
+        text = f"{path} is not the profile of an application ({error!r}); measure into another folder"
+        raise InputError(text) from error
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 

@@ -43,15 +43,10 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     bench = ScenarioBench(scenario, {one.title: one for one in section.predictors})
     own = scheduler(scenario)
     # The baseline forms steps and gives memory as the scenario does, but schedules in order of arrival.
-    base = replace(
-        own,
-        rank=own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first",
-        victim="latest_admitted",
-        preemption="never",
-        binning=None,
-        max_wait_s=float("inf"),
-    )
+    rank = own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first"
+    base = replace(own, rank=rank, victim="latest_admitted", preemption="never", binning=None, max_wait_s=float("inf"))
     on = scenario.deployment
+    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
     question = laboratory.Question(
         policies=tuple(_contestant(one, scenario) for one in section.policies if one.title != "fcfs"),
         predictors=tuple(bench.predictors),
@@ -61,11 +56,7 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
         unit=LoadUnit(section.unit) if section.rates is None else LoadUnit.RPS,
         base=base,
         name=scenario.name,
-        metadata={
-            "model": on.model,
-            "GPU": f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu,
-            "workload": bench.load.name,
-        },
+        metadata={"model": on.model, "GPU": gpus, "workload": bench.load.name},
     )
     return question, bench
 

@@ -221,9 +221,8 @@ def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
     if section.threshold is not None:
         bound += f"; encodings resized within {100 * section.threshold:g} %"
     lengths = (
-        f"{task.name or 'lengths'}: prompts {task.mean_prompt_tokens:.0f}, outputs "
-        f"{task.mean_output_tokens:.0f} tokens in the mean, p{100 * section.level:g} "
-        f"{task.output_quantile(section.level):,}"
+        f"{task.name or 'lengths'}: prompts {task.mean_prompt_tokens:.0f}, outputs {task.mean_output_tokens:.0f} "
+        f"tokens in the mean, p{100 * section.level:g} {task.output_quantile(section.level):,}"
     )
     return plan_metadata(scenario) | {"lengths": lengths, "bound": bound}
 

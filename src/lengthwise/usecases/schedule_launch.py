@@ -74,9 +74,9 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     files = [*backend.write_texts(folder, texts), folder / backend.PLAN]
     run_plan = plan
     if not report.exact:
-        known_of_choice: dict[str, Any] = dict.fromkeys(
-            ("drift", "stages", "timeline", "spread_notes", "others", "static_front"), ()
-        )
+        # What follows is known of the choice alone.
+        names = ("drift", "stages", "timeline", "spread_notes", "others", "static_front")
+        unknown: dict[str, Any] = dict.fromkeys(names, ())
         run_plan = replace(
             plan,
             metadata=plan.metadata | {"instead of": f"{plan.chosen.words}: {report.cause}"},
@@ -84,7 +84,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
             gap=math.inf,
             spreads=() if spread is None else (spread,),
             parts=None,
-            **known_of_choice,
+            **unknown,
         )
     write_schedule_json(folder / backend.PLAN, run_plan, None if report.exact else [message])
     return ScheduleLaunch(files, report, message)

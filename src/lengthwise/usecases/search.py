@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,27 +68,25 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
             _require_tables_of_one_deployment(side, space_of(side.search))
-            build = partial(_deployment_with, side.model_copy(update={"search": None, "variants": []}))
-            bench = Bench(build, search_load(side), question_of(side, side.search))
+            make = partial(_deployment_with, side.model_copy(update={"search": None, "variants": []}))
+            bench = Bench(make, search_load(side), question_of(side, side.search))
             found.append(VariantSearch(side.name, side, bench))
     return found
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
     """Raise InputError if a file of tables would be used for several models, GPUs, degrees or data types."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
-
-        def values(key: str, axes: Mapping[str, Any] = axes) -> Any:
-            return axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),))
-
-        for source in values("cost"):
+        on = {
+            key: axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),)) for key in ("cost", *_TABLES_KEYS)
+        }
+        for source in on["cost"]:
             if str(source).startswith(TABLES):
-                for key in _TABLES_KEYS:
-                    found.setdefault(source, {}).setdefault(key, {}).update({str(one): one for one in values(key)})
+                for key, known in found[source].items():
+                    known.update(dict.fromkeys(map(str, on[key])))
     for source, keys in found.items():
-        several = [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]
-        if several:
+        if several := [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]:
             raise InputError(
                 f"a search with cost {source!r} must be of what the tables were made for: one model on one GPU at one "
                 f"tensor-parallel degree; its space has {'; '.join(several)}, which the tables would make all alike. "

@@ -111,9 +111,8 @@ def run(
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
     sides = list(build(requested) if variants is None else variants)
-    seeds = range(requested.run.seed, requested.run.seed + 1)
-    if any(side.is_random for side in sides):
-        seeds = range(requested.run.seed, requested.run.seed + requested.run.seeds)
+    first_seed, count = requested.run.seed, requested.run.seeds if any(side.is_random for side in sides) else 1
+    seeds = range(first_seed, first_seed + count)
     keep_steps = MANY_STEPS if every_step else USUAL_STEPS
     first = [
         partial(_simulated, side, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for side in sides
