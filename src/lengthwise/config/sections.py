@@ -113,7 +113,7 @@ class WorkloadSection(Section):
         )
 
     @model_validator(mode="after")
-    def _check_load(self) -> Self:
+    def _check_arrivals(self) -> Self:
         loads = self._loads()
         if not loads and self.prompt is not None:
             raise ValueError('say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"')
@@ -122,10 +122,6 @@ class WorkloadSection(Section):
         if self.arrivals is not None and self.arrivals.needs_rate != (self.request_rate is not None):
             verb = "needs" if self.arrivals.needs_rate else "excludes"
             raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} request_rate")
-        return self
-
-    @model_validator(mode="after")
-    def _check_replay(self) -> Self:
         if self.time_scale != 1.0 and not self.is_replay:
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
         if self.trace is None and (self.format is not None or self.sort):
@@ -380,12 +376,8 @@ class PredictorSection(Section):
         for key in _PREDICTORS[self.kind][1]:
             if getattr(self, key) is None:
                 raise ValueError(f"{self.kind} needs {key}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_build(self) -> Self:
-        with input_error_as_value_error():
-            if _PREDICTORS[self.kind][0] is not None:
+        if _PREDICTORS[self.kind][0] is not None:
+            with input_error_as_value_error():
                 self.build()
         return self
 
@@ -416,8 +408,7 @@ class ScheduleSection(Section):
     latency. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill,
     the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that the tokens
     of their prompts stay within this share of their mean, and the decode batch within it of its own (ExeGPT's dynamic
-    adjustment); None: prefill batches have B_E requests. ``baselines``: other systems, or "all", to compare with; each
-    is simulated in all its configurations, which takes seconds to a minute.
+    adjustment); None: prefill batches have B_E requests.
     """
 
     latency_bound: Seconds = math.inf
@@ -426,7 +417,7 @@ class ScheduleSection(Section):
     strategies: list[Text] = Field(default_factory=lambda: [one.value for one in Strategy], min_length=1)
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
-    # Other systems to compare with, or "all"; each is simulated in all its configurations.
+    # Other systems, or "all", to compare with; each is simulated in all its configurations (seconds to a minute).
     baselines: list[Text] = Field(default_factory=list)
     dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # reloads weights; None: 4.9, or ExeGPT's
     ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # from the drives of a node; None: 7.3
