@@ -62,8 +62,11 @@ def run(
 
 def _inline_table(limits: list[str]) -> str:
     """Return ``ttft.p90=2s`` as a TOML inline table; the scenario's checks report bad limits."""
-    pairs = (tuple(part.strip() for part in text.partition("=")) for text in limits)
-    return f"{{ {', '.join(f'{json_module.dumps(metric)} = {options.toml_value(x)}' for metric, _, x in pairs)} }}"
+    pairs = []
+    for text in limits:
+        metric, _, bound = (part.strip() for part in text.partition("="))
+        pairs.append(f"{json_module.dumps(metric)} = {options.toml_value(bound)}")
+    return f"{{ {', '.join(pairs)} }}"
 
 
 def show(found: list[VariantCapacity]) -> None:
