@@ -60,7 +60,7 @@ def run(
     target = out or Path(f"{spec.name.replace('/', '-')}-{device_kind(device)}.parquet")
     require_writable([target])
     points = points_file(target, resume=resume)
-    largest = {"max_tokens": max_tokens, "max_seqs": max_seqs, "max_context": max_context}
+    largest: dict[str, Any] = {"max_tokens": max_tokens, "max_seqs": max_seqs, "max_context": max_context}
     kept = keeping(points, lambda note: typer.echo(note, err=True))
     with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, kept:
         measured = measure_operators(

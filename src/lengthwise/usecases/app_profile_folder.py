@@ -99,7 +99,8 @@ class AppProfile:
 
         (name,) = (name for name, kind in _ROWS.items() if isinstance(row, kind))
         others = [one for one in getattr(self, name) if key(one) != key(row)]
-        return replace(self, **{name: (*others, row)})
+        changed: dict[str, Any] = {name: (*others, row)}
+        return replace(self, **changed)
 
     def switch_times(self) -> SwitchTimes:
         """Return the mean switching times, in the planner's form."""

@@ -88,7 +88,7 @@ def run_sample(
 def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> runs.Job:
     expanded = expand(app, rows)
     stages = packed(space, expanded.tasks)
-    plans = sum(stages, ())
+    plans = tuple(plan for stage in stages for plan in stage)
     contexts = [space.deployment(plan).max_model_len for plan in sorted(plans)]
     lengths = [model.lengths for model in app.models]
     draws = [draw(expanded.tasks, lengths, contexts, seed) for seed in range(_DRAWS)]
@@ -145,7 +145,7 @@ def read_outputs(path: Path) -> list[SampleOutput]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [tuple(row[name] for name in COLUMNS) for row in csv.DictReader(file)]
-        outputs = [SampleOutput(call, *map(int, numbers), reason) for call, *numbers, reason in rows]
+        outputs = [SampleOutput(row[0], int(row[1]), int(row[2]), int(row[3]), row[4]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} must be a CSV with the columns {', '.join(COLUMNS)} ({error!r})") from error
     if not outputs:
