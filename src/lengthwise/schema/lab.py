@@ -62,17 +62,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether length-aware scheduling is worth it at one load and batch size.
-
-    ``reason`` is "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an
-    interval) or "not compared" (the policies served other requests). ``best`` names the evaluated cell; "": none.
-    """
+    """Whether length-aware scheduling is worth it at one load and batch size."""
 
     batch: int
     load: float
     is_improvement: bool
+    # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval) or
+    # "not compared" (the policies served other requests).
     reason: str
-    best: str
+    best: str  # names the evaluated cell; "": none
     description: str
 
     @property

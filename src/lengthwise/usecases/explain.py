@@ -14,15 +14,12 @@ BOUNDS = ("compute", "memory", "network", "latency")
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch of requests that all have ``context_tokens``.
-
-    ``seqs`` is what a replica takes at once, ``by_memory`` what the KV cache alone would hold. ``reserved_tokens`` is
-    what the memory policy reserves for each request if that exceeds the blocks of its tokens, else 0.
-    """
+    """The largest batch of requests that all have ``context_tokens``."""
 
     context_tokens: int
-    seqs: int
-    by_memory: int
+    seqs: int  # what a replica takes at once
+    by_memory: int  # what the KV cache alone would hold
+    # What the memory policy reserves for each request if that exceeds the blocks of its tokens, else 0.
     reserved_tokens: int = 0
 
 
