@@ -161,9 +161,10 @@ class _Parts:
         trace, size = self.trace, len(self.trace) // self.parts
         rows = slice(seed * size, seed * size + min(size, requests))
         columns = {name: getattr(trace, name) for name in COLUMNS}
+        part: dict[str, Any] = {name: None if one is None else one[rows] for name, one in columns.items()}
         predictions = trace.predictions
         return Workload(
-            **{name: None if column is None else column[rows] for name, column in columns.items()},
+            **part,
             predictions=None if predictions is None else predictions.take(np.arange(len(trace))[rows]),
             extra={key: column[rows] for key, column in trace.extra.items()},
             name=trace.name,

@@ -134,7 +134,8 @@ def _observed(side: w.Marginal) -> Ints | None:
     """Return the lengths of a list without weights, which would not say how many requests they are of."""
     if not isinstance(side, w.Empirical) or side.weights is not None:
         return None
-    return np.maximum(np.rint(np.asarray(side.tokens, float)), 1).astype(np.int64)
+    tokens: Ints = np.maximum(np.rint(np.asarray(side.tokens, float)), 1).astype(np.int64)
+    return tokens
 
 
 def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
