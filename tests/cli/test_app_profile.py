@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from lengthwise.cli import app_profile
 from lengthwise.config.app_file import load_app
 from lengthwise.schema.errors import InputError
-from lengthwise.usecases.app_profile import with_profile
 from lengthwise.usecases.app_profile_folder import read_profile
+from lengthwise.usecases.app_setup import load_app_request
 
 APP = '''
 name = "judged"
@@ -81,16 +81,13 @@ def test_a_profile_is_measured_shown_kept_and_laid_over(profile, application, tm
     assert "writer: started and stopped 2 of 2 times" in ended.stderr
     assert f"use it: lengthwise app plan {application} --profile {out}" in ended.stderr
 
-    file = load_app(application)
-    after = with_profile(file, out)
+    after = load_app_request(application, profile=out)
     book = read_profile(out)
-    assert after.times.measured == book.switch_times().measured | {
+    assert after.space.times.measured == book.switch_times().measured | {
         (name, "A100-80GB", 2, 1, how): seconds
         for (name, _, _, _, how), seconds in book.switch_times().measured.items()
     }
     assert all(model.lengths is not None for model in after.app.models)
-    assert any("no lengths are given" in note for note in file.notes)
-    assert not any("no lengths are given" in note for note in after.notes)
     assert "switching times of judge are measured" in after.notes
 
     again = profile(application, "--out", out, "--rows", 4, "--times", 2)

@@ -17,7 +17,7 @@ from lengthwise.cli import outputs
 from lengthwise.cli.simulate import variant_files
 from lengthwise.schema.errors import OutputError
 from lengthwise.usecases import explain, simulate, variants
-from lengthwise.usecases.simulation_notes import ineffective_options
+from lengthwise.usecases.simulate import ineffective_options
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -260,7 +260,7 @@ def test_every_output_says_what_is_extrapolated_and_what_brackets_mean(tmp_path,
 
     results = [result_of(told)]
     show(asked(), results)
-    write(results, tmp_path / "a.json", tmp_path / "a.html", {})
+    write(results, tmp_path / "a.json", tmp_path / "a.html", quiet=True)
     printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "a.html").read_text("utf-8")
     made = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"][0]
     (note,) = told.notes

@@ -68,11 +68,9 @@ def run(
     details = facts_of(requested, planned, app_file.stem)
     if not quiet and json != outputs.STDOUT:
         show(plan, details)
-    written = outputs.write_answers(
-        json, report, lambda path: write_plan(path, plan), lambda path: write_app_html(path, plan, details)
+    outputs.write_answers(
+        json, report, plan, write_plan, lambda path, plan: write_app_html(path, plan, details), quiet=quiet
     )
-    if not quiet:
-        outputs.print_written(written)
 
 
 def show(plan: AppPlan, details: AppFacts) -> None:
@@ -81,28 +79,21 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     from lengthwise.report import apps_text as text
     from lengthwise.report import percent
 
-    out = console()
+    out, duration, estimate = console(), text.duration_text, text.estimate_duration_text
     stages, gpus = plural(len(plan.stages), "stage"), plural(len(details.gpus), "GPU")
-    out.print(f"{details.name}: {text.estimate_duration_text(plan.makespan)} on {gpus}, {stages}")
+    out.print(f"{details.name}: {estimate(plan.makespan)} on {gpus}, {stages}")
     low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
     if low is not None and high is not None:
-        out.print(f"90 % of the samples lie within {text.duration_text(low)} to {text.duration_text(high)}")
+        out.print(f"90 % of the samples lie within {duration(low)} to {duration(high)}")
     out.print()
     rows: list[tuple[str, ...]] = []
     for number, stage in enumerate(plan.stages[:_MAX_STAGES], 1):
         ready = text.slowest_switches(stage)
-        stage_cells = (str(number), text.duration_text(stage.start_s), text.duration_text(stage.end_s))
+        stage_cells = (str(number), duration(stage.start_s), duration(stage.end_s))
         for model in stage.plans:
-            rows.append(
-                (
-                    *stage_cells,
-                    plan.models[model.model],
-                    text.shape(model),
-                    text.gpus_text(model, is_mixed=details.is_mixed),
-                    text.duration_text(ready[model.model][1]) if model.model in ready else "",
-                    "finishes" if stage.ends_by == model.model else "",
-                )
-            )
+            after = duration(ready[model.model][1]) if model.model in ready else ""
+            on = (plan.models[model.model], text.shape(model), text.gpus_text(model, is_mixed=details.is_mixed))
+            rows.append((*stage_cells, *on, after, "finishes" if stage.ends_by == model.model else ""))
             stage_cells = ("", "", "")  # only in the first row of a stage
     drops = ("ready after", "from") if details.is_mixed else ("ready after", "GPUs", "from")
     print_table(("stage", "from", "to", "model", "replicas", "GPUs", "ready after", ""), rows, wraps=(), drops=drops)
@@ -117,13 +108,7 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     if plan.methods:
         out.print()
         rows = [
-            (
-                one.name,
-                text.estimate_duration_text(one.makespan),
-                text.duration_text(one.search_s),
-                str(one.stages),
-                f"{one.gain:.2f}",
-            )
+            (one.name, estimate(one.makespan), duration(one.search_s), f"{one.stages}", f"{one.gain:.2f}")
             for one in plan.methods
         ]
         heads = ("method", "makespan", "search", "stages", "relative time")
@@ -133,11 +118,7 @@ def show(plan: AppPlan, details: AppFacts) -> None:
         out.print()
         makespan_s = plan.makespan.value
         rows = [
-            (
-                text.what_if_text(one),
-                text.estimate_duration_text(one.makespan),
-                text.difference_text(one.difference, makespan_s),
-            )
+            (text.what_if_text(one), estimate(one.makespan), text.difference_text(one.difference, makespan_s))
             for one in plan.what_ifs
         ]
         print_table(("with", "makespan", "difference"), rows, wraps=("with",))

@@ -14,8 +14,8 @@ from lengthwise.cli import options, outputs
 from lengthwise.cli.options import AppFile, Quiet
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.app_profile import ProfileResult
     from lengthwise.usecases.app_profile_folder import CostRow, SwitchRow
+    from lengthwise.usecases.app_profile_measurement import ProfileRun
 
 EXAMPLES = """\b
 Examples:
@@ -70,7 +70,7 @@ def run(
         typer.echo(f"use it: lengthwise app plan {app_file} --profile {out}", err=True)
 
 
-def show(profiled: ProfileResult) -> None:
+def show(profiled: ProfileRun) -> None:
     """Print switching times, output lengths, calibrated costs, and notes."""
     from lengthwise.cli.tables import console, print_table
 

@@ -62,13 +62,13 @@ def run(
     folder.require_free(resume=resume)
 
     from lengthwise.apps.plan import read_plan
-    from lengthwise.usecases.app_plan import PlanSettings
+    from lengthwise.usecases.app_plan import PlanSettings, sampled_app
     from lengthwise.usecases.app_run import RunMonitor, run_app
 
     engines = requested.engines(launcher, ray)
     planning = PlanSettings(compare=False, draws=2, true_draws=4, seed=seed, what_ifs=False)
     if engines.launcher == "static":
-        planned = requested.sampled(planning)
+        planned = sampled_app(requested.app, requested.file.rows, planning)
     else:
         given = None if plan is None else read_plan(plan)
         # In virtual time no engine can start during a search for a plan that is limited by the wall clock.

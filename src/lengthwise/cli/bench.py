@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +84,12 @@ def run(
 
     if time_limit is not None and not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds; it is {time_limit:g}: leave it out for none")
-    overrides = [*(set_ or ()), *settings(isl, osl, request_rate, concurrency, num_requests, slo)]
+    if request_rate is not None and concurrency is not None:
+        raise InputError("--request-rate (open loop) excludes --concurrency (closed loop); give one of them")
+    numbers = {"prompt": isl, "output": osl, "request_rate": request_rate, "concurrency": concurrency}
+    numbers["num_requests"] = num_requests
+    overrides = [*(set_ or ()), *(f"workload.{key}={value}" for key, value in numbers.items() if value is not None)]
+    overrides += [f"slo.{text}" for text in slo or ()]
     _require_arrivals(scenario_file, workload, overrides)
     scenario = bench.server_scenario(scenario_file, workload, variant, overrides)
     outputs.require_answers(json, report, scenario.files, [] if records is None else [records])
@@ -102,7 +106,7 @@ def run(
     options.print_notes(scenario.notes, quiet=quiet)
     if seed is None:
         seed = scenario.run.seed
-    with measuring(quiet=quiet) as progress:
+    with bar("measuring", quiet=quiet, refresh_per_second=2) as progress:  # redraws cost time of the load generator
         measured = measure.bench(
             Server(url, model, api_key, stall_s=stall, timeout_s=timeout),
             bench.requests(scenario, seed),
@@ -122,47 +126,17 @@ def run(
     result = result_of(measured, scenario)
     if not quiet and json != outputs.STDOUT:
         show(result, measured)
-    written = simulate.write([result], json, report, {}) + ([records] if records is not None else [])
-    if not quiet:
-        outputs.print_written(written)
+    simulate.write([result], json, report, quiet=quiet)
+    outputs.print_written([] if quiet or records is None else [records])
     exit_as_measured(measured, records)
-
-
-def measuring(*, quiet: bool) -> AbstractContextManager[Callable[[int, int], None]]:
-    """Return a progress bar of requests that redraws rarely, so that it does not disturb the load generator."""
-    return bar("measuring", quiet=quiet, refresh_per_second=2)
-
-
-def settings(
-    isl: int | None,
-    osl: int | None,
-    rate: float | None,
-    concurrency: int | None,
-    num_requests: int | None,
-    slo: Sequence[str] | None,
-) -> list[str]:
-    """Return the short options as settings of a scenario."""
-    if rate is not None and concurrency is not None:
-        raise InputError("--request-rate (open loop) excludes --concurrency (closed loop); give one of them")
-    numbers = {
-        "prompt": isl,
-        "output": osl,
-        "request_rate": rate,
-        "concurrency": concurrency,
-        "num_requests": num_requests,
-    }
-    given = [f"workload.{name}={value}" for name, value in numbers.items() if value is not None]
-    return given + [f"slo.{text}" for text in slo or ()]
 
 
 def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Sequence[str]) -> None:
     """Raise InputError if lengths are given, but no arrivals for them."""
     given = {override.partition("=")[0] for override in overrides}
     sources = ("request_rate", "concurrency", "arrivals", "trace", "preset", "rate")
-    arrivals = (
-        scenario or workload or any(key.startswith(tuple(f"workload.{name}" for name in sources)) for key in given)
-    )
-    if {"workload.prompt", "workload.output"} <= given and not arrivals:
+    has_arrivals = any(key.startswith(tuple(f"workload.{name}" for name in sources)) for key in given)
+    if {"workload.prompt", "workload.output"} <= given and not (scenario or workload or has_arrivals):
         raise InputError(
             "a load must say how its requests arrive: give --request-rate (open loop), --concurrency (closed loop), "
             "or a SCENARIO with arrivals"

@@ -118,11 +118,11 @@ def run(
         require_improvement(found, printed=printed)
     costs.save(found.tables, out, costs.MadeFor.of_deployment(deployment))
     if json is not None:
-        outputs.write_text(json, json_module.dumps(numbers(found), indent=1, allow_nan=False) + "\n")
+        outputs.write_text(json, json_module.dumps(numbers(found), indent=1, allow_nan=False) + "\n", quiet=True)
     if report is not None and as_html:
         _write_html(report, found)
     elif report is not None:
-        outputs.write_text(report, markdown(found))
+        outputs.write_text(report, markdown(found), quiet=True)
     if not quiet:
         outputs.print_written(files)
         same = "".join(f" --set {text}" for text in set_ or []) + (
@@ -157,22 +157,19 @@ def show(found: Calibration) -> None:
 def reliability(found: Calibration) -> list[str]:
     """Return how reliable the tables are, in sentences."""
     reach = found.tables.reach
-    return [
-        (
-            f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard "
-            "deviation over held-out requests; single steps may be off by more)"
-        ),
-        (
-            f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a "
-            f"request, {reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
-        ),
-        *(
-            f"{load.name} requests over time ({load.run}): off by {load.before:.0%} of their mean before, "
-            f"{load.after:.0%} after"
-            for load in found.loads
-        ),
-        *(note for note in found.notes if note not in found.origin),
+    error = (
+        f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard deviation "
+        "over held-out requests; single steps may be off by more)"
+    )
+    measured = (
+        f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a request, "
+        f"{reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
+    )
+    loads = [
+        f"{x.name} requests over time ({x.run}): off by {x.before:.0%} of their mean before, {x.after:.0%} after"
+        for x in found.loads
     ]
+    return [error, measured, *loads, *(note for note in found.notes if note not in found.origin)]
 
 
 def _write_html(path: Path, found: Calibration) -> None:
@@ -193,21 +190,11 @@ def _write_html(path: Path, found: Calibration) -> None:
 
 def numbers(found: Calibration) -> dict[str, Any]:
     """Return all results but the tables, as JSON values; keys are only ever added within a version."""
-    tables = found.tables
-    names = [field.name for field in dataclasses.fields(found) if field.name != "tables"]
-    lists = {
-        name: [dataclasses.asdict(record) for record in getattr(found, name)]
-        for name in ("parameters", "scores", "changes", "loads", "curves")
-    }
-    results = {name: getattr(found, name) for name in names} | {
-        "tables": {
-            "source": tables.source,
-            "errors": [dataclasses.asdict(error) for error in tables.errors],
-            "reach": dataclasses.asdict(tables.reach),
-        }
-    }
+    results = dataclasses.asdict(found)
+    tables = results.pop("tables")
+    head = {"format": FORMAT, "version": VERSION, "warnings": found.warnings}
     complete: dict[str, Any] = outputs.finite(
-        {"format": FORMAT, "version": VERSION, "warnings": found.warnings} | results | lists
+        head | results | {"tables": {name: tables[name] for name in ("source", "errors", "reach")}}
     )
     return complete
 
@@ -237,22 +224,15 @@ def markdown(found: Calibration) -> str:
 def _error(score: Score) -> list[str]:
     each = score.statistic == "each"
     percent = "{:.1%}".format if each else "{:+.1%}".format
-    return [
-        score.run,
-        {"ttft": "TTFT", "tpot": "TPOT", "jct": "JCT"}[score.metric],
-        "mean of each" if each else score.statistic,
-        "" if each else _seconds(score.measured),
-        percent(score.before),
-        percent(score.after),
-        f"{percent(score.low)} to {percent(score.high)}",
-    ]
+    statistic, measured = ("mean of each", "") if each else (score.statistic, _seconds(score.measured))
+    errors = (percent(score.before), percent(score.after), f"{percent(score.low)} to {percent(score.high)}")
+    return [score.run, score.metric.upper(), statistic, measured, *errors]
 
 
 def _parameter(p: Parameter) -> list[str]:
     number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
-    before, after = (
-        "-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value)
-    )  # 0 seconds of a client: not known
+    # 0 seconds of a client: not known.
+    before, after = ("-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value))
     interval = f"{number(p.low)} to {number(p.high)}" if p.determined else "as before"
     return [p.label, before, after, interval, "no" if not p.determined else "yes" if p.value != p.prior else "agrees"]
 

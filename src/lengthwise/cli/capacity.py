@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_module
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -58,20 +57,16 @@ def run(
         show(found)
     if json is not None:
         report = {"format": FORMAT, "version": VERSION, "capacities": [_report(sustained) for sustained in found]}
-        outputs.print_written(outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n"))
+        outputs.write_text(json, json_module.dumps(report, indent=2, allow_nan=False) + "\n")
 
 
 def _inline_table(limits: list[str]) -> str:
     """Return ``ttft.p90=2s`` as a TOML inline table; the scenario's checks report bad limits."""
     pairs = []
     for text in limits:
-        metric, _, bound = text.partition("=")
-        try:
-            float(bound)
-        except ValueError:
-            bound = json_module.dumps(bound.strip())
-        pairs.append(f"{json_module.dumps(metric.strip())} = {bound}")
-    return "{ " + ", ".join(pairs) + " }"
+        metric, _, bound = (part.strip() for part in text.partition("="))
+        pairs.append(f"{json_module.dumps(metric)} = {options.toml_value(bound)}")
+    return f"{{ {', '.join(pairs)} }}"
 
 
 def show(found: list[VariantCapacity]) -> None:
@@ -106,14 +101,13 @@ def show(found: list[VariantCapacity]) -> None:
 
 
 def _report(sustained: VariantCapacity) -> dict[str, Any]:
-    def numbers(estimate: Estimate) -> dict[str, float | None]:
-        fields = {"value": estimate.value, "half_width": estimate.half_width}
-        return {name: number if math.isfinite(number) else None for name, number in fields.items()}
+    def numbers(estimate: Estimate) -> Any:
+        return outputs.finite({"value": estimate.value, "half_width": estimate.half_width})
 
     capacity, at = sustained.capacity, sustained.at
     return {
         "name": sustained.name,
-        "limits": [{"metric": x.metric, "bound": x.bound, "at_least": x.at_least} for x in sustained.limits],
+        "limits": [dataclasses.asdict(limit) for limit in sustained.limits],
         "requests_per_s": numbers(capacity.rate_rps),
         "binds": capacity.binds,
         "ceiling_requests_per_s": capacity.ceiling.rate_rps,

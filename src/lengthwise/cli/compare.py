@@ -63,14 +63,11 @@ def run(
     exceeded = exceeded_bounds(found, bounds)
     if not quiet and json != outputs.STDOUT:
         console().print(reports.compare_table(found))
-    written = outputs.write_answers(
-        json,
-        report,
-        lambda path: reports.write_compare_json(path, found),
-        lambda path: reports.write_compare_html(path, found, prediction, reference),
-    )
-    if not quiet:
-        outputs.print_written(written)
+
+    def as_html(path: Path, found: Comparison) -> None:
+        reports.write_compare_html(path, found, prediction, reference)
+
+    outputs.write_answers(json, report, found, reports.write_compare_json, as_html, quiet=quiet)
     for line in exceeded:
         typer.echo(f"above its bound: {line}", err=True)
     if exceeded:
@@ -80,8 +77,7 @@ def run(
 def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
     """Return a sentence for each error that is significantly above its bound, or unknown.
 
-    Raises:
-        UnknownNameError: A bound is for a number that the comparison does not have.
+    Raise UnknownNameError for a bound of a number that the comparison does not have.
     """
     exceeded = []
     for key, bound in bounds.items():

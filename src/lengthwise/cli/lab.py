@@ -50,8 +50,4 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.lab_table(table))
-    written = outputs.write_answers(
-        json, report, lambda path: reports.write_lab_json(path, table), lambda path: reports.write_lab_html(path, table)
-    )
-    if not quiet:
-        outputs.print_written(written)
+    outputs.write_answers(json, report, table, reports.write_lab_json, reports.write_lab_html, quiet=quiet)

@@ -25,11 +25,9 @@ class KeyValueFormatter(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(level: str, *, as_json: bool, requests: bool) -> Iterator[None]:
-    """Write the gateway's log to standard error while the context is open.
+    """Write the gateway's log from ``level`` ("debug", "info", ...) on to standard error while the context is open.
 
-    Args:
-        level: "debug", "info", "warning" or "error".
-        requests: Log every request; otherwise only those that failed at an engine.
+    ``requests``: log every request; otherwise only those that failed at an engine.
     """
     from lengthwise.gateway.telemetry import json_lines
 

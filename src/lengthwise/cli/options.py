@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,15 @@ def setting(example: str) -> Any:
 def overrides(set_: list[str] | None, cost: str | None) -> list[str]:
     """Return the settings of ``--set`` and ``--cost``, in order; the last one of a path wins."""
     return [*(set_ or ()), *([] if cost is None else [f"deployment.cost={cost}"])]
+
+
+def toml_value(text: str) -> str:
+    """Return a number unchanged, and any other text as a TOML string."""
+    try:
+        float(text)
+    except ValueError:
+        return json.dumps(text)
+    return text
 
 
 def print_notes(notes: Iterable[str], *, quiet: bool = False) -> None:

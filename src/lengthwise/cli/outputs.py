@@ -60,27 +60,30 @@ def require_report_extra() -> None:
 def write_answers(
     json: Path | None,
     html: Path | None,
-    as_json: Callable[[Path], object],
-    as_html: Callable[[Path], object] = lambda _: None,
-) -> list[Path]:
-    """Write the requested files and return them; ``-`` prints the JSON to standard output."""
+    answer: Any,
+    as_json: Callable[[Path, Any], object],
+    as_html: Callable[[Path, Any], object] = lambda *_: None,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Write the requested files, and print where they are unless ``quiet``; ``-`` is standard output, of JSON alone."""
     if json == STDOUT:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "answers.json"
-            as_json(path)
+            as_json(path, answer)
             typer.echo(path.read_text("utf-8"), nl=False)
     elif json is not None:
-        as_json(json)
+        as_json(json, answer)
     if html is not None:
-        as_html(html)
-    return [path for path in (json, html) if path is not None and path != STDOUT]
+        as_html(html, answer)
+    print_written(path for path in (json, html) if path is not None and path != STDOUT and not quiet)
 
 
-def write_text(path: Path, text: str) -> list[Path]:
-    """Write a text file and return it; ``-`` prints the text to standard output and returns nothing."""
+def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
+    """Write a text file, or print the text if the path is ``-``, as ``write_answers`` does."""
     from lengthwise.schema.files import write_whole
 
-    return write_answers(path, None, lambda path: write_whole(path, text.encode()))
+    write_answers(path, None, text.encode(), write_whole, quiet=quiet)
 
 
 def finite(value: Any) -> Any:

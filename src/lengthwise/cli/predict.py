@@ -70,9 +70,8 @@ def notes(samples: Samples) -> list[str]:
     n, metadata = len(samples), samples.metadata
     reasons = ", ".join(f"{reason} ({count:,})" for reason, count in metadata.get("unknown_finish", {}).items())
     keys = ", ".join(f"{key} (did you mean {name}?)" for key, name in metadata.get("misspelt", {}).items())
-    without_prompt, estimated, left_out = (
-        metadata.get(key, 0) for key in ("no_prompt", "estimated_tokens", "left_out")
-    )
+    without_prompt, left_out = metadata.get("no_prompt", 0), metadata.get("left_out", 0)
+    estimated = metadata.get("estimated_tokens", 0)
     lines = {
         f"note: {without_prompt:,} of {n:,} rows have no prompt": without_prompt,
         f"note: unknown keys: {keys}": keys,
@@ -112,13 +111,13 @@ def evaluate(
     if json != outputs.STDOUT:
         print_scores(found, f"{predictor_file} on {', '.join(map(str, files))}")
     heading = f"Predicted lengths: {predictor_file}"
-    written = outputs.write_answers(
+    outputs.write_answers(
         json,
         report,
-        lambda path: write_whole(path, predict_json(found, metadata).encode()),
-        lambda path: write_predict_html(path, found, metadata, heading=heading),
+        found,
+        lambda path, found: write_whole(path, predict_json(found, metadata).encode()),
+        lambda path, found: write_predict_html(path, found, metadata, heading=heading),
     )
-    outputs.print_written(written)
 
 
 def print_scores(found: Sequence[Evaluation], title: str) -> None:
@@ -219,13 +218,8 @@ def _show_card(predictor: Any, title: str) -> None:
         return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
     metadata = dict(getattr(predictor, "metadata_", {}) or {})
-    evaluations = {
-        head: metadata.pop(key)
-        for key, head in (
-            ("held_out", "on held-out prompts"), ("other_prompts_and_models", "on other prompts and models")
-        )
-        if metadata.get(key)
-    }  # fmt: skip
+    heads = {"held_out": "on held-out prompts", "other_prompts_and_models": "on other prompts and models"}
+    evaluations = {head: metadata.pop(key) for key, head in heads.items() if metadata.get(key)}
     metadata["versions"] = [f"{name} {number}" for name, number in (metadata.get("versions") or {}).items()]
     order = ("sources", "samples", "prompts", "models", "censored", "trained", "versions", "license", "weaknesses")
     keys = [*(key for key in order if key in metadata), *sorted(set(metadata) - set(order))]

@@ -39,7 +39,7 @@ def run(
     outputs.require_answers(json, None, [new, old])
     found = check_profiles(read_profile(new), read_profile(old), tolerance=tolerance, seed=seed)
     if json is not None:
-        outputs.write_text(json, check_json(found))
+        outputs.write_text(json, check_json(found), quiet=True)
     if json != outputs.STDOUT:
         _show(found, new, old)
     if found.changed:

@@ -51,8 +51,8 @@ def run(
     """
     from lengthwise import catalog
     from lengthwise.cost.profiles import write_profile
-    from lengthwise.measure.operators import device_kind, require_measurable
-    from lengthwise.usecases.profile_run import measure, points_file
+    from lengthwise.measure.operators import device_kind, measure_operators, require_measurable
+    from lengthwise.usecases.profile_run import keeping, points_file
 
     degrees, budget_s, spec = _degrees(tp), _seconds(budget), catalog.model(model)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "tp": degrees, "threads": threads}
@@ -60,11 +60,12 @@ def run(
     target = out or Path(f"{spec.name.replace('/', '-')}-{device_kind(device)}.parquet")
     require_writable([target])
     points = points_file(target, resume=resume)
-    with bar("measuring {task.description}", quiet=quiet, counts=False) as progress:
-        measured = measure(
-            spec, points, lambda note: typer.echo(note, err=True), **where, budget_s=budget_s, progress=progress,
-            max_tokens=max_tokens, max_seqs=max_seqs, max_context=max_context, seed=seed,
-        )  # fmt: skip
+    largest: dict[str, Any] = {"max_tokens": max_tokens, "max_seqs": max_seqs, "max_context": max_context}
+    kept = keeping(points, lambda note: typer.echo(note, err=True))
+    with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, kept:
+        measured = measure_operators(
+            spec, **where, **largest, budget_s=budget_s, progress=progress, seed=seed, resume=points
+        )
     write_profile(measured.profile, target)
     show(measured, target)
     if measured.lost:
@@ -103,13 +104,10 @@ def show(measured: Measurement, target: Path) -> None:
 
     metadata, lines = measured.profile.metadata, measured.lines
     typer.echo(f"{metadata.name}: {len(measured.profile)} rows, {metadata.engine}")
-    rows = [
-        [
-            line.operator, str(line.tp or "-"), str(line.points),
-            percent(line.spread), percent(line.error), percent(line.share),
-        ]
-        for line in lines
-    ]  # fmt: skip
+    rows = []
+    for line in lines:
+        shares = map(percent, (line.spread, line.error, line.share))
+        rows.append([line.operator, str(line.tp or "-"), str(line.points), *shares])
     print_table(("operator", "tp", "points", "spread", "error", "share of a step"), rows, drops=("spread",))
     if errors := [line.error for line in lines if line.tp and math.isfinite(line.error)]:
         median = statistics.median(errors)

@@ -43,13 +43,9 @@ def run(
     )
     if json != outputs.STDOUT:
         _show(view)
-    written = outputs.write_answers(
-        json,
-        report,
-        lambda path: write_whole(path, profile_json(view).encode()),
-        lambda path: write_profile_html(path, view),
+    outputs.write_answers(
+        json, report, view, lambda path, view: write_whole(path, profile_json(view).encode()), write_profile_html
     )
-    outputs.print_written(written)
 
 
 def _show(view: ProfileView) -> None:

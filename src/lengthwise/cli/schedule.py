@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -73,16 +73,12 @@ def run(
     printing = not quiet and json != outputs.STDOUT
     if printing:
         show(plan, scenario)
-    written = outputs.write_answers(
-        json, report, lambda path: write_schedule_json(path, plan), lambda path: write_schedule_html(path, plan)
-    )
+    outputs.write_answers(json, report, plan, write_schedule_json, write_schedule_html, quiet=quiet)
     if deploy is not None:
         launch = schedule_launch.write_schedule_launch(scenario, plan, deploy)
-        written.append(deploy)
         if printing:
             console().print(f"\n{launch.message}")
-    if not quiet:
-        outputs.print_written(written)
+        outputs.print_written([] if quiet else [deploy])
 
 
 def settings(
@@ -96,21 +92,15 @@ def settings(
     expected: bool = False,
 ) -> list[str]:
     """Return the options as settings of [schedule]."""
-    changes = [f"{key}={value}" for key, value in (("gpus", gpus), ("threshold", threshold)) if value is not None]
+    changes: dict[str, Any] = {"gpus": gpus, "threshold": threshold}
     if latency_bound is not None:
-        try:
-            float(latency_bound)
-            changes.append(f"latency_bound={latency_bound}")
-        except ValueError:
-            changes.append(f"latency_bound={json_module.dumps(latency_bound)}")
-    if bound_for is not None:
-        changes.append(f"bound_for={json_module.dumps(bound_for)}")
+        changes["latency_bound"] = options.toml_value(latency_bound)
+    changes["bound_for"] = None if bound_for is None else json_module.dumps(bound_for)
     for key, text in (("strategies", strategy), ("baselines", baselines)):
         if text is not None:
-            changes.append(f"{key}={json_module.dumps([name.strip().lower() for name in text.split(',')])}")
-    if expected:
-        changes.append("worst_case=false")
-    return [f"schedule.{change}" for change in changes]
+            changes[key] = json_module.dumps([name.strip().lower() for name in text.split(",")])
+    changes["worst_case"] = "false" if expected else None
+    return [f"schedule.{key}={value}" for key, value in changes.items() if value is not None]
 
 
 def show(plan: SchedulePlan, scenario: Scenario) -> None:

@@ -14,6 +14,7 @@ from typer import Option
 
 from lengthwise.cli import bench, log, options, outputs
 from lengthwise.cli.options import ApiKey, JsonFile, LatencyBound, Quiet, ScenarioFile, Threshold
+from lengthwise.cli.progress import bar
 from lengthwise.cli.schedule import settings
 
 if TYPE_CHECKING:
@@ -112,16 +113,14 @@ def run(
             console().print(f"admin page at http://127.0.0.1:{port}/, metrics at /metrics", style="dim")
 
     logging = log.logging_to_stderr("info", as_json=False, requests=False) if adapt and not quiet else nullcontext()
-    with logging, bench.measuring(quiet=quiet) as progress:
+    with logging, bar("measuring", quiet=quiet, refresh_per_second=2) as progress:
         done = run_schedule(
             scenario, engine, planned, live, load=ScheduleLoad(concurrency, request_rate, seed, report=progress),
             follow=follow, api_key=api_key, admin_port=admin_port, on_admin=print_admin_page,
         )  # fmt: skip
     if printing:
         show(done)
-    written = write(done, json, out)
-    if not quiet:
-        outputs.print_written(written)
+    write(done, json, out, quiet=quiet)
     bench.exit_as_measured(done.measured, None)
 
 
@@ -203,13 +202,8 @@ def _cells(number: ObservedNumber) -> list[str]:
     unit = f" {number.unit}" if number.unit else ""
     interval = f"{text(number.low)} to {text(number.high)}" if math.isfinite(number.low) else ""
     ratio = number.value / number.planned if number.planned else math.nan
-    return [
-        number.name,
-        f"{text(number.planned)}{unit}",
-        f"{text(number.value)}{unit}",
-        interval,
-        f"{ratio:.2f}" if math.isfinite(ratio) else "",
-    ]
+    shown = f"{ratio:.2f}" if math.isfinite(ratio) else ""
+    return [number.name, f"{text(number.planned)}{unit}", f"{text(number.value)}{unit}", interval, shown]
 
 
 def _followed_text(done: ScheduleRun) -> list[str]:
@@ -227,17 +221,12 @@ def _followed_text(done: ScheduleRun) -> list[str]:
 
 def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
     """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
-    from lengthwise.usecases.schedule_run import (
-        MIN_PHASES,
-        requests_to_count,
-        split_in_flight,
-        split_requests,
-    )  # fmt: skip
+    from lengthwise.usecases import schedule_run as usecase
 
     outcome, row, found = done.outcome, planned.row, list(done.measured.warnings)
     uncertain = any(math.isnan(number.low) for number in outcome.seen)
     if planned.phases is None:
-        limit, concurrent = done.engines * split_in_flight(row), outcome.seen[0].value
+        limit, concurrent = done.engines * usecase.split_in_flight(row), outcome.seen[0].value
         if concurrent < 0.9 * limit:
             found.append(
                 f"{concurrent:.3g} requests were concurrent on average, of {limit} in the schedule: too few requests "
@@ -246,7 +235,7 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
         if uncertain:
             found.append(
                 f"numbers without an interval: too few requests count, {outcome.requests}; play more "
-                f"(--requests {split_requests(row, done.engines)})"
+                f"(--requests {usecase.split_requests(row, done.engines)})"
             )
         return found
     steps = {number.name: number.value for number in outcome.seen}["decode iterations, N_D"]
@@ -257,8 +246,8 @@ def warnings(planned: PlannedRun, done: ScheduleRun) -> list[str]:
         )
     if uncertain:
         found.append(
-            f"numbers without an interval: too few phases count, {outcome.phases}, and {MIN_PHASES} of each engine "
-            f"are needed; play more requests (--requests {requests_to_count(row, done.engines)})"
+            f"numbers without an interval: too few phases count, {outcome.phases}, and {usecase.MIN_PHASES} of each "
+            f"engine are needed; play more requests (--requests {usecase.requests_to_count(row, done.engines)})"
         )
     return found
 
@@ -276,8 +265,7 @@ def decision(planned: PlannedRun, outcome: ScheduleOutcome) -> str:
     high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     measured = (
         f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
-        f"{tokens_text(planned.bound_tokens)}, were served within {latency.value:.3g} s "
-        f"[{latency.low:.3g} to {high}]"
+        f"{tokens_text(planned.bound_tokens)}, were served within {latency.value:.3g} s [{latency.low:.3g} to {high}]"
     )
     caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"
     return f"{bound} {'held' if outcome.satisfied else 'did not hold'}: {measured}{caveat}."
@@ -321,20 +309,21 @@ def as_json(done: ScheduleRun) -> dict[str, Any]:
     return report
 
 
-def write(done: ScheduleRun, json: Path | None, out: Path | None) -> list[Path]:
-    """Write the requested files and return them."""
+def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool) -> None:
+    """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import measure
     from lengthwise.gateway.telemetry import as_dict
 
     text = json_module.dumps(as_json(done), indent=2, ensure_ascii=False) + "\n"
-    written = [] if json is None else outputs.write_text(json, text)
+    if json is not None:
+        outputs.write_text(json, text, quiet=quiet)
     if out is None:
-        return written
+        return
     out.mkdir(parents=True, exist_ok=True)
     phases, rows = [dataclasses.asdict(phase) for phase in done.phases], [as_dict(row) for row in done.rows]
     for name, records in (("phases.jsonl", phases), ("requests.jsonl", rows)):
         lines = "".join(json_module.dumps(outputs.finite(record)) + "\n" for record in records)
-        written += outputs.write_text(out / name, lines)
-    written += outputs.write_text(out / "outcome.json", text)
+        outputs.write_text(out / name, lines, quiet=quiet)
+    outputs.write_text(out / "outcome.json", text, quiet=quiet)
     measure.write_records(done.measured, out / "records.parquet")
-    return [*written, out / "records.parquet"]
+    outputs.print_written([] if quiet else [out / "records.parquet"])

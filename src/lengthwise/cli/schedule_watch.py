@@ -70,9 +70,7 @@ def run(
         out = console()
         for line in watch_sentences(report):
             out.print(line)
-    written = outputs.write_answers(json, None, lambda path: write_watched_json(path, report))
-    if not quiet:
-        outputs.print_written(written)
+    outputs.write_answers(json, None, report, write_watched_json, quiet=quiet)
 
 
 def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:

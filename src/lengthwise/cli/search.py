@@ -65,16 +65,10 @@ def run(
         if scenario.description:
             out.print(scenario.description, style="dim")
         out.print(reports.search_table(study, top=scenario.search.top if scenario.search else 10))
-    written = outputs.write_answers(
-        json,
-        report,
-        lambda path: reports.write_search_json(path, study),
-        lambda path: reports.write_search_html(path, study),
-    )
+    outputs.write_answers(json, report, study, reports.write_search_json, reports.write_search_html, quiet=quiet)
     if deploy is not None:
-        written += usecase.write_launches(scenario, study, deploy, deploy_top)
-    if not quiet:
-        outputs.print_written(written)
+        folders = usecase.write_launches(scenario, study, deploy, deploy_top)
+        outputs.print_written([] if quiet else folders)
 
 
 _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "shift": "other limits"}
@@ -86,31 +80,29 @@ def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )  # fmt: skip
     from rich.text import Text
 
-    class RateColumn(ProgressColumn):
+    class RateColumn(bars.ProgressColumn):
         def render(self, task: Any) -> Text:
             speed = task.finished_speed or task.speed
             return Text("" if speed is None else f"{speed:.3g}/s", style="progress.data.speed")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        RateColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    tasks: dict[str, bars.TaskID] = {}
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
 
         def advance(step: str, done: int, total: int) -> None:
             if step not in tasks:
                 head, _, word = step.rpartition(" ")
-                tasks[step] = bars.add_task(f"{head} {_STEPS.get(word, word)}".strip(), total=total)
-            bars.update(tasks[step], completed=done, total=total)
+                tasks[step] = shown.add_task(f"{head} {_STEPS.get(word, word)}".strip(), total=total)
+            shown.update(tasks[step], completed=done, total=total)
 
         yield advance

@@ -188,9 +188,7 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
     if not quiet and json != outputs.STDOUT:
         typer.echo(observe.text_report(found))
     if json is not None:
-        written = outputs.write_text(json, json_module.dumps(observe.as_json(found), indent=2) + "\n")
-        if not quiet:
-            outputs.print_written(written)
+        outputs.write_text(json, json_module.dumps(observe.as_json(found), indent=2) + "\n", quiet=quiet)
 
 
 def _check(settings: GatewaySettings) -> None:

@@ -59,8 +59,8 @@ def run(
     variants = build(scenario)
     options.print_notes(scenario.notes, quiet=quiet)
 
+    from lengthwise.report import write_timeline
     from lengthwise.usecases import simulate
-    from lengthwise.usecases.simulation_notes import ineffective_options
 
     with progress.simulating(quiet=quiet) as advance:
         outcomes = simulate.run(
@@ -68,13 +68,16 @@ def run(
         )
     results = [result_of(outcome) for outcome in outcomes]
     if not quiet:
-        for note in ineffective_options(variants, scenario.run.seeds):
+        for note in simulate.ineffective_options(variants, scenario.run.seeds):
             typer.echo(note, err=True)
         if json != outputs.STDOUT:
             show(scenario, results)
-    written = write(results, json, report, traces) + write_records(outcomes, record_files)
-    if not quiet:
-        outputs.print_written(written)
+    write(results, json, report, quiet=quiet)
+    for result in results:
+        if result.name in traces:
+            write_timeline(traces[result.name], result.records)
+    write_records(outcomes, record_files)
+    outputs.print_written([] if quiet else [*traces.values(), *record_files.values()])
 
 
 def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: bool = True) -> dict[str, Path]:
@@ -122,22 +125,15 @@ def show(scenario: Scenario, results: list[Result]) -> None:
             out.print(f"costs: {costs.source}{fit}", style="dim", highlight=False)
 
 
-def write(results: list[Result], json: Path | None, html: Path | None, traces: dict[str, Path]) -> list[Path]:
-    """Write the requested files and return them."""
+def write(results: list[Result], json: Path | None, html: Path | None, *, quiet: bool) -> None:
+    """Write the requested files, and print where they are unless ``quiet``."""
     from lengthwise import report
 
-    written = outputs.write_answers(
-        json, html, lambda path: report.write_json(path, results), lambda path: report.write_html(path, results)
-    )
-    for result in results:
-        if result.name in traces:
-            report.write_timeline(traces[result.name], result.records)
-            written.append(traces[result.name])
-    return written
+    outputs.write_answers(json, html, results, report.write_json, report.write_html, quiet=quiet)
 
 
-def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> list[Path]:
-    """Write the first seed's run of each variant, with its requests and its scenario; return the files."""
+def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:
+    """Write the first seed's run of each variant, with its requests and its scenario."""
     from lengthwise import measure
     from lengthwise.report.json_file import deployment_facts, plain
     from lengthwise.schema.records import SIMULATED, Measured, shape_facts
@@ -152,4 +148,3 @@ def write_records(outcomes: Sequence[Outcome], files: dict[str, Path]) -> list[P
         }
         run = Measured(outcome.records, variant.workload(outcome.records.seed), SIMULATED, metadata)
         measure.write_records(run, files[variant.name])
-    return list(files.values())

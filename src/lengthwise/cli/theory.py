@@ -167,13 +167,11 @@ def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path |
         for line in answers(study):
             out.print(line, highlight=False)
 
-    def as_json(path: Path) -> None:
+    def as_json(path: Path, study: MultiBinStudy | QueueStudy) -> None:
         text = json_module.dumps(theory_facts(study), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         write_whole(path, text.encode())
 
-    written = outputs.write_answers(json, report, as_json, lambda path: write_theory_html(path, study))
-    if not quiet:
-        outputs.print_written(written)
+    outputs.write_answers(json, report, study, as_json, write_theory_html, quiet=quiet)
 
 
 def _show_bins(study: MultiBinStudy) -> None:
@@ -213,16 +211,10 @@ def _show_queue(study: QueueStudy) -> None:
         sojourns = {name: by_load[i] for name, by_load in study.orders.items()}
         fcfs, srpt = sojourns["fcfs"], sojourns["srpt"]
         share = theory.share_retained(fcfs, sojourns["sprpt"], srpt)
-        rows.append(
-            [
-                f"{load:g}",
-                *(f"{sojourns[name].mean_s:.4g}" for name in theory.ORDERS),
-                f"{100 * (1 - srpt.mean_s / fcfs.mean_s):.1f} %",
-                f"{100 * share:.0f} %" if math.isfinite(share) else UNKNOWN,
-                f"{fcfs.slowdown:.3g}",
-                f"{srpt.slowdown:.3g}",
-            ]
-        )
+        means = (f"{sojourns[name].mean_s:.4g}" for name in theory.ORDERS)
+        gap = f"{100 * (1 - srpt.mean_s / fcfs.mean_s):.1f} %"
+        retained = f"{100 * share:.0f} %" if math.isfinite(share) else UNKNOWN
+        rows.append([f"{load:g}", *means, gap, retained, f"{fcfs.slowdown:.3g}", f"{srpt.slowdown:.3g}"])
     heads = ["load", *theory.ORDERS.values(), "gap", "retained", "slowdown FCFS", "SRPT"]
     print_table(heads, rows, drops=heads[-2:])
     console().print(

@@ -48,17 +48,10 @@ def run(
             for side, s in sides
         ),
     ]
-    rows = [
-        [
-            side,
-            f"{s.mean:,.1f}",
-            f"{s.sd:,.1f}",
-            f"{s.min:,}",
-            *(f"{s.quantiles[x]:,.0f}" for x in _LEVELS),
-            f"{s.max:,}",
-        ]
-        for side, s in sides
-    ]
+    rows = []
+    for side, s in sides:
+        whole = (s.min, *(s.quantiles[level] for level in _LEVELS), s.max)
+        rows.append([side, f"{s.mean:,.1f}", f"{s.sd:,.1f}", *(f"{tokens:,.0f}" for tokens in whole)])
     print_properties(d.name or "workload", properties)
     print_table(("tokens", "mean", "sd", "min", *_LEVELS, "max"), rows, drops=("p5", "p25", "sd"))
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-from pydantic import ValidationError
 
 from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
@@ -28,7 +25,7 @@ from lengthwise.config.app_sections import (
 )
 from lengthwise.config.cluster import parse_cluster
 from lengthwise.config.files import Table, assignment, merged, parse, read, resolved
-from lengthwise.config.validation import Problem, problems_of, raise_if_any
+from lengthwise.config.validation import Problem, Problems, raise_if_any, validated
 from lengthwise.config.values import Section
 from lengthwise.cost import HOST_NAMES
 from lengthwise.engine import COST_SOURCES
@@ -87,15 +84,13 @@ def _checked(raw: Table, source: str, folder: Path, sets: Sequence[str], files: 
         keys, over = assignment(text, _EXAMPLE)
         paths.append(keys)
         settings = _in_order(merged(settings, over), settings)
-    try:
-        tables = AppTables.model_validate(settings)
-    except ValidationError as error:
-        raise_if_any(problems_of(error, AppTables), source, paths)
-        raise
+    tables, problems = validated(AppTables, settings)
+    raise_if_any(problems, source, paths)
+    assert tables is not None  # without problems it is built
     builder = _Builder(tables, folder, files)
     made = builder.build()
     raise_if_any(builder.problems, source, paths)
-    assert made is not None  # without problems it is built
+    assert made is not None  # likewise
     return made
 
 
@@ -114,8 +109,7 @@ class _Builder:
 
     def __init__(self, tables: AppTables, folder: Path, files: Sequence[Path]) -> None:
         self.tables, self.folder = tables, folder
-        self.problems: list[Problem] = []
-        self.files: list[Path] = list(files)
+        self.files, self.problems = list(files), Problems()
         self._is_run_command_reported = False
 
     def build(self) -> AppFile | None:
@@ -126,18 +120,16 @@ class _Builder:
         found = self._batch(models) if tables.inputs.openai_batch else self._app(models)
         cluster = None
         if tables.cluster is not None:
-            with self._at("cluster", "nodes"):
+            with self.problems.at("cluster", "nodes"):
                 cluster = parse_cluster(tables.cluster.nodes, self.folder)
         engines = self._sections(tables.run.engines, EngineTable, "run", "engines")
         if found is None:
             return None
         app, rows = found
         known = [model.name for model in app.models]
-        self.problems += [
-            Problem(("run", "engines", name), str(UnknownNameError("model", name, known)))
-            for name in engines
-            if name not in known
-        ]
+        for name in engines:
+            if name not in known:
+                self.problems.add(str(UnknownNameError("model", name, known)), "run", "engines", name)
         served = tuple(self._served(model) for model in app.models)
         loaded = [self._loaded(model, engines.get(model.name), tables.run) for model in app.models]
         run = self._run(tables.run, engines, app)
@@ -159,14 +151,6 @@ class _Builder:
             times=SwitchTimes(rates=SwitchRates(tables.cluster.engine_start)) if tables.cluster else SwitchTimes(),
         )
 
-    @contextmanager
-    def _at(self, *path: str) -> Iterator[None]:
-        """Record an InputError as a problem of the table at ``path``."""
-        try:
-            yield
-        except InputError as error:
-            self.problems.append(Problem(path, str(error)))
-
     def _file(self, text: str) -> Path:
         path = resolved(text, self.folder)
         self.files.append(path)
@@ -174,11 +158,9 @@ class _Builder:
 
     def _section(self, table: Any, kind: type[Of], *path: str) -> Of | None:
         """Return a table as a section; None if it has problems."""
-        try:
-            return kind.model_validate(table)
-        except ValidationError as error:
-            self.problems += [Problem((*path, *one.path), one.text) for one in problems_of(error, kind)]
-            return None
+        section, problems = validated(kind, table)
+        self.problems += [Problem((*path, *one.path), one.text) for one in problems]
+        return section
 
     def _sections(self, tables: Mapping[str, Any], kind: type[Of], *path: str) -> dict[str, Of]:
         sections = {name: self._section(table, kind, *path, name) for name, table in tables.items()}
@@ -193,12 +175,12 @@ class _Builder:
             for name, loop in self._sections(tables.loops, LoopSection, "loops").items()
         ]
         rows = None
-        with self._at("inputs"):
+        with self.problems.at("inputs"):
             rows = read_rows(self._file(tables.inputs.file or ""), tables.inputs.id)
             rows = rows.first(tables.inputs.rows or len(rows))
         if self.problems:
             return None  # a missing part would be reported twice
-        with self._at():
+        with self.problems.at():
             app = App(models, [call for call in calls if call is not None], loops, tables.name)
             assert rows is not None  # without problems they are read
             return app, rows
@@ -206,12 +188,10 @@ class _Builder:
 
     def _batch(self, models: Sequence[Model]) -> tuple[App, Rows] | None:
         tables = self.tables
-        self.problems += [
-            Problem((kind,), "the requests of a batch are its calls; take these out, or openai_batch")
-            for kind in ("calls", "loops")
-            if getattr(tables, kind)
-        ]
-        with self._at("inputs", "openai_batch"):
+        for kind in ("calls", "loops"):
+            if getattr(tables, kind):
+                self.problems.add("the requests of a batch are its calls; take these out, or openai_batch", kind)
+        with self.problems.at("inputs", "openai_batch"):
             batch = read_batch(self._file(tables.inputs.openai_batch or ""), models, tables.name)
             return batch.app, batch.rows
         return None
@@ -219,17 +199,16 @@ class _Builder:
     def _model(self, name: str, section: ModelSection) -> Model:
         limits = section.engine.model_dump()
         if limits["max_step_seqs"] == "per_stage":
-            path = ("models", name, "engine", "max_step_seqs")
-            self.problems.append(Problem(path, "must be a number: plans differ in their stages"))
+            text = "must be a number: plans differ in their stages"
+            self.problems.add(text, "models", name, "engine", "max_step_seqs")
             limits["max_step_seqs"] = None
-        with self._at("models", name, "host"):
+        with self.problems.at("models", name, "host"):
             if section.host not in HOST_NAMES:
                 raise UnknownNameError("host", section.host, HOST_NAMES)
-        cost = section.cost
-        source, colon, place = cost.partition(":")
-        with self._at("models", name, "cost"):
+        source, colon, place = section.cost.partition(":")
+        with self.problems.at("models", name, "cost"):
             if source not in {known.partition(":")[0] for known in COST_SOURCES} or (colon and not place):
-                raise UnknownNameError("source of costs", cost, COST_SOURCES)
+                raise UnknownNameError("source of costs", section.cost, COST_SOURCES)
         limits["max_model_len"] = section.max_model_len or limits["max_model_len"]
         return Model(
             name=name,
@@ -237,7 +216,7 @@ class _Builder:
             lengths=self._lengths(section.lengths, ("models", name, "lengths")),
             max_model_len=limits["max_model_len"],
             limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
-            cost=f"{source}:{self._file(place)}" if colon and place else cost,
+            cost=f"{source}:{self._file(place)}" if colon and place else section.cost,
         )
 
     def _lengths(self, given: float | Mapping[str, Any] | None, path: tuple[str, ...]) -> workload.Marginal | None:
@@ -246,12 +225,12 @@ class _Builder:
             return None
         if isinstance(given, Mapping) and "file" in given:
             observed = self._section(given, ObservedSection, *path)
-            with self._at(*path):
+            with self.problems.at(*path):
                 if observed is not None:
                     return _empirical(self._file(observed.file), observed.column, observed.weights)
             return None
         if isinstance(given, Mapping) and "kind" not in given:
-            self.problems.append(Problem(path, "must have a kind, or file and column of observed lengths"))
+            self.problems.add("must have a kind, or file and column of observed lengths", *path)
             return None
         table = given if isinstance(given, Mapping) else {"kind": "fixed", "tokens": int(given)}
         before = len(self.problems)
@@ -262,7 +241,7 @@ class _Builder:
     def _served(self, model: Model) -> Served:
         """Return a model as the planner sees it; a catalog name wins over a path."""
         spec = model.spec
-        with self._at("models", model.name, "model"):
+        with self.problems.at("models", model.name, "model"):
             path = resolved(spec, self.folder)
             try:
                 catalog.model(path if spec.endswith(".json") else spec)
@@ -277,21 +256,18 @@ class _Builder:
     def _call(self, name: str, section: CallSection) -> Call | None:
         model = section.model if section.model_from is None else From(section.model_from)
         assert model is not None  # the section requires one of them
-        prompt = section.prompt
-        with self._at("calls", name):
+        messages = tuple((one.role, one.content) for one in section.messages or ())
+        with self.problems.at("calls", name):
             return Call(
                 name=name,
                 model=tuple(model) if isinstance(model, list) else model,
-                prompt=tuple((one.role, one.content) for one in section.messages or ()) if prompt is None else prompt,
-                system=section.system,
+                prompt=messages if section.prompt is None else section.prompt,
                 sampling=Sampling(
                     **section.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "extra"}),
                     stop=tuple(section.stop),
                 ),
-                api=section.api,
                 fan=Fan(section.each or "", section.times, section.over or "", section.most, section.expected),
-                when=section.when,
-                when_share=section.when_share,
+                **section.model_dump(include={"system", "api", "when", "when_share"}),
                 report=Report(section.prompt_tokens, section.known_tokens, section.longest_tokens),
             )
         return None
@@ -305,7 +281,7 @@ class _Builder:
         if weights is not None:  # a folder, or a name of a hub
             path = resolved(weights, self.folder)
             weights = str(path) if path.exists() or weights.startswith((".", "/", "~")) else weights
-        with self._at(*(("run", "engines", model.name) if engine else ("run",))):
+        with self.problems.at(*(("run", "engines", model.name) if engine else ("run",))):
             return EngineConfig(
                 name=model.name,
                 weights=weights,
@@ -327,14 +303,13 @@ class _Builder:
         without = [app.models[number].name for number, known in urls.items() if not known]
         if run.launcher == "static" and without:
             text = f"every model needs urls where engines are static; {', '.join(without)} has none"
-            self.problems.append(Problem(("run", "engines"), text))
+            self.problems.add(text, "run", "engines")
         store = run.store
         if store is not None and "://" not in store:
             store = str(self.folder / Path(store).expanduser())
-        with self._at("run"):
-            seconds = {
-                f"{name}_s": getattr(run, name) for name in ("lease", "backoff", "max_backoff", "save", "linger")
-            }
+        with self.problems.at("run"):
+            durations = ("lease", "backoff", "max_backoff", "save", "linger")
+            seconds = {f"{name}_s": getattr(run, name) for name in durations}
             counts = {"max_attempts", "engine_failures", "max_engine_failures", "seed", "replans"}
             settings = Settings(**seconds, **run.model_dump(include=counts))
             timeouts = EngineTimeouts(ready_s=run.ready, stall_s=run.stall, request_s=run.request)

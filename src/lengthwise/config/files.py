@@ -144,15 +144,11 @@ def removed_keys(base: Table, over: Table) -> list[list[str]]:
 def _excluded(section: str, base: Table, over: Table) -> set[str]:
     """Return the keys of a section that cannot stay in ``base`` once ``over`` is merged."""
     given = {key for key, value in over.items() if value is not None}  # None only removes a key
-    excluded = {
-        key
-        for groups in _EXCLUSIVE.get(section, ())
-        for group in groups
-        if given.intersection(group)
-        for other in groups
-        if other is not group
-        for key in other
-    }
+    excluded: set[str] = set()
+    for groups in _EXCLUSIVE.get(section, ()):
+        for group in groups:
+            if given.intersection(group):
+                excluded.update(*(other for other in groups if other is not group))
 
     def has_no_rate(table: Table) -> bool:
         arrivals = table.get("arrivals")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from lengthwise.config.files import Table, assignment, merged, parse, read, resolved, to_toml
-from lengthwise.config.validation import Problem, problems_of, raise_if_any
+from lengthwise.config.validation import Problem, Problems, WrongKeyError, raise_if_any, validated
 from lengthwise.config.values import NotNan, Seconds, Section, Share, Text, Wait, input_error_as_value_error, seconds
 from lengthwise.gateway import config as gateway_config
 from lengthwise.gateway.config import GatewayConfig, Key
@@ -302,12 +302,8 @@ def _checked(
     if engines and isinstance(listed, list):
         settings = settings | {"engines": [*listed, *({"url": url} for url in engines)]}
     settings, problems = _without_secrets(settings)
-    file = None
-    try:
-        file = GatewayFile.model_validate(settings)
-    except ValidationError as error:
-        problems += problems_of(error, GatewayFile)
-    raise_if_any(problems, source, paths, from_option)
+    file, found = validated(GatewayFile, settings)
+    raise_if_any([*problems, *found], source, paths, from_option)
     assert file is not None  # without problems it is built
     builder = _Builder(folder)
     config = builder.build(file)
@@ -351,20 +347,11 @@ def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
     return out, problems
 
 
-class WrongKeyError(Exception):
-    """A key that cannot be used: the setting, and what must hold."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name, self.text = name, text
-
-
 class _Builder:
     """Builds the parts of a gateway's settings, and collects the problems of all of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.problems: list[Problem] = []
+        self.folder, self.problems = folder, Problems()
 
     def build(self, file: GatewayFile) -> GatewayConfig | None:
         """Return the settings; None if there are problems."""
@@ -379,50 +366,40 @@ class _Builder:
         }
         defaults: dict[str, Any] = {"admission": _ADMISSION, "limits": _LIMITS, "resilience": _RESILIENCE}
         for name, default in defaults.items():
-            with self._at(name):
+            with self.problems.at(name):
                 parts[name] = type(default)(**getattr(file, name).model_dump())
         names: set[str] = set()
         for at, engine in enumerate(parts["engines"]):
             name = engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
             if name in names:
                 text = f"every engine must have a name of its own; {name!r} is there twice: set its name"
-                self.problems.append(Problem(("engines", str(at)), text))
+                self.problems.add(text, "engines", str(at))
             names.add(name)
         if self.problems:
             return None
-        with self._at():
+        with self.problems.at():
             config = GatewayConfig(**parts)
-            with self._at("engines"):
+            with self.problems.at("engines"):
                 gateway_config.check_ports(config)
             return config
         return None
 
-    @contextmanager
-    def _at(self, *path: str) -> Iterator[None]:
-        """Record an InputError as a problem of the table at ``path``."""
-        try:
-            yield
-        except WrongKeyError as wrong:
-            self.problems.append(Problem((*path, wrong.name) if wrong.name else path, wrong.text))
-        except InputError as error:
-            self.problems.append(Problem(path, str(error)))
-
     def _file(self, text: str, *path: str) -> str:
         found = resolved(text, self.folder)
         if not found.is_file():
-            self.problems.append(Problem(path, f"there is no file {found}"))
+            self.problems.add(f"there is no file {found}", *path)
         return str(found)
 
     def _tls(self, section: TlsSection | None, *path: str) -> gateway_config.Tls | None:
         if section is None:
             return None
         if (section.cert is None) is not (section.key is None):
-            self.problems.append(Problem((*path, "tls"), "cert and key belong together; give both or none"))
+            self.problems.add("cert and key belong together; give both or none", *path, "tls")
         files = section.model_dump(exclude_none=True)
         return gateway_config.Tls(**{name: self._file(text, *path, "tls", name) for name, text in files.items()})
 
     def _engine(self, section: EngineTemplate, *path: str) -> gateway_config.Engine:
-        with self._at(*path):
+        with self.problems.at(*path):
             url, name = _UNUSED_URL, ""
             if isinstance(section, EngineSection):
                 check_address(section.url, "the address of a server")
@@ -434,7 +411,7 @@ class _Builder:
         return gateway_config.Engine(_UNUSED_URL, name=".".join(path))
 
     def _discovery(self, section: DiscoverySection) -> gateway_config.Discovery:
-        with self._at("discovery", "api_url"):
+        with self.problems.at("discovery", "api_url"):
             if section.api_url is not None:
                 check_address(section.api_url, "the address of the Kubernetes API")
         engine = self._engine(section.engine, "discovery", "engine")
@@ -445,33 +422,34 @@ class _Builder:
 
         for axis in ("rank", "preemption"):
             name = getattr(section, axis)
-            with self._at("order", axis):
+            with self.problems.at("order", axis):
                 if name is not None:
                     resolve(axis, name)
         return gateway_config.Order(**section.model_dump())
 
     def _dispatch(self, section: DispatchSection) -> gateway_config.Dispatch:
         phases = None
-        if section.phases is not None:
-            with self._at("dispatch", "phases"):
-                phases = gateway_config.Phases(**section.phases.model_dump())
-        with self._at("dispatch"):
+        with self.problems.at("dispatch", "phases"):
+            phases = gateway_config.Phases(**section.phases.model_dump()) if section.phases else None
+        with self.problems.at("dispatch"):
             return gateway_config.Dispatch(**section.model_dump(exclude={"phases"}), phases=phases)
         return gateway_config.Dispatch()
 
     def _listen(self, section: ListenSection) -> gateway_config.Listen:
         tls = self._tls(section.tls, "listen")
         if tls is not None and tls.cert is None:
-            self.problems.append(Problem(("listen", "tls"), "a server needs cert and key"))
+            self.problems.add("a server needs cert and key", "listen", "tls")
         if section.admin_port == section.port and section.port and section.admin_host == section.host:
-            self.problems.append(Problem(("listen", "admin_port"), "must differ from port"))
+            self.problems.add("must differ from port", "listen", "admin_port")
         journal = None if section.journal is None else self.folder / Path(section.journal).expanduser()
-        checks: dict[str, tuple[Callable[[Any], None], Any]] = {"journal": (check_journal, journal)}
-        checks |= {"proxies": (check_proxies, section.proxies), "trace": (check_collector, section.trace)}
-        for name, (check, value) in checks.items():
-            with self._at("listen", name):
-                if value is not None:
-                    check(value)
+        with self.problems.at("listen", "journal"):
+            if journal is not None:
+                check_journal(journal)
+        with self.problems.at("listen", "proxies"):
+            check_proxies(section.proxies or "*")
+        with self.problems.at("listen", "trace"):
+            if section.trace is not None:
+                check_collector(section.trace)
         return gateway_config.Listen(
             **section.model_dump(exclude={"tls", "admin_port", "journal"}),
             admin_port=None if section.admin_port == "none" else section.admin_port,
@@ -488,7 +466,7 @@ class _Builder:
     def _keys(self, sections: Sequence[KeySection]) -> tuple[Key, ...]:
         by_digest: dict[str, Key] = {}
         for at, section in enumerate(sections):
-            with self._at("keys", str(at)):
+            with self.problems.at("keys", str(at)):
                 for key in _client_keys(section, self.folder):
                     if key.sha256 in by_digest:
                         both = f"{by_digest[key.sha256].tenant} and {key.tenant}"
@@ -517,7 +495,8 @@ def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
     ways = ("sha256", "sha256_env", "key_file")
     given = [name for name in ways if getattr(section, name) is not None]
     if len(given) != 1:
-        raise WrongKeyError(given[-1] if given else "", f"needs exactly one of {', '.join(ways)}")
+        text = f"needs exactly one of {', '.join(ways)}"
+        raise WrongKeyError(given[-1], text) if given else InputError(text)
     if (section.tenant is None) is (section.key_file is None):
         text = "is given by the lines of key_file; leave it out" if section.key_file else "is missing"
         raise WrongKeyError("tenant", text)
@@ -537,13 +516,12 @@ def _digests_of_file(text: str, name: str) -> list[tuple[str, str]]:
     """Return tenant and digest of each line; text from # on is a comment."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        content = line.partition("#")[0].strip()
-        if not content:
+        if not (content := line.partition("#")[0].strip()):
             continue
         tenant, colon, digest = (part.strip() for part in content.rpartition(":"))
         if not (colon and tenant):
-            form = "tenant:sha256, such as batch-team:9f86d0..."
-            raise WrongKeyError("key_file", f"line {number} of {name} must be {form}")
+            text = f"line {number} of {name} must be tenant:sha256, such as batch-team:9f86d0..."
+            raise WrongKeyError("key_file", text)
         if not _DIGEST.fullmatch(digest):
             raise WrongKeyError("key_file", f"the text behind the colon in line {number} of {name} {_A_DIGEST}")
         found.append((tenant, digest))

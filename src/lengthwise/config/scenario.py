@@ -6,24 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
+from lengthwise.config import sections
 from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
 from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, with_first_values
-from lengthwise.config.sections import (
-    DeploymentSection,
-    EngineSection,
-    LabSection,
-    PredictorSection,
-    RunSection,
-    SchedulerSection,
-    ScheduleSection,
-    SearchSection,
-    SloSection,
-    VariantSection,
-    WorkloadSection,
-)
-from lengthwise.config.validation import Problem, problems_of, raise_if_any
+from lengthwise.config.validation import Problem, raise_if_any, validated
 from lengthwise.config.values import Section
 from lengthwise.schema.errors import InputError
 
@@ -33,17 +21,17 @@ class Scenario(Section):
 
     name: str = ""
     description: str = ""
-    workload: WorkloadSection
-    deployment: DeploymentSection
-    engine: EngineSection = EngineSection()
-    scheduler: SchedulerSection = SchedulerSection()
-    predictor: PredictorSection = PredictorSection()
-    slo: SloSection = SloSection()
-    run: RunSection = RunSection()
-    search: SearchSection | None = None
-    lab: LabSection | None = None
-    schedule: ScheduleSection | None = None
-    variants: list[VariantSection] = Field(default_factory=list)
+    workload: sections.WorkloadSection
+    deployment: sections.DeploymentSection
+    engine: sections.EngineSection = sections.EngineSection()
+    scheduler: sections.SchedulerSection = sections.SchedulerSection()
+    predictor: sections.PredictorSection = sections.PredictorSection()
+    slo: sections.SloSection = sections.SloSection()
+    run: sections.RunSection = sections.RunSection()
+    search: sections.SearchSection | None = None
+    lab: sections.LabSection | None = None
+    schedule: sections.ScheduleSection | None = None
+    variants: list[sections.VariantSection] = Field(default_factory=list)
     _source: str = PrivateAttr("scenario")
     _folder: Path = PrivateAttr(Path())
     _notes: tuple[str, ...] = PrivateAttr(())
@@ -120,7 +108,7 @@ class Scenario(Section):
 
     def with_run(self, **changes: Any) -> Self:
         """Return the scenario with other settings of ``[run]``, such as ``seeds=5``; they are validated."""
-        return self.model_copy(update={"run": RunSection.model_validate(self.run.model_dump() | changes)})
+        return self.model_copy(update={"run": sections.RunSection.model_validate(self.run.model_dump() | changes)})
 
     def to_toml(self) -> str:
         """Return the effective settings, defaults included, as a TOML file that loads to an equal scenario."""
@@ -190,17 +178,17 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
         return raw
     nested: Table = {}
     for key, value in raw.items():  # YAML variants have quoted keys with dots
-        *tables, leaf = str(key).split(".")
+        *parents, leaf = str(key).split(".")
         table = nested
-        for name in tables:
+        for name in parents:
             inner = table.setdefault(name, {})
             table = inner if isinstance(inner, dict) else {}
         if isinstance(value, dict) and isinstance(table.get(leaf), dict):
             table[leaf].update(value)
         else:
             table[leaf] = value
-    sections = _renamed(nested, _SECTIONS, path, problems)
-    return {key: _section(key, value, (*path, key), problems) for key, value in sections.items()}
+    tables = _renamed(nested, _SECTIONS, path, problems)
+    return {key: _section(key, value, (*path, key), problems) for key, value in tables.items()}
 
 
 def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
@@ -215,13 +203,10 @@ def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> A
         case "search":
             if isinstance(table.get("limits"), dict):
                 table["limits"] = limit_names(table["limits"])
-            if isinstance(table.get("space"), dict):
+            if "space" in table:
                 table["space"] = _axes(table["space"], (*path, "space"), problems)
-            if isinstance(table.get("any_of"), list):
-                table["any_of"] = [
-                    _axes(axes, (*path, "any_of", str(at)), problems) if isinstance(axes, dict) else axes
-                    for at, axes in enumerate(table["any_of"])
-                ]
+            if isinstance(parts := table.get("any_of"), list):
+                table["any_of"] = [_axes(one, (*path, "any_of", str(at)), problems) for at, one in enumerate(parts)]
         case "workload":
             for key in ("prompt", "output", "arrivals"):
                 if key in table:
@@ -229,8 +214,10 @@ def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> A
     return table
 
 
-def _axes(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
+def _axes(table: Any, path: KeyPath, problems: list[Problem]) -> Any:
     """Return axes under their dotted keys: ``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
+    if not isinstance(table, dict):
+        return table
     names = {text: axis_name(text, ALIASES) for text in flat(table)}
     return _renamed(flat(table), names, path, problems)
 
@@ -300,7 +287,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             notes.append(f"--set {name} takes the place of {removed}, which the scenario also gives ({source})")
         settings = merged(settings, over)
     settings = with_first_values(settings)
-    scenario, found = _validated(settings)
+    scenario, found = validated(Scenario, settings)
     variants = settings.get("variants", [])
     for problem in found:
         path = problem.path
@@ -326,13 +313,6 @@ def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
     return (*path, *keys[len(path) :])
 
 
-def _validated(settings: Table) -> tuple[Scenario | None, list[Problem]]:
-    try:
-        return Scenario.model_validate(settings), []
-    except ValidationError as error:
-        return None, problems_of(error, Scenario)
-
-
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
     """Return the problems of the settings that each variant results in, without those of the base (``known``)."""
     base = {key: value for key, value in settings.items() if key != "variants"}
@@ -346,6 +326,6 @@ def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[Key
         names.add(name)
         side = merged(base, {key: value for key, value in variant.items() if key in _VARIABLE_SECTIONS})
         sides.append(side)
-        found = [p for p in _validated(side)[1] if (p.path, p.text) not in known]
+        found = [p for p in validated(Scenario, side)[1] if (p.path, p.text) not in known]
         problems += [Problem(("variants", name, *p.path), p.text) for p in found]
     return problems + [problem for side in sides or [base] for problem in space_problems(side)]

@@ -6,11 +6,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from lengthwise.config.files import Table, merged
 from lengthwise.config.sections import DeploymentSection, EngineSection, SchedulerSection, SearchSection
-from lengthwise.config.validation import Problem, problems_of
+from lengthwise.config.validation import Problem, validated
 from lengthwise.config.values import Section, seconds
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit
@@ -123,11 +121,7 @@ def _rejected(key: str, value: Any) -> list[str]:
     if key == REPLICAS and value in ("fill", "auto"):
         return []
     required = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
-    try:
-        section.model_validate({**required, leaf: value})
-    except ValidationError as error:
-        return [problem.text for problem in problems_of(error, section)]
-    return []
+    return [problem.text for problem in validated(section, {**required, leaf: value})[1]]
 
 
 def _limit(metric: str, bound: Any) -> Limit:

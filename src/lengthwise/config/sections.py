@@ -113,7 +113,7 @@ class WorkloadSection(Section):
         )
 
     @model_validator(mode="after")
-    def _check_load(self) -> Self:
+    def _check_arrivals(self) -> Self:
         loads = self._loads()
         if not loads and self.prompt is not None:
             raise ValueError('say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"')
@@ -122,10 +122,6 @@ class WorkloadSection(Section):
         if self.arrivals is not None and self.arrivals.needs_rate != (self.request_rate is not None):
             verb = "needs" if self.arrivals.needs_rate else "excludes"
             raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} request_rate")
-        return self
-
-    @model_validator(mode="after")
-    def _check_replay(self) -> Self:
         if self.time_scale != 1.0 and not self.is_replay:
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
         if self.trace is None and (self.format is not None or self.sort):
@@ -253,7 +249,7 @@ class RunSection(Section):
     @field_validator("model_draws")
     @classmethod
     def _check_draws(cls, draws: int | None) -> int | None:
-        if draws is not None and 0 < draws < MIN_DRAWS:
+        if 0 < (draws or 0) < MIN_DRAWS:
             raise ValueError(f"must be 0 (no model intervals) or at least {MIN_DRAWS}, to see both tails")
         return draws
 
@@ -299,29 +295,24 @@ Kind = Literal[
     "none", "oracle", "constant", "ecdf", "bucket_ecdf", "lognormal_error", "bin_neighbour", "confusion",
     "quantised", "same", "reversed", "model", "default",
 ]  # fmt: skip
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "oracle": (),
-    "constant": ("tokens", "conditional"),
-    "ecdf": ("conditional",),
-    "bucket_ecdf": ("buckets", "conditional"),
-    "lognormal_error": ("sigma", "bias", "half_life_tokens", "exact_lengths"),
-    "bin_neighbour": ("boundaries", "p", "split", "half_life_tokens"),
-    "confusion": ("boundaries", "matrix"),
-    "quantised": ("boundaries",),
-    "same": ("tokens",),
-    "reversed": ("pivot",),
-    "model": ("file", "conditional"),
-    "default": ("conditional",),
+# By kind: the class, the keys that it needs, and those that it may have.
+_PREDICTORS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
+    "none": (None, (), ()),
+    "oracle": (predict.Oracle, (), ()),
+    "constant": (predict.Constant, (), ("tokens", "conditional")),
+    "ecdf": (predict.Ecdf, (), ("conditional",)),
+    "bucket_ecdf": (predict.BucketEcdf, (), ("buckets", "conditional")),
+    "lognormal_error": (predict.LogNormalError, ("sigma",), ("bias", "half_life_tokens", "exact_lengths")),
+    "bin_neighbour": (predict.BinNeighbour, ("boundaries", "p"), ("split", "half_life_tokens")),
+    "confusion": (predict.Confusion, ("boundaries", "matrix"), ()),
+    "quantised": (predict.Quantised, ("boundaries",), ()),
+    "same": (predict.Same, (), ("tokens",)),
+    "reversed": (predict.Reversed, (), ("pivot",)),
+    "model": (None, ("file",), ("conditional",)),
+    "default": (None, (), ("conditional",)),
 }
+PARAMETERS = {kind: (*needed, *optional) for kind, (_, needed, optional) in _PREDICTORS.items()}
 _COMMON = ("name", "kind", "window_tokens", "statistic", "update_predictions")
-_REQUIRED = {
-    "lognormal_error": ("sigma",),
-    "bin_neighbour": ("boundaries", "p"),
-    "confusion": ("boundaries", "matrix"),
-    "quantised": ("boundaries",),
-    "model": ("file",),
-}
 LAST_CLASS_RATIO = 2.0
 """Where only the lengths between classes are given, the last class ends at the last of them times this ratio."""
 _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
@@ -345,7 +336,8 @@ class PredictorSection(Section):
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
     half_life_tokens: _Positive | None = None  # tokens after which an error halves
     exact_lengths: bool = False
-    # Increasing lengths, the inner ones alone, or the number of equally full classes.
+    # The boundaries of the classes of lengths: all of them in increasing order, the inner ones alone, or the number of
+    # classes, which then hold equally many requests of the same workload.
     boundaries: list[float] | Annotated[int, Field(ge=1, le=4096)] | None = None
     p: Annotated[NotNan, Field(ge=0, le=0.5)] | None = None
     split: Annotated[NotNan, Field(ge=0, le=1)] = 0.5
@@ -381,45 +373,28 @@ class PredictorSection(Section):
             if key not in known and getattr(self, key) != type(self).model_fields[key].default:
                 takes = ", ".join(PARAMETERS[self.kind]) or "none of its own"
                 raise ValueError(f"{key} is not of kind {self.kind}, which takes {takes}")
-        for key in _REQUIRED.get(self.kind, ()):
+        for key in _PREDICTORS[self.kind][1]:
             if getattr(self, key) is None:
                 raise ValueError(f"{self.kind} needs {key}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_build(self) -> Self:
-        with input_error_as_value_error():
-            if self.kind not in ("none", "model", "default"):
+        if _PREDICTORS[self.kind][0] is not None:
+            with input_error_as_value_error():
                 self.build()
         return self
 
     def build(self) -> Any:
         """Return the predictor, untrained; not for the kinds "none", "model" and "default"."""
         own = {key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")}
-        match self.kind:
-            case "same" if self.tokens is None:
-                own = {}
-            case "bucket_ecdf":
-                own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
+        if self.kind == "same" and self.tokens is None:
+            own = {}
+        elif self.kind == "bucket_ecdf":
+            own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
         if isinstance(edges := own.get("boundaries"), list):
             # Boundaries go from the smallest length to the largest; add these two where only inner ones are given.
             inner = len(edges) == 1 or (self.matrix is not None and len(edges) == len(self.matrix) - 1)
             own["boundaries"] = [0.0, *edges, LAST_CLASS_RATIO * edges[-1]] if inner and min(edges) > 0 else edges
-        return _PREDICTORS[self.kind](**own)
+        return _PREDICTORS[self.kind][0](**own)
 
 
-_PREDICTORS: dict[str, Any] = {
-    "oracle": predict.Oracle,
-    "constant": predict.Constant,
-    "ecdf": predict.Ecdf,
-    "bucket_ecdf": predict.BucketEcdf,
-    "lognormal_error": predict.LogNormalError,
-    "bin_neighbour": predict.BinNeighbour,
-    "confusion": predict.Confusion,
-    "quantised": predict.Quantised,
-    "same": predict.Same,
-    "reversed": predict.Reversed,
-}
 _QUANTILE = re.compile(r"p([0-9]{1,2}(?:\.[0-9]+)?)")
 _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
 
@@ -433,8 +408,7 @@ class ScheduleSection(Section):
     latency. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs prefill,
     the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that the tokens
     of their prompts stay within this share of their mean, and the decode batch within it of its own (ExeGPT's dynamic
-    adjustment); None: prefill batches have B_E requests. ``baselines``: other systems, or "all", to compare with; each
-    is simulated in all its configurations, which takes seconds to a minute.
+    adjustment); None: prefill batches have B_E requests.
     """
 
     latency_bound: Seconds = math.inf
@@ -443,6 +417,7 @@ class ScheduleSection(Section):
     strategies: list[Text] = Field(default_factory=lambda: [one.value for one in Strategy], min_length=1)
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
+    # Other systems, or "all", to compare with; each is simulated in all its configurations (seconds to a minute).
     baselines: list[Text] = Field(default_factory=list)
     dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # reloads weights; None: 4.9, or ExeGPT's
     ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # from the drives of a node; None: 7.3
@@ -501,7 +476,8 @@ class LabPolicy(SchedulerSection):
     """A scheduler to try: keys of [scheduler], and a name."""
 
     name: Text | None = None
-    longest_wait: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None  # max_wait_s over FCFS' p99 of JCT
+    # Sets max_wait_s to this multiple of the 99th percentile of JCT under FCFS at the same load and batch size.
+    longest_wait: Annotated[NotNan, Field(gt=0, le=1e6)] | None = None
 
     @property
     def title(self) -> str:

@@ -49,9 +49,8 @@ def service_times(
     options = {"--uniform": uniform, "--exponential": exponential, "--lengths": lengths}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
-        options_text = "--uniform LOW HIGH, --exponential RATE, --lengths FILE"
-        found = " and ".join(given) or "none of them"
-        raise InputError(f"service times come from one of {options_text}; given: {found}")
+        ways, found = "--uniform LOW HIGH, --exponential RATE, --lengths FILE", " and ".join(given) or "none of them"
+        raise InputError(f"service times come from one of {ways}; given: {found}")
     if uniform is not None:
         return theory.UniformTimes(*uniform), [f"service uniform, {uniform[0]:g} to {uniform[1]:g} s"]
     if exponential is not None:
@@ -90,7 +89,7 @@ def _read_numbers(path: Path) -> Floats:
         if not (words := line.replace(",", " ").split()):
             continue
         try:
-            rows.append([float(word) for word in words])
+            rows.append(list(map(float, words)))
         except ValueError:
             raise InputError(f"{path} must have numbers; line {number} is {' '.join(words)!r}") from None
         if len(words) != len(rows[0]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from lengthwise.config.values import ARRIVALS, LENGTHS
-from lengthwise.schema.errors import ScenarioError
+from lengthwise.schema.errors import InputError, ScenarioError
 
 MAX_SHOWN = 10
 
@@ -25,6 +26,41 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{'.'.join(self.path)}: {self.text}" if self.path else self.text
+
+
+class Problems(list[Problem]):
+    """The problems of one file."""
+
+    def add(self, text: str, *path: str) -> None:
+        """Add a problem of the key at ``path``."""
+        self.append(Problem(path, text))
+
+    @contextmanager
+    def at(self, *path: str) -> Iterator[None]:
+        """Add an InputError as a problem of the table at ``path``, or of the key in it that a WrongKeyError names."""
+        try:
+            yield
+        except InputError as error:
+            self.add(str(error), *path, *([error.key] if isinstance(error, WrongKeyError) else []))
+
+
+class WrongKeyError(InputError):
+    """The value of a ``key`` cannot be used."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validated(kind: type[_Model], table: Any) -> tuple[_Model | None, list[Problem]]:
+    """Return a table as a section and no problems, or None and its problems."""
+    try:
+        return kind.model_validate(table), []
+    except ValidationError as error:
+        return None, problems_of(error, kind)
 
 
 def raise_if_any(

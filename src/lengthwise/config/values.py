@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -21,12 +21,9 @@ def seconds(value: Any) -> Any:
     """Return the seconds of "200ms", "2s", "1.5min" or "1h"; other values than texts stay; raise ValueError."""
     if not isinstance(value, str):
         return value
-    found = _DURATION.fullmatch(value.strip().lower())
-    try:
-        if found:
+    if found := _DURATION.fullmatch(value.strip().lower()):
+        with suppress(ValueError):
             return float(found[1]) * _UNITS_S[found[2]]
-    except ValueError:
-        pass
     raise ValueError('must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h")')
 
 

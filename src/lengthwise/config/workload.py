@@ -87,14 +87,10 @@ def source_of(section: WorkloadSection, folder: Path) -> Source:
     """Return the models of lengths and arrivals of a section."""
     trace = None
     if section.trace is not None:
+        path, replayed = resolved(section.trace, folder), section.is_replay
+        sort = section.sort or not replayed
         try:
-            trace = read_trace(
-                resolved(section.trace, folder),
-                section.format,
-                time_scale=section.time_scale,
-                sort=section.sort or not section.is_replay,
-                replayed=section.is_replay,
-            )
+            trace = read_trace(path, section.format, time_scale=section.time_scale, sort=sort, replayed=replayed)
         except TraceError as error:  # the reader names its own argument
             raise TraceError(str(error).replace("pass sort=True", "set workload.sort = true")) from None
     if section.is_replay and trace is not None:

@@ -79,31 +79,24 @@ Placement = dict[int, tuple[Replica, ...]]
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes.
-
-    The seconds include those of engines that leave its GPUs first.
-    """
+    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes."""
 
     model: int
     replica: Replica
     how: str
-    seconds: float
+    seconds: float  # including those of engines that leave its GPUs first
 
 
 @dataclass(frozen=True)
 class AppStage:
-    """A period in which a set of models runs under fixed plans.
-
-    Attributes:
-        ends_by: Number of the model whose completion ends the stage; -1: all work is done.
-    """
+    """A period in which a set of models runs under fixed plans."""
 
     plans: tuple[ModelPlan, ...]
     placement: Placement
     switches: tuple[Switch, ...] = ()
     start_s: float = 0.0
     end_s: float = 0.0
-    ends_by: int = -1
+    ends_by: int = -1  # number of the model whose completion ends the stage; -1: all work is done
 
     @property
     def gpus(self) -> int:
@@ -113,42 +106,31 @@ class AppStage:
 
 @dataclass(frozen=True)
 class AppSpan:
-    """One GPU's activity over a period.
-
-    Attributes:
-        what: "run", "load", or the reason that it is idle: "waiting_for_parents" (of a running model, or of all
-            candidates), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free" (by the
-            plan: more GPUs would gain less than loading costs), "tail" (all remaining models run).
-        model: By number; -1: none.
-    """
+    """One GPU's activity over a period."""
 
     gpu: int
     start_s: float
     end_s: float
+    # "run", "load", or the reason that it is idle: "waiting_for_parents" (of a running model, or of all
+    # candidates), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free" (by the
+    # plan: more GPUs would gain less than loading costs), "tail" (all remaining models run).
     what: str
-    model: int = -1
+    model: int = -1  # by number; -1: none
     plan: ModelPlan | None = None
 
 
 @dataclass(frozen=True)
 class AppMethod:
-    """A planning method, compared with others on the same draws of lengths.
-
-    Attributes:
-        makespan: Seconds, the mean over draws not used for planning, and its interval.
-        planned_s: Seconds on the draws used for planning (their mean, or the requested quantile).
-        search_s: Seconds of planning.
-        makespans_s: Seconds of each draw, the same draws for every method.
-        lead_s: Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
-    """
+    """A planning method, compared with others on the same draws of lengths."""
 
     name: str
-    makespan: Estimate
-    planned_s: float
-    search_s: float
+    makespan: Estimate  # seconds, the mean over draws not used for planning, and its interval
+    planned_s: float  # seconds on the draws used for planning (their mean, or the requested quantile)
+    search_s: float  # seconds of planning
     stages: int
     gain: float
-    makespans_s: tuple[float, ...] = ()
+    makespans_s: tuple[float, ...] = ()  # seconds of each draw, the same draws for every method
+    # Seconds of planning before engines of its first stage start; all, unless they start meanwhile.
     lead_s: float = math.nan
 
     def __post_init__(self) -> None:
@@ -167,34 +149,24 @@ class AppWhatIf:
 
 @dataclass(frozen=True)
 class AppPlan:
-    """The execution plan of an application and its duration.
-
-    Attributes:
-        reserve: Plans of models without a stage: they had no work in the lengths used for planning.
-        makespan: Seconds, the mean over draws not used for planning, and its 95 % interval.
-        makespans_s: [draws] of each of them.
-        quantiles_s: By level: 0.05, 0.5, 0.95.
-        idle_s: GPU-seconds by reason (``AppSpan.what``), loading included, on the same draw.
-        flops: [models] of all tasks.
-        tokens: [models] output tokens of all tasks.
-        search_s: Seconds of planning.
-    """
+    """The execution plan of an application and its duration."""
 
     models: tuple[str, ...]
     method: str
     stages: tuple[AppStage, ...]
     planned: tuple[tuple[ModelPlan, ...], ...]
+    # Plans of models without a stage: they had no work in the lengths used for planning.
     reserve: tuple[ModelPlan, ...]
-    makespan: Estimate
-    makespans_s: tuple[float, ...]
-    quantiles_s: dict[float, float]
+    makespan: Estimate  # seconds, the mean over draws not used for planning, and its 95 % interval
+    makespans_s: tuple[float, ...]  # [draws] of each of them
+    quantiles_s: dict[float, float]  # by level: 0.05, 0.5, 0.95
     spans: tuple[AppSpan, ...]
-    idle_s: dict[str, float]
-    flops: tuple[float, ...]
-    tokens: tuple[int, ...]
+    idle_s: dict[str, float]  # GPU-seconds by reason (``AppSpan.what``), loading included, on the same draw
+    flops: tuple[float, ...]  # [models] of all tasks
+    tokens: tuple[int, ...]  # [models] output tokens of all tasks
     methods: tuple[AppMethod, ...] = ()
     what_ifs: tuple[AppWhatIf, ...] = ()
-    search_s: float = 0.0
+    search_s: float = 0.0  # seconds of planning
     notes: tuple[str, ...] = ()
 
 
@@ -204,39 +176,25 @@ class Tasks:
 
     Which tasks become present is drawn (or observed at run time) by *coins*: a branch that is taken, a round of a loop
     that is still needed, an item of a list that exists. A task is present if its coin and all coins before it succeed.
-
-    Attributes:
-        call: [n] index into ``calls``.
-        model: [n] index into ``models``.
-        row: [n] row of the inputs.
-        round: [n] round of a loop, from 0.
-        index: [n] item of a fan-out, from 0.
-        prompt_tokens: [n] of the prompt without the parents' outputs.
-        max_tokens: [n] longest requested output.
-        known_tokens: [n] output length if it is known beforehand, else 0.
-        parent_start: [n+1] first index of a task's parents in ``parent``.
-        parent: [m] tasks whose outputs a task waits for.
-        shown: [m] occurrences of the parent's output in the task's prompt; 0: the task only waits for it.
-        random_draw: [n] coin of the task, or -1: it is always present.
-        coin_chance: [k] probability that the coin succeeds, given that the one before it did.
-        coin_after: [k] number of the coin before it, which is smaller, or -1.
     """
 
     calls: tuple[str, ...]
     models: tuple[str, ...]
-    call: Ints
-    model: Ints
-    row: Ints
-    round: Ints
-    index: Ints
-    prompt_tokens: Ints
-    max_tokens: Ints
-    known_tokens: Ints
-    parent_start: Ints
-    parent: Ints
-    shown: Ints
-    random_draw: Ints
+    call: Ints  # [n] index into ``calls``
+    model: Ints  # [n] index into ``models``
+    row: Ints  # [n] row of the inputs
+    round: Ints  # [n] round of a loop, from 0
+    index: Ints  # [n] item of a fan-out, from 0
+    prompt_tokens: Ints  # [n] of the prompt without the parents' outputs
+    max_tokens: Ints  # [n] longest requested output
+    known_tokens: Ints  # [n] output length if it is known beforehand, else 0
+    parent_start: Ints  # [n+1] first index of a task's parents in ``parent``
+    parent: Ints  # [m] tasks whose outputs a task waits for
+    shown: Ints  # [m] occurrences of the parent's output in the task's prompt; 0: the task only waits for it
+    random_draw: Ints  # [n] coin of the task, or -1: it is always present
+    # [k] probability that the coin succeeds, given that the one before it did.
     coin_chance: Floats = field(default_factory=lambda: np.zeros(0))
+    # [k] number of the coin before it, which is smaller, or -1.
     coin_after: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
@@ -266,14 +224,8 @@ class Tasks:
 
 @dataclass(frozen=True)
 class TaskDraw:
-    """One outcome of the tasks' presence and lengths.
+    """One outcome of the tasks' presence and lengths."""
 
-    Attributes:
-        present: [n] whether the task is present.
-        prompt_tokens: [n] with the parents' outputs, cut to the model's limit.
-        output_tokens: [n] at least 1 if present.
-    """
-
-    present: Flags
-    prompt_tokens: Ints
-    output_tokens: Ints
+    present: Flags  # [n] whether the task is present
+    prompt_tokens: Ints  # [n] with the parents' outputs, cut to the model's limit
+    output_tokens: Ints  # [n] at least 1 if present

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,12 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Tensor-parallel degree, pipeline stages, and independent replicas.
-
-    ``single_stages`` of the stages are one GPU each (partial tensor parallelism), the others ``tp`` GPUs.
-    """
+    """Tensor-parallel degree, pipeline stages, and independent replicas."""
 
     tp: int = 1
     pp: int = 1
     replicas: int = 1
-    single_stages: int = 0
+    single_stages: int = 0  # stages of one GPU each (partial tensor parallelism); the others have ``tp`` GPUs
 
     def __post_init__(self) -> None:
         if not 0 <= self.single_stages <= self.pp:
@@ -36,27 +33,22 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The engine's limits under their vLLM names.
+    """The engine's limits under their vLLM names."""
 
-    ``max_num_seqs`` bounds the sequences resident on a replica, ``max_step_seqs`` those of one step (None: the same).
-    ``max_model_len`` None takes the model's own, cut to the size of the KV cache. ``timeout_s`` is when a client gives
-    up, counted from its send (noticed once the request has entered). With ``enable_prefix_caching``, a request that
-    was evicted recomputes only those of its blocks that others have taken (prompts share none here). ``max_in_flight``
-    bounds the steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as
-    it has stages.
-    """
-
-    max_num_seqs: int = 256
+    max_num_seqs: int = 256  # sequences resident on a replica
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    max_step_seqs: int | None = None
+    max_model_len: int | None = None  # None: the model's own, cut to the size of the KV cache
+    max_step_seqs: int | None = None  # sequences of one step; None: ``max_num_seqs``
     watermark: float = 0.01
     weight_dtype: str | None = None
     kv_dtype: str | None = None
+    # When a client gives up, counted from its send (noticed once the request has entered).
     timeout_s: float = float("inf")
+    # An evicted request recomputes only those of its blocks that others have taken (prompts share none here).
     enable_prefix_caching: bool = False
+    # Steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as stages.
     max_in_flight: int | None = None
 
     def __post_init__(self) -> None:
@@ -68,10 +60,9 @@ class EngineLimits:
                 continue
             if not isinstance(value, int | np.integer) or value < minimum:
                 raise InputError(f"{name} must be a whole number of at least {minimum}; it is {value!r}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise InputError(
-                f"gpu_memory_utilization must be above 0 and at most 1; it is {self.gpu_memory_utilization}"
-            )
+        share = self.gpu_memory_utilization
+        if not 0 < share <= 1:
+            raise InputError(f"gpu_memory_utilization must be above 0 and at most 1; it is {share}")
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
         if not self.timeout_s > 0:
@@ -80,34 +71,26 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A point on the axes of a scheduler; policies are names or policy objects.
+    """A point on the axes of a scheduler; policies are names or policy objects."""
 
-    Attributes:
-        rank: Orders the waiting requests (smallest first).
-        victim: Orders the running requests when memory runs out (largest is evicted first).
-        batching: Forms a step.
-        memory: Admits requests to KV memory.
-        preemption_mode: Handling of the KV cache of an evicted request: "recompute" or "swap".
-        router: Chooses a replica.
-        preemption: Whether a waiting request may preempt a running one.
-        binning: Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
-        max_wait_s: Starvation bound. A request that waited this long in total (from the client's send) precedes all
-            that have not, in order of arrival, and is not preempted for another.
-        batch_wait_s: Longest time from its client's send that the first request of a bin waits for the bin to fill.
-        window_tokens: A replica considers preemptions after an arrival that ranks before all waiting requests, and
-            again after this many steps, in which each running request has produced as many tokens.
-    """
-
-    rank: Any = "fcfs"
+    rank: Any = "fcfs"  # orders the waiting requests (smallest first)
+    # Orders the running requests when memory runs out (largest is evicted first).
     victim: Any = "latest_admitted"
-    batching: Any = "unified"
-    memory: Any = "paged"
+    batching: Any = "unified"  # forms a step
+    memory: Any = "paged"  # admits requests to KV memory
+    # Handling of the KV cache of an evicted request: "recompute" or "swap".
     preemption_mode: str = "recompute"
-    router: Any = "round_robin"
-    preemption: Any = "never"
+    router: Any = "round_robin"  # chooses a replica
+    preemption: Any = "never"  # whether a waiting request may preempt a running one
+    # Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
     binning: Any = None
+    # Starvation bound. A request that waited this long in total (from the client's send) precedes all that
+    # have not, in order of arrival, and is not preempted for another.
     max_wait_s: float = float("inf")
+    # Longest time from its client's send that the first request of a bin waits for the bin to fill.
     batch_wait_s: float = float("inf")
+    # A replica considers preemptions after an arrival that ranks before all waiting requests, and again after
+    # this many steps, in which each running request has produced as many tokens.
     window_tokens: int = 50
 
     def __post_init__(self) -> None:
@@ -165,10 +148,6 @@ class DecodeSide:
 
     Their numbers follow those of the prefill replicas. Rank, victim policy, bounds on waiting, block size,
     ``max_model_len`` and the clients' timeout are those of the deployment, for both sides.
-
-    Attributes:
-        memory: Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
-        preemption_mode: "recompute" returns the request to the replica that prefilled it, "swap" stays.
     """
 
     parallel: Parallelism
@@ -177,17 +156,16 @@ class DecodeSide:
     kv: KvPlan
     kv_transfer: KVTransfer = KVTransfer()
     batching: Any = "unified"
+    # Admits requests to KV memory; it is asked for a complete request when its transfer is to start.
     memory: Any = "paged"
+    # "recompute" returns the request to the replica that prefilled it, "swap" stays.
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """All inputs of the engine, resolved: no names to look up, no files to read.
-
-    ``decode``: separate decode replicas; the others then only prefill. None: every replica does both.
-    """
+    """All inputs of the engine, resolved: no names to look up, no files to read."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -198,8 +176,8 @@ class Deployment:
     cost: CostTables
     kv: KvPlan
     max_model_len: int
-    name: str = field(default="")
-    decode: DecodeSide | None = None
+    name: str = ""
+    decode: DecodeSide | None = None  # replicas that decode, the others then only prefill; None: all do both
 
     @property
     def price_per_hour_usd(self) -> float:
@@ -216,12 +194,7 @@ class Deployment:
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")
-        axes = {
-            "batching": side.batching,
-            "memory": side.memory,
-            "router": side.router,
-            "preemption_mode": side.preemption_mode,
-        }
+        axes = {name: getattr(side, name) for name in ("batching", "memory", "router", "preemption_mode")}
         return replace(
             self,
             parallel=side.parallel,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class LengthwiseError(Exception):
@@ -69,3 +70,13 @@ class MissingExtraError(InputError):
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional dependency: pip install 'lengthwise[{extra}]'")
         self.extra = extra
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Add a note to an InputError that is raised within."""
+    try:
+        yield
+    except InputError as error:
+        error.add_note(note)
+        raise

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its uncertainty; NaN is unknown.
-
-    ``half_width`` is that of the confidence interval over the random requests. ``model_low`` and ``model_high`` are the
-    interval by the cost model's own error, as large as it was where the model was measured.
-    """
+    """A number and its uncertainty; NaN is unknown."""
 
     value: float
-    half_width: float = math.nan
+    half_width: float = math.nan  # of the confidence interval over the random requests
+    # The interval by the cost model's own error, as large as it was where the model was measured.
     model_low: float = math.nan
     model_high: float = math.nan
 

@@ -49,7 +49,11 @@ def _replace(target: Path, data: bytes | Callable[[Path], None]) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-        _flush_folder(target.parent)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
@@ -57,14 +61,6 @@ def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
         data(path)
     else:
         path.write_bytes(data)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _reason(target: Path, error: Exception) -> str:

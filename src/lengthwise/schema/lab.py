@@ -41,18 +41,13 @@ class Cell:
     "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all sequences are in use) and
     "served" (share of requests). Paired by seed with the same requests under other policies: "gap_closed" (share of the
     gap in mean JCT between FCFS and the oracle), and "jct.mean", "jct.p50", "jct.p99" with "/fcfs" or "/oracle".
-
-    Attributes:
-        predictor: "" if the policy reads no predictions.
-        load: In the table's unit.
-        rate_rps: The load in requests per second.
     """
 
     policy: str
-    predictor: str
+    predictor: str  # "" if the policy reads no predictions
     batch: int
-    load: float
-    rate_rps: float
+    load: float  # in the table's unit
+    rate_rps: float  # the load in requests per second
     values: dict[str, Estimate]
 
     def __getitem__(self, metric: str) -> Estimate:
@@ -67,17 +62,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether length-aware scheduling is worth it at one load and batch size.
-
-    ``reason`` is "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an
-    interval) or "not compared" (the policies served other requests). ``best`` names the evaluated cell; "": none.
-    """
+    """Whether length-aware scheduling is worth it at one load and batch size."""
 
     batch: int
     load: float
     is_improvement: bool
+    # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval) or
+    # "not compared" (the policies served other requests).
     reason: str
-    best: str
+    best: str  # names the evaluated cell; "": none
     description: str
 
     @property

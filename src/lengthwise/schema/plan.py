@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -42,13 +42,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective by which configurations are ranked.
+    """The objective by which configurations are ranked."""
 
-    Attributes:
-        name: "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan" or "energy".
-    """
-
-    name: str
+    name: str  # "requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan" or "energy"
     label: str
     unit: str
     higher_is_better: bool
@@ -75,45 +71,26 @@ class Point:
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration and its results.
+    """One configuration and its results."""
 
-    Attributes:
-        key: Identifies the configuration within its search.
-        name: Differences from the other configurations, for tables.
-        settings: Scenario keys on the axes of the search ("deployment.tp") and their values.
-        gpus: Of all replicas.
-        price_per_hour_usd: Of all GPUs.
-        reason: Why it was rejected or pruned, in a sentence; otherwise "".
-        region: Short name shared by configurations with the same reason; otherwise "".
-        objective: In the objective's unit.
-        bound: Bound of the objective by closed forms; NaN: not computed.
-        capacity_rps: Largest rate within the limits, if the objective needs it.
-        bound_rps: Rate above which the queue grows, by closed forms; NaN: not computed.
-        at: Operating point, at which the objective was measured; None: not simulated.
-        points: Load curve by rate, including the operating point.
-        binds: The limit that bounds the rate (its metric), or "throughput".
-        cause: The bottleneck of the hardware at the operating point, in a sentence.
-        requests: Requests in all simulations.
-    """
-
-    key: str
-    name: str
-    settings: dict[str, Any]
-    gpus: int
-    price_per_hour_usd: float
+    key: str  # identifies the configuration within its search
+    name: str  # differences from the other configurations, for tables
+    settings: dict[str, Any]  # scenario keys on the axes of the search ("deployment.tp") and their values
+    gpus: int  # of all replicas
+    price_per_hour_usd: float  # of all GPUs
     status: Status
-    reason: str = ""
-    region: str = ""
-    objective: Estimate = UNKNOWN
-    bound: float = float("nan")
-    capacity_rps: Estimate = UNKNOWN
-    bound_rps: float = float("nan")
-    at: Point | None = None
-    points: tuple[Point, ...] = ()
-    binds: str = ""
-    cause: str = ""
+    reason: str = ""  # why it was rejected or pruned, in a sentence; otherwise ""
+    region: str = ""  # short name shared by configurations with the same reason; otherwise ""
+    objective: Estimate = UNKNOWN  # in the objective's unit
+    bound: float = float("nan")  # bound of the objective by closed forms; NaN: not computed
+    capacity_rps: Estimate = UNKNOWN  # largest rate within the limits, if the objective needs it
+    bound_rps: float = float("nan")  # rate above which the queue grows, by closed forms; NaN: not computed
+    at: Point | None = None  # operating point, at which the objective was measured; None: not simulated
+    points: tuple[Point, ...] = ()  # load curve by rate, including the operating point
+    binds: str = ""  # the limit that bounds the rate (its metric), or "throughput"
+    cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence
     simulations: int = 0
-    requests: int = 0
+    requests: int = 0  # requests in all simulations
 
 
 @dataclass(frozen=True)
@@ -162,12 +139,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of one search.
-
-    Attributes:
-        tied: Number of choices at the top whose intervals overlap with the best one's.
-        shifts: Sensitivity to each limit, by metric and rising bound, including the requested one.
-    """
+    """The result of one search."""
 
     name: str
     metadata: dict[str, str]
@@ -175,9 +147,10 @@ class Plan:
     limits: tuple[Limit, ...]
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
-    tied: int
+    tied: int  # number of choices at the top whose intervals overlap with the best one's
     cause: tuple[str, ...]
     frontiers: dict[str, tuple[Trade, ...]]
+    # Sensitivity to each limit, by metric and rising bound, including the requested one.
     shifts: tuple[Shift, ...]
     regions: tuple[Region, ...]
     effort: Spent
@@ -186,21 +159,17 @@ class Plan:
     @property
     def best(self) -> Choice | None:
         """Return the best configuration, None if none satisfies the limits."""
-        first = self.choices[0] if self.choices else None
-        return first if first is not None and first.status is Status.RANKED else None
+        return next((first for first in self.choices[:1] if first.status is Status.RANKED), None)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The best configuration of one plan under the objective of another.
-
-    ``ratio``: how many times worse it is than the other plan's best; NaN if it violates the limits or cannot run.
-    """
+    """The best configuration of one plan under the objective of another."""
 
     optimum_of: str
     used_for: str
     objective: Estimate
-    ratio: float
+    ratio: float  # how many times worse than the other plan's best; NaN if it violates the limits or cannot run
 
 
 @dataclass(frozen=True)
@@ -209,4 +178,4 @@ class Study:
 
     name: str
     plans: tuple[Plan, ...]
-    swaps: tuple[Swap, ...] = field(default=())
+    swaps: tuple[Swap, ...] = ()

@@ -15,87 +15,37 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import ProfileError
 
-OPERATOR_PARTS: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "input norm",
-            "post-attention norm",
-            "residual add",
-            "norms",
-            "qkv projection",
-            "latent projection",
-            "query projection",
-            "kv up-projection",
-            "rope",
-            "kv write",
-            "output projection",
-            "mlp up",
-            "activation",
-            "mlp down",
-            "router",
-            "experts up",
-            "expert activation",
-            "experts down",
-            "fused moe",
-            "shared mlp up",
-            "shared activation",
-            "shared mlp down",
-        ),
-        "layer",
-    ),
-    "all-reduce": "comm",
-    "embedding": "first",
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(", "))
+
+
+_OPERATORS = {
+    "layer": "input norm, post-attention norm, residual add, norms, qkv projection, latent projection, "
+    "query projection, kv up-projection, rope, kv write, output projection, mlp up, activation, mlp down, router, "
+    "experts up, expert activation, experts down, fused moe, shared mlp up, shared activation, shared mlp down",
+    "comm": "all-reduce",
+    "first": "embedding",
     "send": "send",
-    "final norm": "head",
-    "lm head": "head",
-    "sampler": "head",
-    "logits gather": "head",
+    "head": "final norm, lm head, sampler, logits gather",
     "host": "host",
-    "prefill attention": "prefill",
-    "prefill window attention": "prefill",
-    "decode attention": "decode",
-    "decode window attention": "decode",
-    "mixed attention": "mixed",
+    "prefill": "prefill attention, prefill window attention",
+    "decode": "decode attention, decode window attention",
+    "mixed": "mixed attention",
     "gemm": "gemm",
 }
+OPERATOR_PARTS = {name: part for part, names in _OPERATORS.items() for name in _names(names)}
 """The part of the cost tables of each operator. Its seconds count once per layer for "layer", "prefill" and "decode",
 twice per layer for an all-reduce, and once per step for the others. "mixed attention" (prompts and decodes in one
 kernel) and "gemm" (of no model) are separate parts, which an estimator may use."""
 
-PRODUCTS = frozenset(
-    {
-        "qkv projection",
-        "latent projection",
-        "query projection",
-        "kv up-projection",
-        "output projection",
-        "mlp up",
-        "mlp down",
-        "shared mlp up",
-        "shared mlp down",
-        "lm head",
-    }
-)
+_UP_AND_DOWN = ("mlp up", "mlp down", "shared mlp up", "shared mlp down")
+PRODUCTS = frozenset({name for name in OPERATOR_PARTS if name.endswith("projection")} | {*_UP_AND_DOWN, "lm head"})
 """Operators that multiply all tokens of a step by one matrix."""
 
-WHOLE_COLUMNS = (
-    "tp",
-    "tokens",
-    "seqs",
-    "chunk",
-    "context",
-    "kv_tokens",
-    "n",
-    "k",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "window",
-    "experts",
-    "topk",
-    "gpus",
-    "bytes",
-    "repeats",
+WHOLE_COLUMNS = _names(
+    "tp, tokens, seqs, chunk, context, kv_tokens, n, k, heads, kv_heads, head_dim, window, experts, topk, gpus, bytes, "
+    "repeats"
 )
 """``tokens``: rows through the operator (for the head: sequences; for the host: sequences of the step).
 Prefill attention: ``seqs`` prompts of ``chunk`` new tokens after ``context`` cached ones each. Decode
@@ -118,26 +68,18 @@ COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Origin of a profile.
-
-    Attributes:
-        source: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator".
-        gpu: The device: its catalog name, or the name in the source.
-        engine: Origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0".
-        measured: Date or dates (ISO), or "".
-        machine: JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
-        notes: Such as skipped points and converted units.
-    """
+    """Origin of a profile."""
 
     name: str
-    source: str
-    gpu: str
+    source: str  # "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator"
+    gpu: str  # the device: its catalog name, or the name in the source
     model: str = ""
-    engine: str = ""
+    engine: str = ""  # origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0"
     license: str = ""
-    measured: str = ""
+    measured: str = ""  # date or dates (ISO), or ""
+    # JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
     machine: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # such as skipped points and converted units
 
 
 @dataclass(frozen=True)

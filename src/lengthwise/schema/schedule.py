@@ -19,24 +19,17 @@ SYSTEM_NAMES = {
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """A schedule and its estimated performance.
+    """A schedule and its estimated performance."""
 
-    Attributes:
-        strategy: "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
-        prefill_batch: New requests per prefill, B_E; of a static schedule its batch; of another system the largest
-            number of sequences on a replica.
-        tp_groups: Groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own.
-        decode_batch: Mean sequences per decode iteration, B_D.
-        chunk_tokens: Of another system: largest number of tokens in a step; 0: unlimited.
-        prefill_cut: (tp, stages, replicas) of the prefill workers; the other fields then describe the decode workers.
-    """
-
+    # "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
     strategy: str
+    # New requests per prefill, B_E; of a static schedule its batch; of another system the largest number of
+    # sequences on a replica.
     prefill_batch: int
     decode_steps: int
     micro_batches: int
     tp: int
-    tp_groups: int
+    tp_groups: int  # groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own
     encode_gpus: int
     throughput_rps: float
     latency_s: float
@@ -44,11 +37,12 @@ class ScheduleRow:
     cycle_s: float
     encode_s: float
     decode_s: float
-    decode_batch: float
+    decode_batch: float  # mean sequences per decode iteration, B_D
     memory_share: float
     stages: int = 0
     replicas: int = 1
-    chunk_tokens: int = 0
+    chunk_tokens: int = 0  # of another system: largest number of tokens in a step; 0: unlimited
+    # (tp, stages, replicas) of the prefill workers; the other fields then describe the decode workers.
     prefill_cut: tuple[int, int, int] | None = None
 
     @property
@@ -87,38 +81,28 @@ def _split_label(tp: int, stages: int, replicas: int) -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """Uncertainty of an unchanged schedule's performance.
+    """Uncertainty of an unchanged schedule's performance."""
 
-    Attributes:
-        source: "lengths": other samples of the requests behind the length distribution; "costs": errors of the tables.
-        level: Share of the draws within each interval.
-        requests: Requests behind the length distribution; 0 for costs.
-        held_share: Share of the draws that meet the bound or, without a bound, fit in memory.
-    """
-
+    # "lengths": other samples of the requests behind the length distribution; "costs": errors of the tables.
     source: str
     draws: int
-    level: float
-    requests: int
+    level: float  # share of the draws within each interval
+    requests: int  # requests behind the length distribution; 0 for costs
     throughput_rps: tuple[float, float]
     latency_s: tuple[float, float]
     latency_high_s: tuple[float, float]
-    held_share: float
+    held_share: float  # share of the draws that meet the bound or, without a bound, fit in memory
 
 
 @dataclass(frozen=True)
 class ScheduleSide:
-    """The best schedule of one strategy at one tensor-parallel degree (1: every GPU is a stage).
-
-    Attributes:
-        best: The best one that meets the bound; None: none does.
-        at_most_rps: Upper bound of the throughput of this side's schedules that meet the latency bound; approximate
-            for RRA (``at_most_proved``).
-    """
+    """The best schedule of one strategy at one tensor-parallel degree (1: every GPU is a stage)."""
 
     strategy: str
     tp: int
-    best: ScheduleRow | None
+    best: ScheduleRow | None  # the best one that meets the bound; None: none does
+    # Upper bound of the throughput of this side's schedules that meet the latency bound; approximate for RRA
+    # (``at_most_proved``).
     at_most_rps: float
     points: int
     evaluated: int
@@ -132,14 +116,11 @@ class ScheduleSide:
 
 @dataclass(frozen=True)
 class ScheduleParts:
-    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle.
-
-    ``row`` is the best schedule of one part.
-    """
+    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle."""
 
     gpus: int
     copies: int
-    row: ScheduleRow
+    row: ScheduleRow  # the best schedule of one part
 
     @property
     def throughput_rps(self) -> float:
@@ -155,27 +136,21 @@ class ScheduleParts:
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits.
-
-    ``band_rps`` is its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
-    """
+    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits."""
 
     constrained_latency_s: float
     row: ScheduleRow
+    # Its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
     band_rps: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class OtherSystem:
-    """Estimated performance of another system on the same GPUs.
-
-    Attributes:
-        best: Its best configuration under the bound; None: none meets the bound.
-        low_rps: Lower end of the 95 % interval of the best configuration's throughput; NaN without an interval.
-    """
+    """Estimated performance of another system on the same GPUs."""
 
     system: str
-    best: ScheduleRow | None
+    best: ScheduleRow | None  # its best configuration under the bound; None: none meets the bound
+    # Lower end of the 95 % interval of the best configuration's throughput; NaN without an interval.
     low_rps: float
     high_rps: float
     configurations: int
@@ -192,30 +167,21 @@ class Kink:
 
 @dataclass(frozen=True)
 class DriftRow:
-    """The chosen schedule under another distribution of output lengths.
+    """The chosen schedule under another distribution of output lengths."""
 
-    Attributes:
-        changed: "mean", "sd" or "skewness".
-        change: Relative change of mean or sd; absolute change of the skewness.
-        retained: The unchanged schedule; None: memory no longer suffices.
-        kept_held_s: The unchanged schedule's latency that the bound limits; infinite if it cannot run.
-        replanned: The best schedule for the new lengths; None: none meets the bound.
-        margin: How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
-            does; NaN: no tighter bound suffices.
-        reload: Whether re-planning moves weights, and not only batch sizes and phases.
-    """
-
-    changed: str
-    change: float
+    changed: str  # "mean", "sd" or "skewness"
+    change: float  # relative change of mean or sd; absolute change of the skewness
     mean_tokens: float
     sd_tokens: float
     skewness: float
-    retained: ScheduleRow | None
-    kept_held_s: float
+    retained: ScheduleRow | None  # the unchanged schedule; None: memory no longer suffices
+    kept_held_s: float  # the unchanged schedule's latency that the bound limits; infinite if it cannot run
     is_satisfied: bool
-    replanned: ScheduleRow | None
+    replanned: ScheduleRow | None  # the best schedule for the new lengths; None: none meets the bound
+    # How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
+    # does; NaN: no tighter bound suffices.
     margin: float
-    reload: bool
+    reload: bool  # whether re-planning moves weights, and not only batch sizes and phases
 
 
 @dataclass(frozen=True)
@@ -240,30 +206,21 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """The answer of ``lengthwise schedule``.
-
-    Attributes:
-        bound_s: Latency bound; infinite: none.
-        worst_case: Whether the bound limits ``latency_high_s`` rather than ``latency_s``.
-        gap: The best of all has at most (1 + gap) times the chosen throughput, if the tolerances hold.
-        static: The largest static batch that meets the bound; None: none does.
-        threshold: Share of the mean within which prefills and decode batches are kept; None: they are not resized.
-        parts: The GPUs split into parts that serve more than all of them together; None: no split does.
-    """
+    """The answer of ``lengthwise schedule``."""
 
     name: str
     metadata: dict[str, str]
-    bound_s: float
+    bound_s: float  # latency bound; infinite: none
     level: float
     quantile_tokens: int
-    worst_case: bool
+    worst_case: bool  # whether the bound limits ``latency_high_s`` rather than ``latency_s``
     chosen: ScheduleRow
     sides: tuple[ScheduleSide, ...]
-    gap: float
+    gap: float  # the best of all has at most (1 + gap) times the chosen throughput, if the tolerances hold
     evaluated: int
     points: int
     seconds: float
-    static: ScheduleRow | None = None
+    static: ScheduleRow | None = None  # the largest static batch that meets the bound; None: none does
     front: tuple[tuple[str, tuple[FrontPoint, ...]], ...] = ()
     breakpoints: tuple[Kink, ...] = ()
     drift: tuple[DriftRow, ...] = ()
@@ -273,8 +230,10 @@ class SchedulePlan:
     spreads: tuple[Spread, ...] = ()
     spread_notes: tuple[str, ...] = ()
     others: tuple[OtherSystem, ...] = ()
+    # Share of the mean within which prefills and decode batches are kept; None: they are not resized.
     threshold: float | None = None
     static_front: tuple[FrontPoint, ...] = ()
+    # The GPUs split into parts that serve more than all of them together; None: no split does.
     parts: ScheduleParts | None = None
 
 
@@ -292,60 +251,42 @@ class LengthFacts:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A better schedule that needs a reload of the weights.
-
-    Attributes:
-        load_s: Seconds without service until it runs.
-        storage: Source of the weights: "dram" or "ssd".
-        repaid_s: Time after which more requests are served than without the reload; infinite: never; NaN if its
-            advantage is not throughput.
-    """
+    """A better schedule that needs a reload of the weights."""
 
     row: ScheduleRow
     constrained_latency_s: float
-    load_s: float
-    storage: str
+    load_s: float  # seconds without service until it runs
+    storage: str  # source of the weights: "dram" or "ssd"
+    # Time after which more requests are served than without the reload; infinite: never; NaN if its advantage
+    # is not throughput.
     repaid_s: float
     cause: str
 
 
 @dataclass(frozen=True)
 class Change:
-    """The decision about a deployed schedule after lengths changed.
+    """The decision about a deployed schedule after lengths changed."""
 
-    Attributes:
-        before: Lengths that it was planned for.
-        after: Lengths now.
-        bound_s: Latency bound; infinite: none.
-        margin: How much tighter the bound was for the new schedule.
-        free_rps: Throughput of the best schedule under the bound without a margin; 0: none meets it.
-        retained: The deployed schedule under the new lengths; None: memory or its batch no longer suffices.
-        kept_held_s: Its latency that the bound limits; infinite if it cannot run.
-        late_share: Share of requests slower than the bound under it; at most one minus the bound's quantile before.
-        new: The best schedule now, whether worth the change or not; None: none meets the bound.
-        new_held_s: Its latency that the bound limits.
-        load_s: Seconds without service until it runs: 0 unless weights move.
-        made: Whether to change.
-        repaid_s: Time after which more requests are served than without the change; infinite: never; NaN if its
-            advantage is not throughput.
-        cause: The reason, in words.
-        elsewhere: A schedule worth a reload where reloading while serving is not allowed; None: there is none.
-    """
-
-    before: LengthFacts
-    after: LengthFacts
-    bound_s: float
-    margin: float
-    free_rps: float
+    before: LengthFacts  # lengths that it was planned for
+    after: LengthFacts  # lengths now
+    bound_s: float  # latency bound; infinite: none
+    margin: float  # how much tighter the bound was for the new schedule
+    free_rps: float  # throughput of the best schedule under the bound without a margin; 0: none meets it
+    # The deployed schedule under the new lengths; None: memory or its batch no longer suffices.
     retained: ScheduleRow | None
-    kept_held_s: float
+    kept_held_s: float  # its latency that the bound limits; infinite if it cannot run
+    # Share of requests slower than the bound under it; at most one minus the bound's quantile before.
     late_share: float
+    # The best schedule now, whether worth the change or not; None: none meets the bound.
     new: ScheduleRow | None
-    new_held_s: float
-    load_s: float
-    made: bool
+    new_held_s: float  # its latency that the bound limits
+    load_s: float  # seconds without service until it runs: 0 unless weights move
+    made: bool  # whether to change
+    # Time after which more requests are served than without the change; infinite: never; NaN if its advantage
+    # is not throughput.
     repaid_s: float
-    cause: str
+    cause: str  # the reason, in words
+    # A schedule worth a reload where reloading while serving is not allowed; None: there is none.
     elsewhere: Elsewhere | None = None
 
     @property
@@ -361,54 +302,40 @@ class Change:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """An alarm of changed lengths and its outcome.
+    """An alarm of changed lengths and its outcome."""
 
-    Attributes:
-        request: Number (from 1) of the request at which the change was certain.
-        started: Number of the request from which on lengths are taken to be different.
-        sides: "prompts", "outputs" or both.
-        evidence: By side, the value of one unit bet on the change (a betting test martingale).
-        first: Whether it is the alarm; else the same change, estimated from more requests.
-        first_held_s: Bound-limited latency of the first schedule under the new lengths, had nothing been changed.
-        first_late_share: Share of requests slower than the bound under it.
-    """
-
-    request: int
+    request: int  # number (from 1) of the request at which the change was certain
     at_s: float
-    started: int
+    started: int  # number of the request from which on lengths are taken to be different
     started_s: float
     requests: int
-    sides: tuple[str, ...]
-    evidence: dict[str, float]
-    first: bool
+    sides: tuple[str, ...]  # "prompts", "outputs" or both
+    evidence: dict[str, float]  # by side, the value of one unit bet on the change (a betting test martingale)
+    first: bool  # whether it is the alarm; else the same change, estimated from more requests
     change: Change
+    # Bound-limited latency of the first schedule under the new lengths, had nothing been changed.
     first_held_s: float
-    first_late_share: float
+    first_late_share: float  # share of requests slower than the bound under it
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The course of a schedule that adapts to lengths over a stream of requests.
-
-    Attributes:
-        bound_s: Latency bound; infinite: none.
-        false_positive_rate: Probability of any alarm while lengths do not change.
-        matching: How much more a tested request resembles the next one than one fifty later: the larger rank
-            correlation of both sides. Values well above 0 may cause alarms.
-        evidence: At the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate.
-    """
+    """The course of a schedule that adapts to lengths over a stream of requests."""
 
     name: str
     live: str
     requests: int
     left_out: int
-    bound_s: float
-    false_positive_rate: float
+    bound_s: float  # latency bound; infinite: none
+    false_positive_rate: float  # probability of any alarm while lengths do not change
     planned: ScheduleRow
     planned_lengths: LengthFacts
     deployed: ScheduleRow
     adaptations: tuple[Adaptation, ...]
+    # How much more a tested request resembles the next one than one fifty later: the larger rank correlation
+    # of both sides. Values well above 0 may cause alarms.
     matching: float
+    # At the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate.
     evidence: float
 
     @property

@@ -9,11 +9,7 @@ from lengthwise.schema.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The attention of one layer; MHA, GQA and MQA differ only in ``kv_heads``.
-
-    ``kv_lora_rank`` > 0 means MLA (DeepSeek): the cache stores one latent of ``kv_lora_rank + rope_head_dim`` numbers
-    per token, shared by all heads.
-    """
+    """The attention of one layer; MHA, GQA and MQA differ only in ``kv_heads``."""
 
     heads: int
     kv_heads: int
@@ -22,6 +18,8 @@ class AttentionSpec:
     windowed_layers: int = 0
     v_head_dim: int | None = None
     q_lora_rank: int = 0
+    # Above 0 it is MLA (DeepSeek): the cache stores one latent of ``kv_lora_rank + rope_head_dim`` numbers per
+    # token, shared by all heads.
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     bias: bool = False
@@ -39,34 +37,25 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class FfnSpec:
-    """The feed-forward network of one layer; ``experts`` == 0 is dense.
+    """The feed-forward network of one layer; ``experts`` == 0 is dense."""
 
-    The first ``dense_layers`` layers are dense with ``intermediate``; in the others every token uses
-    ``experts_per_token`` of ``experts`` (each ``expert_intermediate`` wide) and a shared expert of
-    ``shared_intermediate`` (0: none).
-    """
-
-    intermediate: int
+    intermediate: int  # width of a dense layer
     gated: bool = True
     experts: int = 0
     experts_per_token: int = 0
-    expert_intermediate: int = 0
-    shared_intermediate: int = 0
-    dense_layers: int = 0
+    expert_intermediate: int = 0  # width of an expert
+    shared_intermediate: int = 0  # width of a shared expert, which every token uses too; 0: none
+    dense_layers: int = 0  # the first so many layers are dense
     bias: bool = False
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model other than its main shapes.
-
-    ``learned_positions`` is the number of rows of a learned position table (OPT, GPT-3; 0: none). With ``norm_bias``,
-    norms are LayerNorms with a bias, otherwise RMSNorms.
-    """
+    """Facts about a model other than its main shapes."""
 
     dtype: str = "bfloat16"
-    learned_positions: int = 0
-    norm_bias: bool = False
+    learned_positions: int = 0  # rows of a learned position table (OPT, GPT-3); 0: none
+    norm_bias: bool = False  # norms are LayerNorms with a bias, otherwise RMSNorms
     published_params: float | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
@@ -74,21 +63,17 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shapes of a transformer.
-
-    ``layers`` counts decoder layers; an encoder-decoder has ``encoder_layers`` more, and cross-attention in every
-    decoder layer.
-    """
+    """The shapes of a transformer."""
 
     name: str
-    layers: int
+    layers: int  # decoder layers
     hidden: int
     vocab: int
     attention: AttentionSpec
     ffn: FfnSpec
     max_model_len: int
     tied_embeddings: bool = False
-    encoder_layers: int = 0
+    encoder_layers: int = 0  # of an encoder-decoder, which also has cross-attention in every decoder layer
     metadata: ModelFacts = ModelFacts()
 
     @property
@@ -99,20 +84,15 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """A GPU (or a CPU socket) by its data sheet.
-
-    ``peak_flops`` maps a dtype (as spelled by ``dtype_name``) to dense FLOP/s without sparsity; ``memory_bytes`` is
-    what the driver reports; ``bandwidth_bytes_per_s`` is that of the memory; ``price_per_hour_usd`` is an on-demand
-    price from ``price_source``.
-    """
+    """A GPU (or a CPU socket) by its data sheet."""
 
     name: str
-    peak_flops: dict[str, float]
-    memory_bytes: float
-    bandwidth_bytes_per_s: float
+    peak_flops: dict[str, float]  # dense FLOP/s, without sparsity, by dtype (as spelled by ``dtype_name``)
+    memory_bytes: float  # as the driver reports it
+    bandwidth_bytes_per_s: float  # of the memory
     tdp_w: float
     idle_w: float
-    price_per_hour_usd: float
+    price_per_hour_usd: float  # on demand, from ``price_source``
     price_source: str
     source: str
     aliases: tuple[str, ...] = ()
@@ -137,18 +117,14 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A machine: its GPUs and the links between them.
-
-    ``link`` connects the GPUs of one ``link_group`` (2 for pairwise NVLink, all GPUs for NVSwitch); ``fallback_link``
-    connects the groups of a node; ``network`` connects nodes.
-    """
+    """A machine: its GPUs and the links between them."""
 
     name: str
     gpus: int
-    link: LinkSpec
-    link_group: int
-    fallback_link: LinkSpec
-    network: LinkSpec
+    link: LinkSpec  # between the GPUs of one ``link_group``
+    link_group: int  # 2 for pairwise NVLink, all GPUs for NVSwitch
+    fallback_link: LinkSpec  # between the groups of a node
+    network: LinkSpec  # between nodes
     source: str
     aliases: tuple[str, ...] = ()
 
@@ -164,26 +140,18 @@ GB, TFLOP = 1e9, 1e12
 
 DTYPE_BYTES: dict[str, float] = {
     "float32": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "fp4": 0.5,
-    "int4": 0.5,
+    **dict.fromkeys(("float16", "bfloat16"), 2.0),
+    **dict.fromkeys(("fp8", "int8"), 1.0),
+    **dict.fromkeys(("fp4", "int4"), 0.5),
 }
 _ALIASES = {
     "fp32": "float32",
-    "fp16": "float16",
-    "half": "float16",
+    **dict.fromkeys(("fp16", "half"), "float16"),
     "bf16": "bfloat16",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), "fp8"),
     "w8a8": "int8",
-    "w4a16": "int4",
-    "awq": "int4",
-    "gptq": "int4",
-    "nvfp4": "fp4",
-    "mxfp4": "fp4",
+    **dict.fromkeys(("w4a16", "awq", "gptq"), "int4"),
+    **dict.fromkeys(("nvfp4", "mxfp4"), "fp4"),
 }
 
 

@@ -23,18 +23,13 @@ class Predictions:
     Row ``start[i] + w`` is the prediction for request ``i`` after ``w * window_tokens`` tokens; a request's last row
     holds from there on. The number of rows may depend on the true length, so only the engine looks rows up; a policy
     sees the numbers of one row.
-
-    Attributes:
-        window_tokens: Tokens between two predictions, at least 1.
-        start: [n + 1] int64, increasing.
-        total_tokens: [m] float64, predicted output length: tokens so far and to come.
-        index_tokens: [m] float64, key of an order by the complete distribution (Gittins: smallest first); the
-            remaining tokens if the distribution is unknown.
     """
 
-    window_tokens: int
-    start: Ints
-    total_tokens: Floats
+    window_tokens: int  # tokens between two predictions, at least 1
+    start: Ints  # [n + 1] int64, increasing
+    total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
+    # [m] float64, key of an order by the complete distribution (Gittins: smallest first); the remaining
+    # tokens if the distribution is unknown.
     index_tokens: Floats
 
     def __len__(self) -> int:
@@ -81,15 +76,10 @@ MAX_TENANTS = 1_000_000
 
 @dataclass(frozen=True)
 class After:
-    """Dependencies: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished.
+    """Dependencies: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished."""
 
-    Attributes:
-        start: [n+1] int64, from 0, not decreasing.
-        parent: [m] int64, each smaller than the number of its child.
-    """
-
-    start: Ints
-    parent: Ints
+    start: Ints  # [n+1] int64, from 0, not decreasing
+    parent: Ints  # [m] int64, each smaller than the number of its child
 
     def __post_init__(self) -> None:
         for name in ("start", "parent"):
@@ -119,31 +109,23 @@ class Workload:
     """Requests in order of arrival.
 
     Only the engine reads ``output_tokens``; a policy sees ``predicted_tokens``.
-
-    Attributes:
-        arrival_s: [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
-        prompt_tokens: [n] int64, at least 1.
-        output_tokens: [n] int64, at least 1.
-        predicted_tokens: [n] float64 or None, predicted output length before the first token; by default the first
-            rows of ``predictions``.
-        predictions: Predictions that are renewed as tokens arrive.
-        priority: [n] int64 or None; smaller goes first.
-        tenant: [n] int64 from 0 or None; fair schedulers share capacity among tenants.
-        extra: More columns of length n: "session", "class", "prompt", "block_ids" (object).
-        concurrency: Requests in the system of a closed loop; None: an open loop.
-        after: A child is sent when its ``arrival_s`` has come and its parents have finished. None: no dependencies.
     """
 
+    # [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
     arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
+    prompt_tokens: Ints  # [n] int64, at least 1
+    output_tokens: Ints  # [n] int64, at least 1
+    # [n] float64 or None, predicted output length before the first token; by default the first rows of
+    # ``predictions``.
     predicted_tokens: Floats | None = None
-    priority: Ints | None = None
+    priority: Ints | None = None  # [n] int64 or None; smaller goes first
+    # More columns of length n: "session", "class", "prompt", "block_ids" (object).
     extra: dict[str, Any] = field(default_factory=dict)
-    concurrency: int | None = None
+    concurrency: int | None = None  # requests in the system of a closed loop; None: an open loop
     name: str = ""
-    predictions: Predictions | None = None
-    tenant: Ints | None = None
+    predictions: Predictions | None = None  # predictions that are renewed as tokens arrive
+    tenant: Ints | None = None  # [n] int64 from 0 or None; fair schedulers share capacity among tenants
+    # A child is sent when its ``arrival_s`` has come and its parents have finished. None: no dependencies.
     after: After | None = None
 
     def __len__(self) -> int:
@@ -152,7 +134,7 @@ class Workload:
     def __post_init__(self) -> None:
         if self.predictions is not None and self.predicted_tokens is None:
             object.__setattr__(self, "predicted_tokens", self.predictions.first_tokens)
-        for column, dtype in _COLUMNS.items():
+        for column, dtype in COLUMNS.items():
             value = getattr(self, column)
             if value is not None:
                 if dtype is np.int64:
@@ -172,7 +154,7 @@ class Workload:
         n = len(self.arrival_s)
         if n == 0:
             raise InputError("a workload must hold at least one request; this one is empty")
-        for column in _COLUMNS:
+        for column in COLUMNS:
             value = getattr(self, column)
             if value is not None and value.shape != (n,):
                 raise InputError(f"{column} must have one value for each request ({n}); it has shape {value.shape}")
@@ -188,34 +170,26 @@ class Workload:
             value = self.predicted_tokens
             _require(np.isfinite(value) & (value >= 0), value, "predicted_tokens must be finite and not negative")
             _require(value < MAX_TOKENS, value, "predicted_tokens must be below 1e12")
-        self._check_predictions_and_tenants(n)
+        if self.tenant is not None:
+            good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
+            _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
+        for name, part, has in (("predictions", self.predictions, "they have"), ("after", self.after, "it has")):
+            if part is not None and len(part) != n:
+                raise InputError(f"{name} must have as many requests as the workload ({n}); {has} {len(part)}")
         if self.concurrency is not None:
-            if self.concurrency < 1:
-                raise InputError(f"concurrency must be at least 1; it is {self.concurrency}")
-            _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
-        self._check_after(n)
+            self._check_closed_loop(self.concurrency)
 
-    def _check_after(self, n: int) -> None:
-        if self.after is None:
-            return
-        if len(self.after) != n:
-            raise InputError(f"after must have as many requests as the workload ({n}); it has {len(self.after)}")
-        if self.concurrency is not None:
+    def _check_closed_loop(self, concurrency: int) -> None:
+        if concurrency < 1:
+            raise InputError(f"concurrency must be at least 1; it is {concurrency}")
+        _require(self.arrival_s == 0, self.arrival_s, "arrival_s must be 0 throughout in a closed loop")
+        if self.after is not None:
             raise InputError(
                 "concurrency and after exclude each other: a closed loop sends a request when any other ends"
             )
 
-    def _check_predictions_and_tenants(self, n: int) -> None:
-        if self.predictions is not None and len(self.predictions) != n:
-            raise InputError(
-                f"predictions must have as many requests as the workload ({n}); they have {len(self.predictions)}"
-            )
-        if self.tenant is not None:
-            good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
-            _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
 
-
-_COLUMNS: dict[str, type] = {
+COLUMNS: dict[str, type] = {
     "arrival_s": np.float64,
     "prompt_tokens": np.int64,
     "output_tokens": np.int64,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,53 +25,35 @@ _PLANNING, _EVALUATION = 0, 1
 """Second entry of the seeds of length samples to plan with, and of those that evaluate the makespan."""
 
 
-class BackgroundPlan:
-    """Search for a plan in a daemon thread, so that engines of its first plan can start meanwhile."""
+def _in_background(search: PlanSearch) -> tuple[Future[AppPlan], Future[AppPlan]]:
+    """Search in a daemon thread; return the first plan, with which engines can start meanwhile, and the final one."""
+    first, final = Future[AppPlan](), Future[AppPlan]()
 
-    def __init__(self, search: PlanSearch) -> None:
-        self._search = search
-        self._first: Future[AppPlan] = Future()
-        self._final: Future[AppPlan] = Future()
-        threading.Thread(target=self._run, name="plan", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            final = self._search(self._first.set_result)
+            found = search(first.set_result)
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits for the plan
-            self._final.set_exception(error)
-            if not self._first.done():
-                self._first.set_exception(error)
+            for future in (final, first):
+                if not future.done():
+                    future.set_exception(error)
         else:
-            self._final.set_result(final)
-            if not self._first.done():
-                self._first.set_result(final)
+            for future in (final, first):
+                if not future.done():
+                    future.set_result(found)
 
-    def first(self) -> AppPlan:
-        """Wait for the first plan."""
-        return self._first.result()
-
-    def final(self) -> AppPlan:
-        """Wait for the final plan."""
-        return self._final.result()
+    threading.Thread(target=run, name="plan", daemon=True).start()
+    return first, final
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How to plan an application.
+    """How to plan an application."""
 
-    Attributes:
-        method: "lengthwise", or a name of ``apps.plan.METHODS``.
-        compare: Evaluate the other methods too.
-        draws: Length samples to plan with.
-        true_draws: Length samples that evaluate the makespan.
-        quantile: Minimize this quantile of the makespan; None: its mean.
-    """
-
-    method: str = DEFAULT
-    compare: bool = True
-    draws: int = 3
-    true_draws: int = 12
-    quantile: float | None = None
+    method: str = DEFAULT  # "lengthwise", or a name of ``apps.plan.METHODS``
+    compare: bool = True  # evaluate the other methods too
+    draws: int = 3  # length samples to plan with
+    true_draws: int = 12  # length samples that evaluate the makespan
+    quantile: float | None = None  # minimize this quantile of the makespan; None: its mean
     seed: int = 0
     what_ifs: bool = True
 
@@ -83,26 +66,16 @@ class PlanSettings:
         if self.method != DEFAULT and self.method not in METHODS:
             raise UnknownNameError("planning method", self.method, (DEFAULT, *METHODS))
 
-    @property
-    def options(self) -> PlanOptions:
-        """Return the options of the planner."""
-        return PlanOptions(self.method, tuple(METHODS) if self.compare else (), self.quantile)
-
 
 @dataclass(frozen=True, eq=False)
 class PlannedApp:
-    """A plan and its inputs.
-
-    Attributes:
-        space: Plans and deployments of the models; None: the engines are given.
-        plan: None: the engines are given.
-        final_plan: Waits for the plan that a background search still refines; None: ``plan`` is final.
-    """
+    """A plan and its inputs."""
 
     expanded: Unrolled
     draws: tuple[TaskDraw, ...]
-    space: Space | None = None
-    plan: AppPlan | None = None
+    space: Space | None = None  # plans and deployments of the models; None: the engines are given
+    plan: AppPlan | None = None  # None: the engines are given
+    # Waits for the plan that a background search still refines; None: ``plan`` is final.
     final_plan: Callable[[], AppPlan] | None = None
 
 
@@ -124,12 +97,17 @@ def planned_app(
     settings = settings or PlanSettings()
     sampled = replace(sampled_app(app, rows, settings), space=space)
     if given is not None:
-        _require_models_of(given, app)
+        names = tuple(model.name for model in app.models)
+        if given.models != names:
+            raise InputError(
+                f"the plan must have the application's models {', '.join(names)}; it has {', '.join(given.models)}. "
+                "Plan again: lengthwise app plan --json"
+            )
         return replace(sampled, plan=given)
     if not early:
         return replace(sampled, plan=_find_plan(sampled, space, settings))
-    search = BackgroundPlan(lambda begin: _find_plan(sampled, space, settings, begin))
-    return replace(sampled, plan=search.first(), final_plan=search.final)
+    first, final = _in_background(lambda begin: _find_plan(sampled, space, settings, begin))
+    return replace(sampled, plan=first.result(), final_plan=final.result)
 
 
 def sampled_app(app: App, rows: Rows, settings: PlanSettings | None = None) -> PlannedApp:
@@ -147,31 +125,18 @@ def _find_plan(
 ) -> AppPlan:
     seeds = [(settings.seed, _EVALUATION, k) for k in range(settings.true_draws)]
     true_draws = length_samples(sampled.expanded, seeds)
-    tasks, models, cluster, options = sampled.expanded.tasks, space.models, space.cluster, settings.options
+    options = PlanOptions(settings.method, tuple(METHODS) if settings.compare else (), settings.quantile)
+    problem = sampled.expanded.tasks, sampled.draws, space.models, space.cluster
+    shared: dict[str, Any] = {"true_draws": true_draws, "times": space.times, "options": options}
     notes = _notes(sampled.expanded)
 
     def with_notes(made: AppPlan) -> AppPlan:
         return replace(made, notes=(*notes, *made.notes))
 
-    made = plan(
-        tasks, sampled.draws, models, cluster, true_draws=true_draws, times=space.times, options=options,
-        begin=None if begin is None else lambda first: begin(with_notes(first)),
-    )  # fmt: skip
+    made = plan(*problem, **shared, begin=None if begin is None else lambda first: begin(with_notes(first)))
     if settings.what_ifs:
-        others = what_if(
-            tasks, sampled.draws, models, cluster, made, true_draws=true_draws, times=space.times, options=options
-        )
-        made = replace(made, what_ifs=others)
+        made = replace(made, what_ifs=what_if(*problem, made, **shared))
     return with_notes(made)
-
-
-def _require_models_of(plan: AppPlan, app: App) -> None:
-    names = tuple(model.name for model in app.models)
-    if plan.models != names:
-        raise InputError(
-            f"the plan must have the application's models {', '.join(names)}; it has {', '.join(plan.models)}. Plan "
-            "again: lengthwise app plan --json"
-        )
 
 
 def context_lengths(models: Sequence[Model]) -> list[int]:

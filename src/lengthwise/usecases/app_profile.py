@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lengthwise.apps.app import App, Model
@@ -12,9 +13,8 @@ from lengthwise.apps.launch import EngineConfig
 from lengthwise.apps.plan import Space, SwitchTimes
 from lengthwise.apps.plan.space import HOWS
 from lengthwise.config.app_file import AppFile
-from lengthwise.schema.app import Cluster
 from lengthwise.schema.errors import InputError
-from lengthwise.usecases.app_profile_folder import PROFILE, AppProfile, cost_path, lengths_path, read_profile
+from lengthwise.usecases.app_profile_folder import PROFILE, cost_path, lengths_path, read_profile
 from lengthwise.usecases.app_profile_measurement import (
     ProfileOptions,
     ProfileRun,
@@ -26,25 +26,22 @@ from lengthwise.usecases.app_profile_measurement import (
 
 Key = tuple[str, str, int, int, str]
 """(model, GPU, tp, pp, how)."""
+_PLACEHOLDER = re.compile(r"\{(tp|pp)\}")
 
 
 class _Overlay:
-    """Replace an application's assumptions by the measurements of a profile.
+    """Replace an application's assumptions by the measurements of a profile."""
 
-    Attributes:
-        fixed: Models with one command for all plans; measurements of one replica hold for all their shapes.
-        notes: Which measurements exist and which do not.
-    """
-
-    def __init__(self, folder: Path, app: App, space: Space, fixed: frozenset[str]) -> None:
+    def __init__(self, folder: Path, app: App, space: Space, loaded: Sequence[EngineConfig]) -> None:
         if not (folder / PROFILE).exists():
             raise InputError(
                 f"{folder} must hold the profile of an application; it has no {PROFILE}. "
                 "Measure one: lengthwise app profile APP.toml --out FOLDER"
             )
-        self.folder, self.app, self.space, self.fixed = folder, app, space, fixed
-        self.notes: list[str] = []
-        self.profile: AppProfile = read_profile(folder)
+        self.folder, self.app, self.space, self.profile = folder, app, space, read_profile(folder)
+        # Models with one command for all plans: measurements of one replica hold for all their shapes.
+        self.fixed = {one.name for one in loaded if one.command and not _PLACEHOLDER.search(one.command)}
+        self.notes: list[str] = []  # which measurements exist and which do not
 
     def models(self) -> tuple[Model, ...]:
         """Return the models with measured lengths and costs."""
@@ -78,11 +75,8 @@ class _Overlay:
             self.notes.append(f"lengths of {model.name} were not measured; those of the application are used")
             return model
         cut = f"; {row.cut} of them reached their limit" if row.cut else ""
-        half_width = "" if row.half_width is None else f" ± {row.half_width:.2g}"
-        self.notes.append(
-            f"lengths of {model.name} are measured: {row.outputs} outputs, {row.mean_tokens:.4g}{half_width} tokens"
-            f"{cut}"
-        )
+        mean = f"{row.mean_tokens:.4g}" + ("" if row.half_width is None else f" ± {row.half_width:.2g}")
+        self.notes.append(f"lengths of {model.name} are measured: {row.outputs} outputs, {mean} tokens{cut}")
         return replace(model, lengths=read_lengths(path))
 
     def _with_cost(self, number: int, model: Model) -> Model:
@@ -113,22 +107,6 @@ class _Overlay:
         return f"switching times of {name} are measured except for {words}, where they are assumed"
 
 
-def fixed_commands(loaded: Sequence[EngineConfig]) -> frozenset[str]:
-    """Return the models with a command of their own that has no placeholder for tp or pp."""
-    return frozenset(
-        config.name for config in loaded if config.command and not any(p in config.command for p in ("{tp}", "{pp}"))
-    )
-
-
-@dataclass(frozen=True)
-class ProfileResult:
-    """A profile; ``profile`` has all measurements of the folder, new and old."""
-
-    folder: Path
-    profile: AppProfile
-    notes: tuple[str, ...] = ()
-
-
 def profile_app(
     target: ProfileTarget,
     folder: Path,
@@ -136,8 +114,8 @@ def profile_app(
     *,
     report: Callable[[str], None] = lambda _: None,
     now_s: Callable[[], float] = time.perf_counter,
-) -> ProfileResult:
-    """Measure an application on this machine, with the commands that a run starts engines by.
+) -> ProfileRun:
+    """Measure an application on this machine, with the commands that a run starts engines by; return the complete run.
 
     Existing measurements of the same commands and rows are reused, so that an interrupted profile continues.
 
@@ -146,7 +124,8 @@ def profile_app(
         OutputError: The folder cannot be written.
     """
     run = ProfileRun(target, options or ProfileOptions(), folder, report, now_s)
-    return ProfileResult(folder, run.complete(), tuple(run.notes))
+    run.complete()
+    return run
 
 
 def profiled(
@@ -154,12 +133,10 @@ def profiled(
 ) -> tuple[App, Space, tuple[str, ...]]:
     """Return an application and its space of plans with a profile's measurements, and notes on what was measured.
 
-    Args:
-        loaded: How engines are started; an engine that starts alike under every plan takes as long and costs as much.
+    An engine that starts alike under every plan, as ``loaded`` says, takes as long and costs as much under each.
     """
-    overlay = _Overlay(Path(folder), app, space, fixed_commands(loaded))
-    models = overlay.models()
-    times = overlay.times()
+    overlay = _Overlay(Path(folder), app, space, loaded)
+    models, times = overlay.models(), overlay.times()
     served = [
         replace(one, cost=model.cost, host=model.host) if model.cost != before.cost else one
         for one, model, before in zip(space.models, models, app.models, strict=True)
@@ -171,21 +148,8 @@ def profile_target(file: AppFile) -> ProfileTarget:
     """Return what to measure of an application's file: its models on its GPUs, by its own commands."""
     if file.run.launcher == "simulated":
         raise InputError('only real engines can be measured; run.launcher is "simulated". Use --set run.launcher=local')
-    urls = file.run.urls if file.run.launcher == "static" else None
-    space = Space(file.served, _cluster(file), file.times)
-    return ProfileTarget(file.app, file.rows.rows, file.loaded, space, file.run.timeouts, urls)
-
-
-def with_profile(file: AppFile, folder: Path | str) -> AppFile:
-    """Return an application's file with the lengths, costs and switching times of a profile."""
-    space = Space(file.served, _cluster(file), file.times)
-    app, space, notes = profiled(file.app, space, folder, file.loaded)
-    is_changed = any(old.lengths is not new.lengths for old, new in zip(file.app.models, app.models, strict=True))
-    before = [note for note in file.notes if not (is_changed and note.startswith("no lengths are given"))]
-    return replace(file, app=app, served=tuple(space.models), times=space.times, notes=(*before, *notes))
-
-
-def _cluster(file: AppFile) -> Cluster:
     if file.cluster is None:
         raise InputError("the application must name its GPUs: [cluster] nodes in the file, or --node 8xA100-80GB")
-    return file.cluster
+    urls = file.run.urls if file.run.launcher == "static" else None
+    space = Space(file.served, file.cluster, file.times)
+    return ProfileTarget(file.app, file.rows.rows, file.loaded, space, file.run.timeouts, urls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +35,10 @@ def calibrate_replica(
     *,
     seed: int = 0,
 ) -> tuple[Calibration, int]:
-    """Return cost tables fitted to one replica under load, and the number of requests sent.
+    """Return cost tables fitted to one replica under load, and the number of requests sent; raise EngineError.
 
     Closed loops: one request at a time, the maximum, and their geometric mean. One load is held out of the fit.
-
-    Args:
-        lengths: (prompt, output) tokens of each request of the sample.
-
-    Raises:
-        EngineError: The engine did not start.
+    ``lengths`` are (prompt, output) tokens of each request of the sample.
     """
     with _running(launcher, plan, gpus) as (server, max_num_seqs):
         max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
@@ -86,17 +80,10 @@ def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, se
 
 def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) -> Measured:
     parallel, limits = deployment.parallel, deployment.limits
-    metadata: dict[str, Any] = {
-        "model": deployment.model.name,
-        "model_shape": shape_facts(deployment.model),
-        "gpu": deployment.gpu.name,
-        "gpus": parallel.gpus,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "replicas": parallel.replicas,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-    }
+    model, gpu = deployment.model, deployment.gpu
+    metadata = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": parallel.gpus}
+    metadata |= {name: getattr(parallel, name) for name in ("tp", "pp", "replicas")}
+    metadata |= {name: getattr(limits, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     measured = measure.bench(server, load, seed=seed, warmup_requests=2, deployment=metadata)
     if any(f"ended by {measure.INTERRUPTED}" in warning for warning in measured.warnings):
         raise KeyboardInterrupt
@@ -108,10 +95,8 @@ def require_improvement(found: Calibration) -> None:
     if not found.helps:
         raise InputError(f"the calibrated tables are only worse than the given ones: {'; '.join(found.warnings)}")
     if not found.changed and found.disagreement:
-        raise InputError(
-            f"runs and tables disagree ({found.disagreement}), and the noise of the runs hides which part of a step is "
-            "off"
-        )
+        hidden = "the noise of the runs hides which part of a step is off"
+        raise InputError(f"runs and tables disagree ({found.disagreement}), and {hidden}")
 
 
 def jct_errors(found: Calibration) -> tuple[float, float]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,75 +22,53 @@ Shape = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class SwitchRow:
-    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition.
-
-    Attributes:
-        source: Digest of the command that starts it.
-        sleep_s: Empty if the engine cannot sleep.
-    """
-
+class _ReplicaRow:
     model: str
     gpu: str
     tp: int
     pp: int
-    source: str
-    start_s: tuple[float, ...]
-    stop_s: tuple[float, ...]
-    sleep_s: tuple[float, ...] = ()
-    wake_s: tuple[float, ...] = ()
+    source: str  # digest of the command that starts it
 
     @property
     def shape(self) -> Shape:
         """Return the shape of the replica."""
         return self.gpu, self.tp, self.pp
+
+
+@dataclass(frozen=True)
+class SwitchRow(_ReplicaRow):
+    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition."""
+
+    start_s: tuple[float, ...]
+    stop_s: tuple[float, ...]
+    sleep_s: tuple[float, ...] = ()  # empty if the engine cannot sleep
+    wake_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class LengthRow:
-    """Output lengths of a model on a sample of rows.
-
-    Attributes:
-        source: Digests of the application and of the sample.
-        cut: Outputs that reached their limit.
-        mean_tokens: None without outputs.
-        half_width: Of the mean's 95 % interval over rows; None if one row had outputs.
-    """
+    """Output lengths of a model on a sample of rows."""
 
     model: str
-    source: str
+    source: str  # digests of the application and of the sample
     rows: int
     outputs: int
-    cut: int
-    mean_tokens: float | None
-    half_width: float | None
+    cut: int  # outputs that reached their limit
+    mean_tokens: float | None  # None without outputs
+    half_width: float | None  # of the mean's 95 % interval over rows; None if one row had outputs
 
 
 @dataclass(frozen=True)
-class CostRow:
-    """Calibrated cost tables of one replica.
+class CostRow(_ReplicaRow):
+    """Calibrated cost tables of one replica."""
 
-    Attributes:
-        before: Mean absolute relative error of single held-out requests' JCT, with the tables before.
-        after: The same with the calibrated tables.
-    """
-
-    model: str
-    gpu: str
-    tp: int
-    pp: int
-    source: str
     requests: int
-    before: float
-    after: float
-
-    @property
-    def shape(self) -> Shape:
-        """Return the shape of the replica."""
-        return self.gpu, self.tp, self.pp
+    before: float  # mean absolute relative error of single held-out requests' JCT, with the tables before
+    after: float  # the same with the calibrated tables
 
 
-_Row = TypeVar("_Row", SwitchRow, LengthRow, CostRow)
+_ROWS: dict[str, Any] = {"switches": SwitchRow, "lengths": LengthRow, "costs": CostRow}
+"""By field of a profile."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +93,14 @@ class AppProfile:
 
     def with_row(self, row: SwitchRow | LengthRow | CostRow) -> AppProfile:
         """Return the profile with a row added; it replaces the row of the same model (and shape, for switches)."""
-        if isinstance(row, SwitchRow):
-            others = [one for one in self.switches if (one.model, one.shape) != (row.model, row.shape)]
-            return replace(self, switches=(*others, row))
-        if isinstance(row, LengthRow):
-            return replace(self, lengths=(*(one for one in self.lengths if one.model != row.model), row))
-        return replace(self, costs=(*(one for one in self.costs if one.model != row.model), row))
+
+        def key(one: SwitchRow | LengthRow | CostRow) -> tuple[Any, ...]:
+            return (one.model, one.shape) if isinstance(one, SwitchRow) else (one.model,)
+
+        (name,) = (name for name, kind in _ROWS.items() if isinstance(row, kind))
+        others = [one for one in getattr(self, name) if key(one) != key(row)]
+        changed: dict[str, Any] = {name: (*others, row)}
+        return replace(self, **changed)
 
     def switch_times(self) -> SwitchTimes:
         """Return the mean switching times, in the planner's form."""
@@ -144,30 +123,21 @@ def read_profile(folder: Path) -> AppProfile:
                 f"{path} must be of version {_VERSION}; it is of {tables['version']}. Measure into another folder"
             )
         return AppProfile(
-            _rows(SwitchRow, tables["switches"]), _rows(LengthRow, tables["lengths"]), _rows(CostRow, tables["costs"])
+            **{name: tuple(kind(**_with_tuples(row)) for row in tables[name]) for name, kind in _ROWS.items()}
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path} is not the profile of an application ({error!r}); measure into another folder"
-        ) from error
+        text = f"{path} is not the profile of an application ({error!r}); measure into another folder"
+        raise InputError(text) from error
 
 
-def _rows(kind: type[_Row], tables: Sequence[Mapping[str, Any]]) -> tuple[_Row, ...]:
-    rows = []
-    for table in tables:
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in table.items()
-        }
-        rows.append(kind(**values))
-    return tuple(rows)
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def write_profile(folder: Path, profile: AppProfile) -> None:
     """Write profile.json and the switching times, each atomically."""
-    tables = {name: list(map(asdict, getattr(profile, name))) for name in ("switches", "lengths", "costs")}
-    write_whole(folder / PROFILE, (json.dumps({"version": _VERSION, **tables}, indent=1) + "\n").encode())
+    text = json.dumps({"version": _VERSION, **asdict(profile)}, indent=1) + "\n"
+    write_whole(folder / PROFILE, text.encode())
     if profile.switches:
         write_switch_times(folder / SWITCH_TIMES, profile.switch_times())
 

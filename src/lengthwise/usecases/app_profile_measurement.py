@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.apps import run as runs
 from lengthwise.apps.app import App
 from lengthwise.apps.expand import Rendered, expand
 from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
@@ -24,28 +25,12 @@ from lengthwise.apps.ledger import Ledger
 from lengthwise.apps.placement import place
 from lengthwise.apps.plan import Space
 from lengthwise.apps.plan.draws import draw
-from lengthwise.apps.run import (
-    ClusterPlacer,
-    Job,
-    Layout,
-    Planned,
-    RunFolder,
-    RunPlan,
-    RunResult,
-    RunTasks,
-    StaticPlacer,
-    expected_tokens,
-    job_of,
-    run_on_engines,
-    static_run_plan,
-)
 from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.statistics import kaplan_meier, t_half_width
 from lengthwise.usecases.app_profile_folder import (
-    AppProfile,
     CostRow,
     LengthRow,
     SwitchRow,
@@ -60,7 +45,6 @@ from lengthwise.workload import Empirical
 Ints = npt.NDArray[np.int64]
 SAMPLE, LOGS = "sample", "logs"
 """Folders of the sample's run and of the engines' logs, in the profile's folder."""
-COLUMNS = ("call", "row", "prompt_tokens", "output_tokens", "finish_reason")
 SHAPES = ("smallest", "all")
 _DRAWS = 4
 _PAGE_ROWS = 5_000
@@ -81,6 +65,9 @@ class SampleOutput:
     finish_reason: str
 
 
+COLUMNS = tuple(one.name for one in fields(SampleOutput))
+
+
 def sampled_rows(count: int, max_rows: int, seed: int) -> Ints:
     """Return at most ``max_rows`` row numbers, drawn without replacement, ascending."""
     if count <= max_rows:
@@ -90,15 +77,15 @@ def sampled_rows(count: int, max_rows: int, seed: int) -> Ints:
 
 def run_sample(
     app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher, folder: Path
-) -> tuple[RunResult, dict[str, list[SampleOutput]]]:
+) -> tuple[runs.RunResult, dict[str, list[SampleOutput]]]:
     """Run the application on these rows, or resume that run; return its result and its outputs by model."""
     job = _job(app, rows, space, launcher)
-    with RunFolder(folder).taken(resume=True) as ledger:
-        completed = run_on_engines(job, ledger, launcher)
+    with runs.RunFolder(folder).taken(resume=True) as ledger:
+        completed = runs.run_on_engines(job, ledger, launcher)
         return completed, _outputs(ledger, job.layout)
 
 
-def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> Job:
+def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> runs.Job:
     expanded = expand(app, rows)
     stages = packed(space, expanded.tasks)
     plans = tuple(plan for stage in stages for plan in stage)
@@ -106,10 +93,11 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: La
     lengths = [model.lengths for model in app.models]
     draws = [draw(expanded.tasks, lengths, contexts, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
-    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words)
+    work = runs.RunTasks(expanded.tasks, Rendered(expanded), runs.expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
-        return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()))
-    return job_of(work, Planned(RunPlan(stages, plans), ClusterPlacer(space.cluster, space.seconds)))
+        return runs.job_of(work, runs.Planned(runs.static_run_plan(launcher.plans()), runs.StaticPlacer()))
+    placer = runs.ClusterPlacer(space.cluster, space.seconds)
+    return runs.job_of(work, runs.Planned(runs.RunPlan(stages, plans), placer))
 
 
 def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
@@ -128,7 +116,7 @@ def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
     return tuple(stages)
 
 
-def _outputs(ledger: Ledger, layout: Layout) -> dict[str, list[SampleOutput]]:
+def _outputs(ledger: Ledger, layout: runs.Layout) -> dict[str, list[SampleOutput]]:
     """Return the outputs by model, in the application's order of tasks."""
     tasks, by_task = layout.tasks, {}
     for first in range(0, len(tasks), _PAGE_ROWS):
@@ -139,24 +127,16 @@ def _outputs(ledger: Ledger, layout: Layout) -> dict[str, list[SampleOutput]]:
     for task in sorted(by_task):
         place, output = int(layout.place_of[task]), by_task[task]
         call, model = layout.pairs[int(tasks.call[place])]
-        outputs[tasks.models[model]].append(
-            SampleOutput(
-                tasks.calls[call],
-                int(tasks.row[place]),
-                output.prompt_tokens,
-                output.output_tokens,
-                output.finish_reason,
-            )
-        )
+        counts = output.prompt_tokens, output.output_tokens
+        made = SampleOutput(tasks.calls[call], int(tasks.row[place]), *counts, output.finish_reason)
+        outputs[tasks.models[model]].append(made)
     return outputs
 
 
 def write_outputs(path: Path, outputs: Sequence[SampleOutput]) -> None:
     """Write outputs as CSV, one line each."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(astuple, outputs))
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *map(astuple, outputs)])
     write_whole(path, text.getvalue().encode())
 
 
@@ -164,16 +144,8 @@ def read_outputs(path: Path) -> list[SampleOutput]:
     """Return the outputs of a CSV file; raise InputError if it has none or other columns."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            outputs = [
-                SampleOutput(
-                    row["call"],
-                    int(row["row"]),
-                    int(row["prompt_tokens"]),
-                    int(row["output_tokens"]),
-                    row["finish_reason"],
-                )
-                for row in csv.DictReader(file)
-            ]
+            rows = [tuple(row[name] for name in COLUMNS) for row in csv.DictReader(file)]
+        outputs = [SampleOutput(row[0], int(row[1]), int(row[2]), int(row[3]), row[4]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} must be a CSV with the columns {', '.join(COLUMNS)} ({error!r})") from error
     if not outputs:
@@ -215,38 +187,29 @@ def mean_over_rows(outputs: Sequence[SampleOutput]) -> Estimate:
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """What to measure, and where.
-
-    Attributes:
-        urls: By model number: addresses of running engines, which are neither started nor stopped; None: start engines.
-    """
+    """What to measure, and where."""
 
     app: App
     rows: Sequence[Mapping[str, Any]]
     loaded: Sequence[EngineConfig]
     space: Space
     timeouts: EngineTimeouts = DEFAULT
+    # By model number: addresses of running engines, which are neither started nor stopped; None: start
+    # engines.
     urls: Mapping[int, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How much to measure.
+    """How much to measure."""
 
-    Attributes:
-        models: Only these; (): all.
-        rows: Maximum rows of the sample; 0: do not measure lengths.
-        times: Starts of each engine.
-        shapes: "smallest": replicas on the fewest GPUs of each kind; "all": every replica that a plan may use.
-        repeat: Measure again what the folder has.
-    """
-
-    models: tuple[str, ...] = ()
-    rows: int = 32
-    times: int = 3
+    models: tuple[str, ...] = ()  # only these; (): all
+    rows: int = 32  # maximum rows of the sample; 0: do not measure lengths
+    times: int = 3  # starts of each engine
+    # "smallest": replicas on the fewest GPUs of each kind; "all": every replica that a plan may use.
     shapes: str = "smallest"
     calibrate: bool = False
-    repeat: bool = False
+    repeat: bool = False  # measure again what the folder has
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -288,10 +251,8 @@ def switch_seconds(
 ) -> dict[str, tuple[float, ...]]:
     """Return by "start_s", "sleep_s", "wake_s" and "stop_s" the seconds of each of ``times`` starts of a replica.
 
-    The first start may find weights and caches cold; it counts like the others.
-
-    Raises:
-        EngineError: The engine did not start, or did not wake.
+    The first start may find weights and caches cold; it counts like the others. An engine that does not start or wake
+    raises EngineError.
     """
 
     async def once() -> dict[str, float]:
@@ -309,34 +270,25 @@ def switch_seconds(
             await launcher.stop(engine)
         return seconds | {"stop_s": now_s() - begin_s}
 
-    async def repeat() -> list[dict[str, float]]:
-        rounds = []
+    rounds = []
+    with asyncio.Runner() as runner:
         for done in range(times):
-            rounds.append(await once())
+            rounds.append(runner.run(once()))
             report(done + 1)
-        return rounds
-
-    rounds = asyncio.run(repeat())
     names = ("start_s", "stop_s", "sleep_s", "wake_s")
     return {name: tuple(seconds[name] for seconds in rounds if name in seconds) for name in names}
 
 
 @dataclass
 class ProfileRun:
-    """Measure into a folder; profile.json is written after each measurement.
-
-    Attributes:
-        report: Called with a sentence about each measurement.
-        now_s: A monotonic clock.
-        notes: Measurements that failed, and why.
-    """
+    """Measure into a folder; profile.json is written after each measurement."""
 
     target: ProfileTarget
     options: ProfileOptions
     folder: Path
-    report: Callable[[str], None] = lambda _: None
-    now_s: Callable[[], float] = time.perf_counter
-    notes: list[str] = field(default_factory=list)
+    report: Callable[[str], None] = lambda _: None  # called with a sentence about each measurement
+    now_s: Callable[[], float] = time.perf_counter  # a monotonic clock
+    notes: list[str] = field(default_factory=list)  # measurements that failed, and why
 
     def __post_init__(self) -> None:
         known = [model.name for model in self.target.app.models]
@@ -352,8 +304,8 @@ class ProfileRun:
             raise OutputError(f"cannot measure into {self.folder}: {error.strerror or error}") from error
         self.profile = read_profile(self.folder)
 
-    def complete(self) -> AppProfile:
-        """Measure everything that the options select and the folder lacks; return the profile."""
+    def complete(self) -> None:
+        """Measure everything that the options select and the folder lacks."""
         if self.target.urls:
             self.notes.append(_STATIC_NOTE)
         else:
@@ -364,7 +316,6 @@ class ProfileRun:
         if self.options.calibrate and not self.target.urls:
             for number in self.models:
                 self._calibrate(self.plans[number][0])
-        return self.profile
 
     def _source(self, plan: ModelPlan) -> str:
         """Return a digest of the command that starts the plan's engine; raise InputError if it cannot be started."""
@@ -406,15 +357,13 @@ class ProfileRun:
         if self._is_current(self.profile.switch(name, plan.shape), source):
             self.report(f"{name}: switching times on {shape_text(plan)} are already measured")
             return
+
+        def report(done: int) -> None:
+            self.report(f"{name}: started and stopped {done} of {times} times on {shape_text(plan)}")
+
         with self._launcher() as launcher:
-            seconds = switch_seconds(
-                launcher,
-                plan,
-                self._gpus(plan),
-                times=times,
-                now_s=self.now_s,
-                report=lambda n: self.report(f"{name}: started and stopped {n} of {times} times on {shape_text(plan)}"),
-            )
+            gpus = self._gpus(plan)
+            seconds = switch_seconds(launcher, plan, gpus, times=times, now_s=self.now_s, report=report)
         self._save(SwitchRow(name, plan.gpu, plan.tp, plan.pp, source, **seconds))
 
     def _measure_lengths(self) -> None:
@@ -439,9 +388,8 @@ class ProfileRun:
 
     def _has_lengths(self, name: str, source: str) -> bool:
         row = self.profile.length(name)
-        if not self._is_current(row, source) or row is None:
-            return False
-        return not row.outputs or lengths_path(self.folder, name).exists()
+        has_file = row is not None and (not row.outputs or lengths_path(self.folder, name).exists())
+        return has_file and self._is_current(row, source)
 
     def _save_lengths(self, name: str, source: str, rows: int, outputs: Sequence[SampleOutput]) -> None:
         mean = mean_over_rows(outputs)
@@ -466,9 +414,8 @@ class ProfileRun:
         try:
             lengths = self._sampled_lengths(name)
             with self._launcher() as launcher:
-                found, requests = calibrate_replica(
-                    launcher, plan, self._gpus(plan), deployment, lengths, seed=self.options.seed
-                )
+                gpus, seed = self._gpus(plan), self.options.seed
+                found, requests = calibrate_replica(launcher, plan, gpus, deployment, lengths, seed=seed)
             require_improvement(found)
         except InputError as error:
             self.notes.append(f"{name} was not calibrated: {error}")

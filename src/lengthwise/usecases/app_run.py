@@ -9,32 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise.apps import run as runs
 from lengthwise.apps.expand import Rendered
 from lengthwise.apps.inputs import Rows, is_batch, write_batch
 from lengthwise.apps.launch import Launcher, SimulatedLauncher, StaticLauncher
-from lengthwise.apps.run import (
-    ClusterPlacer,
-    EnginesFailedError,
-    Job,
-    Planned,
-    Progress,
-    Reused,
-    RunFolder,
-    RunPlan,
-    RunResult,
-    RunTasks,
-    Settings,
-    StaticPlacer,
-    expected_tokens,
-    export,
-    job_of,
-    manifest,
-    run_on_engines,
-    run_plan_of,
-    run_simulated,
-    static_run_plan,
-    write_manifest,
-)
 from lengthwise.apps.run.replanning import Replanner
 from lengthwise.apps.run.results import DEAD, OUTPUTS, Exported, sha256
 from lengthwise.schema.app import AppPlan
@@ -49,32 +27,25 @@ BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
 
 @dataclass(frozen=True)
 class AppRun:
-    """A run that has ended or was interrupted.
+    """A run that has ended or was interrupted."""
 
-    Attributes:
-        plan: The plan followed, including one found while engines started; None: the engines were given.
-    """
-
-    completed: RunResult
+    completed: runs.RunResult
     exported: Exported
     metadata: dict[str, Any]
     folder: Path
+    # The plan followed, including one found while engines started; None: the engines were given.
     plan: AppPlan | None = None
 
 
 @dataclass(frozen=True)
 class RunMonitor:
-    """Callbacks of a run.
+    """Callbacks of a run."""
 
-    Attributes:
-        every_s: Interval of ``progress`` on the run's clock.
-        started: Called before engines start with the answers of an interrupted run that are reused, if there are any.
-    """
-
-    progress: Callable[[Progress], None] | None = None
-    every_s: float = 0.5
+    progress: Callable[[runs.Progress], None] | None = None
+    every_s: float = 0.5  # interval of ``progress`` on the run's clock
     stopping: Callable[[int], None] | None = None
-    started: Callable[[Reused], None] | None = None
+    # Called before engines start with the answers of an interrupted run that are reused, if there are any.
+    started: Callable[[runs.Reused], None] | None = None
 
 
 def run_app(
@@ -83,7 +54,7 @@ def run_app(
     engines: Engines,
     folder: Path,
     *,
-    settings: Settings | None = None,
+    settings: runs.Settings | None = None,
     store: str | None = None,
     resume: bool = False,
     forms: Sequence[str] = FORMS,
@@ -103,9 +74,9 @@ def run_app(
     launcher = launcher_of(planned, engines, folder)
     # The list's only entry is the current plan; a search in the background replaces it.
     current = [planned.plan]
-    job = _job(planned, rows, launcher, settings or Settings(seed=0), current)
-    failed: EnginesFailedError | None = None
-    with RunFolder(folder, store).taken(resume=resume) as ledger:
+    job = _job(planned, rows, launcher, settings or runs.Settings(seed=0), current)
+    failed: runs.EnginesFailedError | None = None
+    with runs.RunFolder(folder, store).taken(resume=resume) as ledger:
         callbacks: dict[str, Any] = {
             "monitor": monitor.progress,
             "watch_s": monitor.every_s,
@@ -113,26 +84,26 @@ def run_app(
         }
         try:
             if isinstance(launcher, SimulatedLauncher):
-                completed = run_simulated(job, ledger, launcher, **callbacks)
+                completed = runs.run_simulated(job, ledger, launcher, **callbacks)
             else:
-                completed = run_on_engines(job, ledger, launcher, stopping=monitor.stopping, **callbacks)
-        except EnginesFailedError as error:
+                completed = runs.run_on_engines(job, ledger, launcher, stopping=monitor.stopping, **callbacks)
+        except runs.EnginesFailedError as error:
             completed, failed = error.completed, error
-        exported = export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
+        exported = runs.export(ledger, job.layout, folder, ids=lambda row: str(rows.ids[row]), forms=forms)
     if "jsonl" in forms and is_batch(planned.expanded.app):
         write_batch(folder / OUTPUTS, folder / DEAD, folder / BATCH_ANSWERS, folder / BATCH_ERRORS)
         digests = {name: sha256(folder / name) for name in (BATCH_ANSWERS, BATCH_ERRORS)}
         exported = replace(exported, files={**exported.files, **digests})
     (plan,) = current
-    metadata = manifest(
-        job if plan is None else replace(job, run_plan=run_plan_of(plan)),
+    metadata = runs.manifest(
+        job if plan is None else replace(job, run_plan=runs.run_plan_of(plan)),
         completed,
         exported,
         app=identity(planned),
         inputs=rows.sha256,
         models={model.name: model.identity() for model in planned.expanded.app.models},
     )
-    write_manifest(folder, metadata)
+    runs.write_manifest(folder, metadata)
     if failed is not None:
         raise EngineError(f"{failed}. Answers recorded before are in {folder}") from failed
     return AppRun(completed, exported, metadata, folder, plan)
@@ -141,10 +112,8 @@ def run_app(
 def _with_request_options(planned: PlannedApp, engines: Engines) -> PlannedApp:
     """Add the request options of engines to their models, so that results of other options are not reused."""
     options = [
-        json.dumps([config.served, dict(config.body)], sort_keys=True, default=str)
-        if config.served or config.body
-        else ""
-        for config in engines.loaded
+        json.dumps([one.served, dict(one.body)], sort_keys=True, default=str) if one.served or one.body else ""
+        for one in engines.loaded
     ]
     if engines.launcher == "simulated" or not any(options):
         return planned
@@ -160,26 +129,25 @@ def identity(planned: PlannedApp) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _job(planned: PlannedApp, rows: Rows, launcher: Launcher, settings: Settings, current: list[AppPlan | None]) -> Job:
-    expanded, space = planned.expanded, planned.space
-    work = RunTasks(
-        expanded.tasks, Rendered(expanded), expected_tokens(planned.draws), f"{identity(planned)} {rows.sha256}"
-    )
+def _job(
+    planned: PlannedApp, rows: Rows, launcher: Launcher, settings: runs.Settings, current: list[AppPlan | None]
+) -> runs.Job:
+    expanded, space, words = planned.expanded, planned.space, f"{identity(planned)} {rows.sha256}"
+    work = runs.RunTasks(expanded.tasks, Rendered(expanded), runs.expected_tokens(planned.draws), words)
     if isinstance(launcher, StaticLauncher):
-        return job_of(work, Planned(static_run_plan(launcher.plans()), StaticPlacer()), settings)
+        return runs.job_of(work, runs.Planned(runs.static_run_plan(launcher.plans()), runs.StaticPlacer()), settings)
     assert space is not None
     assert planned.plan is not None
-    job = job_of(work, Planned(run_plan_of(planned.plan), ClusterPlacer(space.cluster, space.seconds)), settings)
-    models, run_plan, wait = expanded.app.models, job.run_plan, planned.final_plan
-    replanner = Replanner(
-        job.layout.tasks, [model.lengths for model in models], context_lengths(models), space, run_plan.stages,
-        run_plan.reserve,
-    )  # fmt: skip
+    run_plan, placer = runs.run_plan_of(planned.plan), runs.ClusterPlacer(space.cluster, space.seconds)
+    job, wait = runs.job_of(work, runs.Planned(run_plan, placer), settings), planned.final_plan
+    lengths, contexts = [model.lengths for model in expanded.app.models], context_lengths(expanded.app.models)
+    stages, reserve = job.run_plan.stages, job.run_plan.reserve
+    replanner = Replanner(job.layout.tasks, lengths, contexts, space, stages, reserve)
 
-    def final_run_plan() -> RunPlan:
+    def final_run_plan() -> runs.RunPlan:
         assert wait is not None
         found = wait()
-        current[0], made = found, run_plan_of(found)
+        current[0], made = found, runs.run_plan_of(found)
         replanner.stages, replanner.reserve = made.stages, made.reserve
         return made
 

@@ -46,20 +46,16 @@ def _default_timeouts() -> EngineTimeouts:
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines of a run.
-
-    Attributes:
-        loaded: How engines of each model are started and called, in the application's order.
-        urls: By model number: addresses of running engines (launcher "static").
-        ray: Address of the Ray cluster; "local" starts one.
-        true_lengths: By model number: simulated engines answer this many times as long as planned.
-    """
+    """The engines of a run."""
 
     launcher: str = "local"
+    # How engines of each model are started and called, in the application's order.
     loaded: Sequence[EngineConfig] = ()
+    # By model number: addresses of running engines (launcher "static").
     urls: Mapping[int, Sequence[str]] = field(default_factory=dict)
     timeouts: EngineTimeouts = field(default_factory=_default_timeouts)
-    ray: str = "auto"
+    ray: str = "auto"  # address of the Ray cluster; "local" starts one
+    # By model number: simulated engines answer this many times as long as planned.
     true_lengths: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,10 +81,8 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
     if engines.launcher == "ray":
         from lengthwise.apps.launch.ray import RayLauncher
 
-        gpus = space.cluster.gpus if engines.ray == "local" else None
-        return RayLauncher(
-            engines.loaded, logs, engines.ray, deployed=space.deployment, timeouts=engines.timeouts, gpus=gpus
-        )
+        gpus, timeouts = space.cluster.gpus if engines.ray == "local" else None, engines.timeouts
+        return RayLauncher(engines.loaded, logs, engines.ray, deployed=space.deployment, timeouts=timeouts, gpus=gpus)
     if (machines := len(space.cluster.machines)) > 1:
         raise InputError(
             f"the local launcher starts engines on one machine; the plan has {machines}. Use --launcher ray, or one "
@@ -119,17 +113,12 @@ def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw
 
 @dataclass(frozen=True, eq=False)
 class AppRequest:
-    """An application that a command plans or runs.
-
-    Attributes:
-        space: Possible plans; None: no GPUs are named.
-        notes: Which parts of a profile were used.
-    """
+    """An application that a command plans or runs."""
 
     file: AppFile
     app: App
-    space: Space | None
-    notes: tuple[str, ...]
+    space: Space | None  # possible plans; None: no GPUs are named
+    notes: tuple[str, ...]  # which parts of a profile were used
 
     def planned(self, settings: PlanSettings, given: AppPlan | None = None, *, early: bool = False) -> PlannedApp:
         """Return the application with its plan (see ``planned_app``)."""
@@ -142,12 +131,6 @@ class AppRequest:
         wait = made.final_plan
         final_plan = None if wait is None else lambda: self._with_notes(wait())
         return replace(made, plan=self._with_notes(made.plan), final_plan=final_plan)
-
-    def sampled(self, settings: PlanSettings) -> PlannedApp:
-        """Return the application without a plan, for given engines."""
-        from lengthwise.usecases.app_plan import sampled_app
-
-        return sampled_app(self.app, self.file.rows, settings)
 
     def _with_notes(self, plan: AppPlan) -> AppPlan:
         return replace(plan, notes=tuple(dict.fromkeys((*self.notes, *plan.notes))))
@@ -174,10 +157,10 @@ def load_app_request(
         if profile is not None:
             raise InputError("a profile needs GPUs; name them: --node, or [cluster] nodes in the file")
         return AppRequest(file, file.app, None, ())
-    space, app = Space(file.served, cluster, file.times), file.app
-    notes: tuple[str, ...] = ()
-    if profile is not None:
-        from lengthwise.usecases.app_profile import profiled
+    space = Space(file.served, cluster, file.times)
+    if profile is None:
+        return AppRequest(file, file.app, space, ())
+    from lengthwise.usecases.app_profile import profiled
 
-        app, space, notes = profiled(app, space, profile, file.loaded)
-    return AppRequest(replace(file, app=app), app, space, tuple(notes))
+    app, space, notes = profiled(file.app, space, profile, file.loaded)
+    return AppRequest(replace(file, app=app), app, space, notes)

@@ -24,20 +24,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class VariantCapacity:
-    """The capacity of a variant.
-
-    Attributes:
-        at: All numbers at the lower end of its interval; None if no rate meets the limits.
-        out_of_range: Where a run at that rate passes the range of the measurements behind the cost tables.
-        tables_note: A warning that the file of cost tables does not record its origin; "" without reason.
-    """
+    """The capacity of a variant."""
 
     name: str
     deployment: Deployment
     limits: tuple[Limit, ...]
     capacity: Capacity
-    at: Point | None
+    at: Point | None  # all numbers at the lower end of its interval; None if no rate meets the limits
+    # Where a run at that rate passes the range of the measurements behind the cost tables.
     out_of_range: tuple[Beyond, ...] = ()
+    # A warning that the file of cost tables does not record its origin; "" without reason.
     tables_note: str = ""
 
     @property
@@ -53,8 +49,7 @@ def capacities(
 ) -> list[VariantCapacity]:
     """Return the capacity of every variant, under the limits of [search] or the default one.
 
-    Args:
-        jobs: Seeds simulated at a time; None: one for each CPU.
+    ``jobs`` is the number of seeds simulated at a time; None: one for each CPU.
     """
     sides = scenario.effective()
     found = []

@@ -14,32 +14,24 @@ BOUNDS = ("compute", "memory", "network", "latency")
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch of requests that all have ``context_tokens``.
-
-    ``seqs`` is what a replica takes at once, ``by_memory`` what the KV cache alone would hold. ``reserved_tokens`` is
-    what the memory policy reserves for each request if that exceeds the blocks of its tokens, else 0.
-    """
+    """The largest batch of requests that all have ``context_tokens``."""
 
     context_tokens: int
-    seqs: int
-    by_memory: int
+    seqs: int  # what a replica takes at once
+    by_memory: int  # what the KV cache alone would hold
+    # What the memory policy reserves for each request if that exceeds the blocks of its tokens, else 0.
     reserved_tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a replica: its shape, and each operator's time.
+    """One step of a replica: its shape, and each operator's time."""
 
-    Attributes:
-        name: The shape in a word or two.
-        tokens: Tokens it computes.
-        floor_s: Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and
-            all bytes at the bandwidth, no launches, no communication.
-    """
-
-    name: str
-    tokens: int
+    name: str  # the shape in a word or two
+    tokens: int  # tokens it computes
     operators: list[OperatorTime]
+    # Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and all bytes at the
+    # bandwidth, no launches, no communication.
     floor_s: float
 
     @property
@@ -56,28 +48,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of :func:`explain`.
-
-    Attributes:
-        context_tokens: What a request has half-way through its output.
-        fits: Largest batches, by the memory policy.
-        steps: Steps of typical shapes.
-        by_prediction: Whether the memory policy reads predicted lengths, so that it may admit
-            fewer or more requests than ``fits`` has.
-    """
+    """The result of :func:`explain`."""
 
     deployment: Deployment
-    context_tokens: int
-    fits: list[Fit]
-    steps: list[Step]
+    context_tokens: int  # what a request has half-way through its output
+    fits: list[Fit]  # largest batches, by the memory policy
+    steps: list[Step]  # steps of typical shapes
+    # Whether the memory policy reads predicted lengths, so that it may admit fewer or more requests than
+    # ``fits`` has.
     by_prediction: bool = False
 
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return what fits, and steps of typical shapes for the variant's own workload.
 
-    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt
-    of mean length alone; and decodes sharing the step with as much of a prompt as the budget leaves.
+    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt of mean length alone;
+    and decodes sharing the step with as much of a prompt as the budget leaves.
     """
     variant.deployment.require_one_side("explain")
     deployed, requests = variant.deployment, variant.workload(seed)
@@ -129,17 +115,9 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
 def _step(
     deployed: Deployment, name: str, decodes: int, chunk: int, context_tokens: int, overhead: HostOverhead
 ) -> Step:
-    operators = cost.operators(
-        deployed.model,
-        deployed.gpu,
-        deployed.node,
-        deployed.parallel,
-        deployed.limits,
-        decode_seqs=decodes,
-        kv_tokens=decodes * context_tokens,
-        prefill=[(chunk, 0)] if chunk else [],
-        host=overhead,
-    )
+    where = (deployed.model, deployed.gpu, deployed.node, deployed.parallel, deployed.limits)
+    prefill, cached = [(chunk, 0)] if chunk else [], decodes * context_tokens
+    operators = cost.operators(*where, decode_seqs=decodes, kv_tokens=cached, prefill=prefill, host=overhead)
     local = [operator for operator in operators if operator.bound != "network"]
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
     memory_s = sum(o.bytes for o in local) / deployed.gpu.bandwidth_bytes_per_s

@@ -15,7 +15,7 @@ from lengthwise.config.sections import LabPolicy, LabPredictor, LabSection
 from lengthwise.config.workload import source_of
 from lengthwise.policy import PREDICTED
 from lengthwise.schema.deployment import Deployment, Scheduler
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, noted
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, LengthPrediction, length_prediction, search_load
@@ -26,24 +26,15 @@ LOADS = (0.7, 0.9, 1.1)
 
 
 def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None) -> LabTable:
-    """Return the table of a scenario's lab, with its verdicts.
+    """Return the table of a scenario's lab, with its verdicts; raise InputError with a note if [lab] cannot be used.
 
-    Args:
-        scenario: With a [lab].
-        jobs: Runs at a time; None: one for each CPU.
-        progress: Called with runs done and runs in total.
-
-    Raises:
-        InputError: There is no [lab], or it cannot be used; a note says where.
+    ``jobs`` runs at a time (None: one for each CPU); ``progress`` is called with runs done and runs in total.
     """
-    try:
+    with noted(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)
         engine.warm_up()  # otherwise every thread would compile it
         with search.threads(jobs) as workers:
             return laboratory.lab(question, bench, each=workers.run, progress=progress)
-    except InputError as error:
-        error.add_note(f"in [lab] of {scenario.source}")
-        raise
 
 
 def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
@@ -52,15 +43,10 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     bench = ScenarioBench(scenario, {one.title: one for one in section.predictors})
     own = scheduler(scenario)
     # The baseline forms steps and gives memory as the scenario does, but schedules in order of arrival.
-    base = replace(
-        own,
-        rank=own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first",
-        victim="latest_admitted",
-        preemption="never",
-        binning=None,
-        max_wait_s=float("inf"),
-    )
+    rank = own.rank if own.rank in ("fcfs", "fcfs_evicted_first") else "fcfs_evicted_first"
+    base = replace(own, rank=rank, victim="latest_admitted", preemption="never", binning=None, max_wait_s=float("inf"))
     on = scenario.deployment
+    gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu
     question = laboratory.Question(
         policies=tuple(_contestant(one, scenario) for one in section.policies if one.title != "fcfs"),
         predictors=tuple(bench.predictors),
@@ -70,11 +56,7 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
         unit=LoadUnit(section.unit) if section.rates is None else LoadUnit.RPS,
         base=base,
         name=scenario.name,
-        metadata={
-            "model": on.model,
-            "GPU": f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu,
-            "workload": bench.load.name,
-        },
+        metadata={"model": on.model, "GPU": gpus, "workload": bench.load.name},
     )
     return question, bench
 

@@ -36,13 +36,9 @@ def check_kind(kind: str) -> None:
 def train(
     samples: Samples, kind: str, *, test_share: float = 0.2, seed: int = 0, conformal: bool = False
 ) -> TrainedPredictor:
-    """Train a predictor; samples without prompts are not split.
+    """Train a predictor; raise MissingExtraError if its kind needs a package that is not installed.
 
-    Args:
-        test_share: Share of the prompts that is held out.
-
-    Raises:
-        MissingExtraError: The kind needs a package that is not installed.
+    ``test_share`` of the prompts is held out; samples without prompts are not split.
     """
     check_kind(kind)
     try:

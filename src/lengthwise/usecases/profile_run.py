@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from lengthwise.measure.operators import Measurement, measure_operators
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.specs import ModelSpec
 
 RESUME = "give --resume to continue it (same options, a larger --budget at most)"
 
@@ -20,14 +17,6 @@ def points_file(profile: Path, *, resume: bool) -> Path:
     if points.exists() and not resume:
         raise InputError(f"{points} has the points of an interrupted run: {RESUME}, or delete it")
     return points
-
-
-def measure(
-    model: ModelSpec, points: Path, on_interrupt: Callable[[str], None] = lambda _: None, **settings: Any
-) -> Measurement:
-    """Measure a model's operators, and store each point in a file as soon as it is measured."""
-    with keeping(points, on_interrupt):
-        return measure_operators(model, resume=points, **settings)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import PredictorSection
 from lengthwise.config.workload import Source, source_of
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import COLUMNS, Workload
 from lengthwise.search import Load
 
 DEFAULT_REQUESTS = 1000
@@ -29,15 +29,10 @@ MAX_PARTS, MIN_PART_REQUESTS = 8, 400
 
 @dataclass(frozen=True)
 class LengthPrediction:
-    """Attaches the predictions of a section to workloads.
-
-    Attributes:
-        section: The table [predictor].
-        predictor: Trained or loaded.
-    """
+    """Attaches the predictions of a section to workloads."""
 
     section: PredictorSection
-    predictor: Any
+    predictor: Any  # trained or loaded
     model: str
 
     def __call__(self, workload: Workload, seed: int) -> Workload:
@@ -47,15 +42,8 @@ class LengthPrediction:
                 "this predictor reads prompts and the workload has none, so it would predict the same for every "
                 "request; replay a trace that has prompts, or take a kind that needs none, such as bucket_ecdf"
             )
-        return predict.attach(
-            workload,
-            self.predictor,
-            window_tokens=self.section.window_tokens,
-            statistic=self.section.statistic,
-            update_predictions=self.section.update_predictions,
-            seed=seed,
-            model=self.model,
-        )
+        settings = self.section.model_dump(include={"window_tokens", "statistic", "update_predictions"})
+        return predict.attach(workload, self.predictor, **settings, seed=seed, model=self.model)
 
 
 def _reads_text(predictor: Any) -> bool:
@@ -72,11 +60,9 @@ _load_predictor = lru_cache(maxsize=8)(predict.load)
 def length_prediction(
     section: PredictorSection, scenario: Scenario, lengths: w.Lengths | None
 ) -> LengthPrediction | None:
-    """Return what attaches the predictions of a section; None if it predicts nothing.
+    """Return what attaches the predictions of [predictor] or of a predictor of [lab]; None if it predicts nothing.
 
-    Args:
-        section: The table [predictor], or a predictor of [lab].
-        lengths: Lengths from which other requests are drawn to learn from; None for a replayed trace.
+    ``lengths``: from which other requests are drawn to learn from; None for a replayed trace.
     """
     model = scenario.deployment.model
     match section.kind:
@@ -85,10 +71,7 @@ def length_prediction(
         case "model":
             predictor = _load_predictor(resolved(section.file or "", scenario.folder).resolve())
         case "default":
-            default = getattr(predict, "default", None)
-            if default is None:
-                raise InputError('this build of lengthwise has no default predictor; use kind = "model" and a file')
-            predictor = default()
+            predictor = predict.default()
         case kind:
             predictor = section.build()
             if section.requires_training or kind in ("bin_neighbour", "confusion", "quantised"):
@@ -124,15 +107,8 @@ class _Draws:
 
     def __call__(self, seed: int, requests: int) -> Workload:
         section, source, seed = self.scenario.workload, self.source, self.first_seed + seed
-        drawn = w.generate(
-            requests,
-            source.lengths,
-            source.arrivals,
-            seed,
-            predicted=section.predicted,
-            tenants=section.tenants,
-            name=source.name,
-        )
+        settings: dict[str, Any] = section.model_dump(include={"predicted", "tenants"})
+        drawn = w.generate(requests, source.lengths, source.arrivals, seed, name=source.name, **settings)
         return drawn if self.prediction is None else self.prediction(drawn, seed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,19 +160,12 @@ class _Parts:
     def __call__(self, seed: int, requests: int) -> Workload:
         trace, size = self.trace, len(self.trace) // self.parts
         rows = slice(seed * size, seed * size + min(size, requests))
+        columns = {name: getattr(trace, name) for name in COLUMNS}
+        part: dict[str, Any] = {name: None if one is None else one[rows] for name, one in columns.items()}
         predictions = trace.predictions
-
-        def part(column: Any) -> Any:
-            return None if column is None else column[rows]
-
         return Workload(
-            arrival_s=trace.arrival_s[rows],
-            prompt_tokens=trace.prompt_tokens[rows],
-            output_tokens=trace.output_tokens[rows],
-            predicted_tokens=part(trace.predicted_tokens),
+            **part,
             predictions=None if predictions is None else predictions.take(np.arange(len(trace))[rows]),
-            priority=part(trace.priority),
-            tenant=part(trace.tenant),
             extra={key: column[rows] for key, column in trace.extra.items()},
             name=trace.name,
         )

@@ -20,7 +20,7 @@ from lengthwise.metrics import Beyond
 from lengthwise.schedule import TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
-from lengthwise.schema.errors import InputError, ProfileError
+from lengthwise.schema.errors import InputError, ProfileError, noted
 from lengthwise.schema.schedule import SchedulePlan, ScheduleRow
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
@@ -37,21 +37,14 @@ A draw estimates the choice and the complete frontier again: 25 ms for a model o
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A scenario in the terms of schedules.
+    """A scenario in the terms of schedules."""
 
-    Attributes:
-        section: Its [schedule].
-        task: Lengths.
-        sample: The requests that the lengths were counted over; None: they are distributions by formula.
-        planner: Of all its schedules.
-        draws: The number of perturbed cost tables.
-    """
-
-    section: ScheduleSection
+    section: ScheduleSection  # its [schedule]
     task: TaskLengths
+    # The requests that the lengths were counted over; None: they are distributions by formula.
     sample: schedule.Sample | None
-    planner: schedule.Planner
-    draws: int
+    planner: schedule.Planner  # of all its schedules
+    draws: int  # number of perturbed cost tables
 
     @cached_property
     def perturbed(self) -> tuple[dict[int, CostTables], ...]:
@@ -64,15 +57,10 @@ def plan_schedule(
 ) -> SchedulePlan:
     """Return the best schedule of a scenario, with alternatives and uncertainty.
 
-    Args:
-        scenario: Its [schedule] has the bound; without one there is none.
-        progress: Called with the configurations of other systems that were simulated, and 0, because their number is
-            not known.
-
-    Raises:
-        ScheduleError: No schedule meets the bound, or the model does not fit.
+    ``progress`` is called with the configurations of other systems that were simulated, and 0, because their number is
+    not known. ScheduleError: no schedule meets the bound, or the model does not fit.
     """
-    try:
+    with noted(f"in {scenario.source}"):
         requested = question_of(scenario)
         if requested.section.systems:
             engine.warm_up()
@@ -87,9 +75,6 @@ def plan_schedule(
             progress=progress,
         )
         return _with_uncertainty(plan, requested, scenario)
-    except InputError as error:
-        error.add_note(f"in {scenario.source}")
-        raise
 
 
 def question_of(scenario: Scenario) -> Question:
@@ -140,15 +125,17 @@ def sample_of(source: Source) -> schedule.Sample | None:
         case w.Capped(lengths=w.Samples() as seen) as limits:
             return _within_limits(limits, seen)
         case w.Joint() as joint:
-            # Lists with weights do not say how many requests they are of.
-            prompt, output = (
-                np.maximum(np.rint(np.asarray(side.tokens, float)), 1).astype(np.int64)
-                if isinstance(side, w.Empirical) and side.weights is None
-                else None
-                for side in (joint.prompt, joint.output)
-            )
+            prompt, output = _observed(joint.prompt), _observed(joint.output)
             return None if prompt is None and output is None else schedule.Sample(prompt, output, paired=False)
     return None
+
+
+def _observed(side: w.Marginal) -> Ints | None:
+    """Return the lengths of a list without weights, which would not say how many requests they are of."""
+    if not isinstance(side, w.Empirical) or side.weights is not None:
+        return None
+    tokens: Ints = np.maximum(np.rint(np.asarray(side.tokens, float)), 1).astype(np.int64)
+    return tokens
 
 
 def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
@@ -158,11 +145,8 @@ def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
         drawn = replace(limits, lengths=in_order).draw(len(seen.prompt), rng)
         return schedule.Sample(drawn.prompt, drawn.output)
     prompt, output = in_order.sample(len(seen.prompt), rng)
-    within = (
-        (prompt <= (limits.max_prompt_tokens or math.inf))
-        & (output <= (limits.max_output_tokens or math.inf))
-        & (prompt + output <= (limits.max_total_tokens or math.inf))
-    )
+    within = (prompt <= (limits.max_prompt_tokens or math.inf)) & (output <= (limits.max_output_tokens or math.inf))
+    within &= prompt + output <= (limits.max_total_tokens or math.inf)
     return schedule.Sample(prompt[within], output[within]) if within.any() else None
 
 
@@ -238,9 +222,8 @@ def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
     if section.threshold is not None:
         bound += f"; encodings resized within {100 * section.threshold:g} %"
     lengths = (
-        f"{task.name or 'lengths'}: prompts {task.mean_prompt_tokens:.0f}, outputs "
-        f"{task.mean_output_tokens:.0f} tokens in the mean, p{100 * section.level:g} "
-        f"{task.output_quantile(section.level):,}"
+        f"{task.name or 'lengths'}: prompts {task.mean_prompt_tokens:.0f}, outputs {task.mean_output_tokens:.0f} "
+        f"tokens in the mean, p{100 * section.level:g} {task.output_quantile(section.level):,}"
     )
     return plan_metadata(scenario) | {"lengths": lengths, "bound": bound}
 

@@ -16,7 +16,7 @@ from lengthwise.gateway.config import Phases
 from lengthwise.gateway.replanning import ReplanEvent
 from lengthwise.report.schedule_text import adaptation_sentences
 from lengthwise.schedule.length_drift import evaluate_deployed
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, noted
 from lengthwise.schema.records import Measured, Status
 from lengthwise.schema.schedule import Adaptation, ScheduleRow, Watched
 from lengthwise.schema.workload import Workload
@@ -30,17 +30,11 @@ FAR = 50
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """Requests in the order of their arrival, as an adapter observes them.
+    """Requests in the order of their arrival, as an adapter observes them."""
 
-    Attributes:
-        prompt_tokens: [n] of each.
-        output_tokens: [n] of each.
-        at_s: [n] when its length and those of all earlier requests are known.
-    """
-
-    prompt_tokens: Ints
-    output_tokens: Ints
-    at_s: npt.NDArray[np.float64]
+    prompt_tokens: Ints  # [n] of each
+    output_tokens: Ints  # [n] of each
+    at_s: npt.NDArray[np.float64]  # [n] when its length and those of all earlier requests are known
     name: str = ""
     left_out: int = 0
 
@@ -84,18 +78,14 @@ def adapter_of(
     Raises:
         ScheduleError: No schedule meets the bound, or the model does not fit.
     """
-    try:
+    with noted(f"in {scenario.source}"):
         requested = question_of(scenario)
         planner, bound = requested.planner, requested.section.latency_bound if bound_s is None else bound_s
         row = planner.best(bound).row if deployed is None else deployed
         if deployed is not None:
             latency_s = evaluate_deployed(planner.estimator, deployed, worst_case=planner.worst_case)[1]
             if not math.isfinite(latency_s):
-                text = f"{deployed.words} must fit the GPUs and lengths of the scenario; it does not"
-                raise InputError(text)  # noqa: TRY301
-    except InputError as error:
-        error.add_note(f"in {scenario.source}")
-        raise
+                raise InputError(f"{deployed.words} must fit the GPUs and lengths of the scenario; it does not")
     requests = None if requested.sample is None else requested.sample.requests
     return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, options=terms)
 
@@ -140,26 +130,19 @@ class Adapted:
 
 @dataclass(frozen=True)
 class Follow:
-    """How a schedule follows lengths.
-
-    Attributes:
-        terms: When a change is worth it. Weights are never reloaded: such a change is only reported.
-        max_num_seqs: Requests that every engine runs at once; infinite: any.
-    """
+    """How a schedule follows lengths."""
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
+    # When a change is worth it. Weights are never reloaded: such a change is only reported.
     terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
-    max_num_seqs: float = math.inf
+    max_num_seqs: float = math.inf  # requests that every engine runs at once; infinite: any
 
 
 class PhaseFollower:
     """Watches lengths, and returns the best phases after they changed; equal requests give equal results.
 
-    The layout stays: batches, phases and the means that prefill batches are resized to may change.
-
-    Args:
-        adapter: Of the schedule that runs, without reloading weights.
-        max_num_seqs: Requests that every engine runs at once; infinite: any.
+    The layout stays: batches, phases and the means that prefill batches are resized to may change. ``adapter`` is of
+    the schedule that runs, without reloading weights; ``max_num_seqs`` as in ``Follow``.
     """
 
     def __init__(self, adapter: schedule.Adapter, planned: PlannedRun, max_num_seqs: float = math.inf) -> None:
@@ -176,11 +159,7 @@ class PhaseFollower:
         return self._adapter.watcher.monitor.false_positive_rate
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
-        """Observe a request, in the order of arrival; return news if lengths changed, or are known better.
-
-        Raises:
-            ScheduleError: Likewise.
-        """
+        """Observe a request, in the order of arrival; return news if lengths changed, or are known better."""
         adaptation = self._adapter.observe(prompt_tokens, output_tokens, at_s)
         if adaptation is None:
             return None
@@ -193,12 +172,8 @@ class PhaseFollower:
         tokens = change.after.quantile_tokens
         share = share_of(task, tokens, self._planned.level)
         self._planned = replace(self._planned, row=row, phases=phases, bound_tokens=tokens, share=share)
-        return ReplanEvent(
-            message=tuple(adaptation_sentences(adaptation)),
-            phases=phases,
-            schedule=row.words,
-            more=Adapted(adaptation, self._planned),
-        )
+        message, more = tuple(adaptation_sentences(adaptation)), Adapted(adaptation, self._planned)
+        return ReplanEvent(message=message, phases=phases, schedule=row.words, more=more)
 
 
 def limited(phases: Phases, max_num_seqs: float) -> Phases:

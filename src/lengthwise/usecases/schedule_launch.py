@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lengthwise import backend, engine, schedule
 from lengthwise.config.scenario import Scenario
@@ -50,23 +51,15 @@ _PLUGIN_REQUIREMENTS = (
 
 @dataclass(frozen=True)
 class ScheduleLaunch:
-    """The files that were written.
-
-    Attributes:
-        message: How it relates to the chosen one, in a sentence or two.
-    """
+    """The files that were written."""
 
     files: list[Path]
     report: schedule.Runnable
-    message: str
+    message: str  # how it relates to the chosen one, in a sentence or two
 
 
 def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) -> ScheduleLaunch:
-    """Write the files that run a chosen schedule, or the nearest one that engines support.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Write the files that run a chosen schedule, or the nearest one that engines support; raise OutputError."""
     require_served(scenario)
     requested = question_of(scenario)
     report = schedule.runnable(requested.planner, plan.chosen, plan.bound_s)
@@ -81,20 +74,17 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
     files = [*backend.write_texts(folder, texts), folder / backend.PLAN]
     run_plan = plan
     if not report.exact:
+        # What follows is known of the choice alone.
+        names = ("drift", "stages", "timeline", "spread_notes", "others", "static_front")
+        unknown: dict[str, Any] = dict.fromkeys(names, ())
         run_plan = replace(
             plan,
             metadata=plan.metadata | {"instead of": f"{plan.chosen.words}: {report.cause}"},
             chosen=report.row,
             gap=math.inf,
             spreads=() if spread is None else (spread,),
-            # What follows is known of the choice alone.
-            drift=(),
-            stages=(),
-            timeline=(),
-            spread_notes=(),
-            others=(),
-            static_front=(),
             parts=None,
+            **unknown,
         )
     write_schedule_json(folder / backend.PLAN, run_plan, None if report.exact else [message])
     return ScheduleLaunch(files, report, message)
@@ -230,11 +220,7 @@ def plugin_limitation(report: schedule.Runnable) -> str:
 
 
 def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread: Spread | None, message: str) -> str:
-    """Return the text of README.md.
-
-    Args:
-        spread: Its estimates under perturbed cost tables; None: these do not record their error.
-    """
+    """Return the text of README.md; ``spread``: its estimates under perturbed cost tables, if these have an error."""
     is_split = report.decode is not None
     chosen = "; ".join(plan.metadata.values())
     if report.exact:

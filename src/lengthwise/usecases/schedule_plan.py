@@ -29,21 +29,15 @@ _INFINITE_IF_NULL = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A schedule to run.
-
-    Attributes:
-        phases: The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no
-            phases, only as many requests in flight as planned.
-        bound_s: Latency bound; infinite: none.
-        bound_tokens: Output tokens that the bound is for.
-        share: Of the requests that must be served within the bound (``share_of``).
-    """
+    """A schedule to run."""
 
     row: ScheduleRow
+    # The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no phases,
+    # only as many requests in flight as planned.
     phases: Phases | None
-    bound_s: float
-    bound_tokens: int
-    share: float
+    bound_s: float  # latency bound; infinite: none
+    bound_tokens: int  # output tokens that the bound is for
+    share: float  # of the requests that must be served within the bound (``share_of``)
     source: str
     level: float = 0.99
 
@@ -163,11 +157,8 @@ def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, float, int, floa
 
 
 def _row(report: dict[str, Any]) -> ScheduleRow:
-    values: dict[str, Any] = {}
-    for field in fields(ScheduleRow):
-        if field.name in report:
-            value = report[field.name]
-            values[field.name] = math.inf if value is None and field.name in _INFINITE_IF_NULL else value
+    values: dict[str, Any] = {field.name: report[field.name] for field in fields(ScheduleRow) if field.name in report}
+    values |= {name: math.inf for name in _INFINITE_IF_NULL & values.keys() if values[name] is None}
     for name in ("prefill_batch", "decode_steps"):
         if not isinstance(values[name], int) or values[name] < 1:
             raise ValueError(f"{name} is {values[name]!r}")

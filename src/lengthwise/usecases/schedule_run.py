@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,15 +58,11 @@ _REPLAN_S = 300.0
 
 @dataclass(frozen=True)
 class ObservedNumber:
-    """An observed number with its 95 % interval.
-
-    Attributes:
-        planned: NaN if the plan has none.
-    """
+    """An observed number with its 95 % interval."""
 
     name: str
     unit: str
-    planned: float
+    planned: float  # NaN if the plan has none
     value: float
     low: float
     high: float
@@ -73,20 +70,15 @@ class ObservedNumber:
 
 @dataclass(frozen=True)
 class ScheduleOutcome:
-    """A schedule as it ran.
-
-    Attributes:
-        bound_s: The latency bound; infinite: none.
-        satisfied: Whether the latency is within it; None: too few requests.
-    """
+    """A schedule as it ran."""
 
     seen: tuple[ObservedNumber, ...]
     phases: int
     all_phases: int
     completed: dict[str, int]
     requests: int
-    bound_s: float
-    satisfied: bool | None
+    bound_s: float  # the latency bound; infinite: none
+    satisfied: bool | None  # whether the latency is within it; None: too few requests
     significant: bool
 
 
@@ -95,9 +87,8 @@ def schedule_outcome(
 ) -> ScheduleOutcome:
     """Return what was observed while the queue was full and batches had filled.
 
-    Args:
-        planned: The plan, of one engine. Its latency is compared with the quantile of all latencies at the share of the
-            outputs that are no longer: requests with more tokens to come finish no sooner.
+    The latency of the plan, which is of one engine, is compared with the quantile of all latencies at the share of the
+    outputs that are no longer: requests with more tokens to come finish no sooner.
     """
     row, (from_s, to_s) = planned.row, window(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
@@ -150,11 +141,9 @@ def _rate(phases: Iterable[Phase]) -> Interval:
         duration_s = np.array([one.finished_s - one.started_s for one in own])
         own_rate = float(new.sum() / duration_s.sum())
         rate += own_rate
-        if len(own) < MIN_PHASES:
-            variance = math.nan
-        else:
-            residuals = (new - own_rate * duration_s)[:, None]
-            variance += float(batch_half_width(residuals, 0.0, LEVEL)[0] / duration_s.mean()) ** 2
+        residuals = (new - own_rate * duration_s)[:, None]
+        half = batch_half_width(residuals, 0.0, LEVEL)[0] / duration_s.mean() if len(own) >= MIN_PHASES else math.nan
+        variance += float(half) ** 2
     half = math.sqrt(variance)
     return rate, rate - half, rate + half
 
@@ -196,15 +185,10 @@ def _column(phases: Iterable[Phase], name: str) -> Floats:
 
 @dataclass(frozen=True)
 class ScheduleLoad:
-    """How requests arrive: by default in a closed loop that keeps the queue full.
+    """How requests arrive: by default in a closed loop that keeps the queue full."""
 
-    Attributes:
-        concurrency: Requests in the system at a time; None: as many as keep the queue full.
-        rate_rps: Requests a second instead, Poisson: the queue may run empty.
-    """
-
-    concurrency: int | None = None
-    rate_rps: float | None = None
+    concurrency: int | None = None  # requests in the system at a time; None: as many as keep the queue full
+    rate_rps: float | None = None  # requests a second instead, Poisson: the queue may run empty
     seed: int = 0
     report: Callable[[int, int], None] = lambda *_: None
 
@@ -213,15 +197,8 @@ class ScheduleLoad:
         concurrency = self.concurrency
         if concurrency is None and self.rate_rps is None:
             concurrency = min(len(workload), filling)
-        return measure.bench(
-            Server(gateway),
-            workload,
-            rate_rps=self.rate_rps,
-            concurrency=concurrency,
-            seed=self.seed,
-            report=self.report,
-            capabilities=capabilities,
-        )
+        given: dict[str, Any] = {"rate_rps": self.rate_rps, "seed": self.seed, "report": self.report}
+        return measure.bench(Server(gateway), workload, concurrency=concurrency, capabilities=capabilities, **given)
 
 
 def split_in_flight(row: ScheduleRow) -> int:
@@ -239,12 +216,7 @@ def _split_filling(row: ScheduleRow) -> int:
 
 
 def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> ScheduleOutcome:
-    """Return throughput and latency of a split schedule while the queue was full and batches had filled.
-
-    Args:
-        planned: The plan, of one pair. Its latency is compared with the quantile of all latencies at the share of the
-            outputs that are no longer.
-    """
+    """Return what ``schedule_outcome`` does for a split schedule, whose plan is of one pair: throughput and latency."""
     row = planned.row
     # If all requests are admitted at once, none waits: the queue is never full.
     from_s, to_s = window(rows if len(rows) > routers * split_in_flight(row) else ())
@@ -277,19 +249,16 @@ def _over_spans(finished: Sequence[Row], from_s: float, to_s: float) -> tuple[Fl
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """A run: its outcome, the client's records, and what the gateway recorded.
-
-    Attributes:
-        news: What came of lengths that changed, each with the time on the gateway's clock.
-        followed: State of following lengths at the end; None: they were not followed.
-    """
+    """A run: its outcome, the client's records, and what the gateway recorded."""
 
     outcome: ScheduleOutcome
     planned: PlannedRun
     measured: Measured
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
+    # What came of lengths that changed, each with the time on the gateway's clock.
     news: tuple[tuple[float, ReplanEvent], ...] = ()
+    # State of following lengths at the end; None: they were not followed.
     followed: ReplanningState | None = None
     engines: int = 1
 
@@ -335,17 +304,9 @@ def run_schedule(
                 f"only a schedule of phases (rra) can follow lengths while it runs; this one is {row.words}. "
                 "`lengthwise schedule watch` reports of recorded requests when another one would be better"
             )
-        in_flight = split_in_flight(row)
-        config = GatewayConfig(
-            engines=tuple(
-                Engine(url, name=f"pair {at}", kind="openai", api_key=api_key, in_flight=in_flight, probe=False)
-                for at, url in enumerate(engines, 1)
-            ),
-            order=Order("fcfs", max_wait_s=math.inf),
-            prediction=Forecasting(predictor="none", learn=False),
-            listen=Listen(port=0, admin_port=admin_port),
-        )
-        filling = _split_filling(row)
+        fixed: dict[str, Any] = {"kind": "openai", "in_flight": split_in_flight(row), "probe": False}
+        workers = [Engine(url, name=f"pair {at}", api_key=api_key, **fixed) for at, url in enumerate(engines, 1)]
+        mode, filling = "fcfs", _split_filling(row)
     else:
         servers = [Server(url, api_key=api_key) for url in engines]
         runs = _probed_seqs(row, phases, servers, 1 if follow is None else ADAPTED_SEQS)
@@ -356,14 +317,15 @@ def run_schedule(
             counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
             monitor = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
             make = follower_maker(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
-        config = GatewayConfig(
-            engines=tuple(Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)),
-            order=Order("rra", max_wait_s=math.inf),
-            dispatch=Dispatch(phases=planned.phases),
-            prediction=Forecasting(predictor="none", learn=False),
-            listen=Listen(port=0, admin_port=admin_port),
-        )
-        filling = math.ceil(row.decode_batch) + SPARE_BATCHES * row.prefill_batch
+        workers = [Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)]
+        mode, filling = "rra", math.ceil(row.decode_batch) + SPARE_BATCHES * row.prefill_batch
+    config = GatewayConfig(
+        engines=tuple(workers),
+        order=Order(mode, max_wait_s=math.inf),
+        dispatch=Dispatch(phases=planned.phases),
+        prediction=Forecasting(predictor="none", learn=False),
+        listen=Listen(port=0, admin_port=admin_port),
+    )
     return _played(planned, config, workload, load, filling * number, recorder, make, on_admin)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,27 +68,25 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
             _require_tables_of_one_deployment(side, space_of(side.search))
-            builder = DeploymentBuilder(side.model_copy(update={"search": None, "variants": []}))
-            bench = Bench(builder, search_load(side), question_of(side, side.search))
+            make = partial(_deployment_with, side.model_copy(update={"search": None, "variants": []}))
+            bench = Bench(make, search_load(side), question_of(side, side.search))
             found.append(VariantSearch(side.name, side, bench))
     return found
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
     """Raise InputError if a file of tables would be used for several models, GPUs, degrees or data types."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
-
-        def values(key: str, axes: Mapping[str, Any] = axes) -> Any:
-            return axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),))
-
-        for source in values("cost"):
+        on = {
+            key: axes.get(f"deployment.{key}", (getattr(scenario.deployment, key),)) for key in ("cost", *_TABLES_KEYS)
+        }
+        for source in on["cost"]:
             if str(source).startswith(TABLES):
-                for key in _TABLES_KEYS:
-                    found.setdefault(source, {}).setdefault(key, {}).update({str(one): one for one in values(key)})
+                for key, known in found[source].items():
+                    known.update(dict.fromkeys(map(str, on[key])))
     for source, keys in found.items():
-        several = [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]
-        if several:
+        if several := [f"{key} {', '.join(known)}" for key, known in keys.items() if len(known) > 1]:
             raise InputError(
                 f"a search with cost {source!r} must be of what the tables were made for: one model on one GPU at one "
                 f"tensor-parallel degree; its space has {'; '.join(several)}, which the tables would make all alike. "
@@ -118,15 +118,9 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
     )
 
 
-@dataclass
-class DeploymentBuilder:
-    """Builds deployments of one replica from settings; can be sent to another process."""
-
-    scenario: Scenario
-
-    def __call__(self, settings: Mapping[str, Any]) -> Deployment:
-        """Return the scenario's deployment with these settings."""
-        return deployment(_with_settings(self.scenario, settings))
+def _deployment_with(scenario: Scenario, settings: Mapping[str, Any]) -> Deployment:
+    """Return the scenario's deployment of one replica with values for dotted keys."""
+    return deployment(_with_settings(scenario, settings))
 
 
 def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
@@ -145,8 +139,6 @@ def plan(
     """Return the result of a scenario's search: a plan for each variant, and the cost of confusing them.
 
     Args:
-        scenario: With a [search].
-        workers: Evaluate the configurations; see ``lengthwise.search.workers``.
         store: Where evaluations are cached.
         progress: Called with the current step ("llama bound"), evaluations done and to do.
 
@@ -204,29 +196,15 @@ def contents(scenario: Scenario) -> dict[str, str]:
 
     The digest of a folder (of a profile) is over the names, sizes and times of its files.
     """
-    on, axes = scenario.deployment, scenario.scheduler
-    policies = (
-        axes.policy,
-        axes.rank,
-        axes.victim,
-        axes.batching,
-        axes.memory,
-        axes.router,
-        axes.preemption,
-        axes.binning,
-    )
+    on = scenario.deployment
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
     texts += [on.cost.partition(":")[2].partition("#")[0]]
-    texts += [text.rpartition(":")[0] for text in policies if text and ":" in text]
+    texts += [str(axis).rpartition(":")[0] for axis in scenario.scheduler.model_dump().values()]
     if scenario.search is not None:
         for space in (scenario.search.space, *scenario.search.any_of):
             texts += [one for axis in space.values() for one in (axis if isinstance(axis, list) else [axis])]
-    parts = {
-        part
-        for text in texts
-        if isinstance(text, str) and text
-        for part in (text, text.partition(":")[2], text.rpartition(":")[0])
-    }
+    texts = [text for text in texts if isinstance(text, str)]
+    parts = {part for text in texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
     parts |= {part.partition("#")[0] for part in parts}  # an estimator after a profile's name
     paths = {text: resolved(text, scenario.folder) for text in parts if text}
     return {text: _digest(path) for text, path in sorted(paths.items()) if path.exists()}
@@ -277,11 +255,7 @@ def settled(requested: VariantSearch, choice: Choice) -> Scenario:
 def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
     """Write a folder for each of the best configurations of each plan; return these folders.
 
-    Each has server scripts, Kubernetes resources, a load test, and a scenario whose simulation repeats
-    the claim.
-
-    Raises:
-        OutputError: A folder or file cannot be written.
+    Each has server scripts, Kubernetes resources, a load test, and a scenario whose simulation repeats the claim.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -315,8 +289,7 @@ def _claimed(scenario: Scenario) -> Scenario:
         return scenario.with_run(seeds=seeds)
     requests = max(section.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate_rps * CLAIM_S))
     if not section.is_replay:
-        longer = section.model_copy(update={"num_requests": requests})
-        scenario = scenario.model_copy(update={"workload": longer})
+        scenario = scenario.model_copy(update={"workload": section.model_copy(update={"num_requests": requests})})
     warmup_s = WARMUP_SHARE * requests / rate_rps if math.isfinite(rate_rps) else 0.0
     return scenario.with_run(seeds=seeds, warmup_s=round(warmup_s, 1))
 
@@ -324,10 +297,7 @@ def _claimed(scenario: Scenario) -> Scenario:
 def _claim(found: Plan, choice: Choice) -> str:
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
-    limits = [
-        f"{report.metric_text(limit.metric, at.value(limit.metric))} ({report.limit_text(limit)})"
-        for limit in found.limits
-    ]
+    limits = [f"{report.metric_text(x.metric, at.value(x.metric))} ({report.limit_text(x)})" for x in found.limits]
     half = f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
     label, at_capacity = found.objective.label, ""
     if capacity.has_interval:  # the objective is of the capacity, the numbers are of a rate a little below it

@@ -13,7 +13,7 @@ from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
 from lengthwise.metrics import Beyond, Slo, Summary
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import noted
 from lengthwise.schema.records import Records
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
@@ -54,17 +54,13 @@ def slo_of(scenario: Scenario) -> Slo | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one variant.
-
-    Attributes:
-        summary: Over all seeds; with model intervals where the cost tables carry errors.
-        out_of_range: Where a run passed the range of the measurements behind the cost tables.
-    """
+    """The result of one variant."""
 
     variant: Variant
     records: Records
     summaries: list[Summary]
-    summary: Summary
+    summary: Summary  # over all seeds; with model intervals where the cost tables carry errors
+    # Where a run passed the range of the measurements behind the cost tables.
     out_of_range: tuple[Beyond, ...] = ()
     model_draws: int = 0
 
@@ -115,9 +111,8 @@ def run(
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
     sides = list(build(requested) if variants is None else variants)
-    seeds = range(requested.run.seed, requested.run.seed + 1)
-    if any(side.is_random for side in sides):
-        seeds = range(requested.run.seed, requested.run.seed + requested.run.seeds)
+    first_seed, count = requested.run.seed, requested.run.seeds if any(side.is_random for side in sides) else 1
+    seeds = range(first_seed, first_seed + count)
     keep_steps = MANY_STEPS if every_step else USUAL_STEPS
     first = [
         partial(_simulated, side, seed, keep_steps if seed == seeds[0] else None) for seed in seeds for side in sides
@@ -154,7 +149,7 @@ def _perturbed_runs(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
 def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
     """Simulate one seed; without ``keep_steps`` the records are dropped, since many seeds would fill the memory."""
     settings = variant.scenario.run
-    try:
+    with noted(f"in the run of {variant.name!r} with seed {seed}"):
         records = engine.simulate(
             variant.workload(seed),
             variant.deployment,
@@ -165,9 +160,6 @@ def _simulated(variant: Variant, seed: int, keep_steps: int | None) -> _Run:
         )
         slo = slo_of(variant.scenario)
         summary = metrics.summarize(records, variant.deployment, slo=slo, warmup_s=settings.warmup_s)
-    except InputError as error:
-        error.add_note(f"in the run of {variant.name!r} with seed {seed}")
-        raise
     return records if keep_steps else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
@@ -181,3 +173,23 @@ def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progre
             results[number] = result
             progress(len(results), len(tasks))
     return [results[number] for number in range(len(tasks))]
+
+
+def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
+    """Return a note, each once, for requests or seeds beyond a replay and for schedulers without their input."""
+    found = []
+    for variant in variants:
+        section = variant.scenario.workload
+        if section.is_replay and (replayed := len(variant.workload(0))) < (section.num_requests or 0):
+            found.append(
+                f"num_requests is {section.num_requests:,}, but the replayed trace has {replayed:,}; so many were run"
+            )
+    if seeds > 1 and not any(variant.is_random for variant in variants):
+        found.append("a replay is deterministic: further seeds change nothing, so one was run")
+    for variant in variants:
+        scheduler, policy = variant.deployment.scheduler, variant.scenario.scheduler.policy
+        if scheduler.binning == "one":
+            found.append(f'{policy} has one bin; set scheduler.binning = "learned(k=8)" and a [predictor] for more')
+        if scheduler.rank == "vtc" and variant.workload(0).tenant is None:
+            found.append("vtc without tenants is first come, first served; set workload.tenants")
+    return list(dict.fromkeys(found))

@@ -16,7 +16,7 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
-from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import workload_by_seed
@@ -44,16 +44,12 @@ _IN_DECODE = "of the side that decodes, deployment.decode"
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: a deployment, and the requests of each seed.
+    """One side of a comparison: a deployment, and the requests of each seed."""
 
-    Attributes:
-        name: From the file, or the scenario's own name where it has no variants.
-        workload: From a seed to its requests; variants with equal [workload] share them.
-    """
-
-    name: str
+    name: str  # from the file, or the scenario's own name where it has no variants
     scenario: Scenario
     deployment: Deployment
+    # From a seed to its requests; variants with equal [workload] share them.
     workload: Callable[[int], Workload]
 
     @property
@@ -123,15 +119,11 @@ def deployment(scenario: Scenario) -> Deployment:
         model=model_of(scenario),
         gpu=scenario.file_or_name(section.gpu),
         node=scenario.file_or_name(section.node) if section.node else None,
-        tp=section.tp,
-        pp=section.pp,
-        replicas=section.replicas,
+        **section.model_dump(include={"tp", "pp", "replicas", "memory_planner", "num_blocks"}),
         limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
         scheduler=scheduler(scenario),
         cost=scenario.cost_source,
         host=section.host_overhead,
-        memory_planner=section.memory_planner,
-        num_blocks=section.num_blocks,
     )
     _require_own_tables(scenario, deployed)
     if section.decode is not None:
@@ -143,14 +135,12 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
-    try:
+    with noted(_IN_DECODE):
         decode = engine.deploy(
             prefill.model,
             prefill.gpu,
             node=prefill.node,
-            tp=section.tp,
-            pp=section.pp,
-            replicas=section.replicas,
+            **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
             scheduler=replace(
                 prefill.scheduler, **axes, preemption_mode=section.preemption_mode, preemption="never", binning=None
@@ -158,12 +148,8 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             cost=scenario.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
-            num_blocks=section.num_blocks,
         )
         _require_own_tables(scenario, decode)
-    except InputError as error:
-        error.add_note(_IN_DECODE)
-        raise
     gpus = scenario.deployment.tp * scenario.deployment.pp + section.tp * section.pp
     link = None if section.link == "host" else prefill.node.link_for(gpus)
     transfer = engine.kv_transfer_over(link, prefill, decode)
@@ -280,8 +266,7 @@ BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for na
 def _binning(binning: Any, scenario: Scenario) -> Any:
     """Return the binning of a scheduler: None for "none", boundaries for a rule, anything else unchanged.
 
-    Raises:
-        PolicyError: The parameters of a rule are wrong, or the workload has no predictions.
+    Raise PolicyError if the parameters of a rule are wrong, or the workload has no predictions.
     """
     if binning == "none" or not isinstance(binning, str):
         return None if binning == "none" else binning
