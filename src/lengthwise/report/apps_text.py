@@ -28,19 +28,14 @@ MIN_SHARE = 0.005
 
 @dataclass(frozen=True)
 class AppFacts:
-    """What was planned, on which hardware, and the outcome of a run.
-
-    Attributes:
-        manifest: The run's manifest; None where it was only planned.
-        tokens: Recorded output tokens, by model name.
-    """
+    """What was planned, on which hardware, and the outcome of a run."""
 
     name: str
     metadata: Sequence[str] = ()
     gpus: Sequence[str] = ()
     is_mixed: bool = False
-    manifest: Mapping[str, Any] | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    manifest: Mapping[str, Any] | None = None  # the run's manifest; None where it was only planned
+    tokens: Mapping[str, int] = field(default_factory=dict)  # recorded output tokens, by model name
     answers: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -20,20 +20,12 @@ from lengthwise.theory.service import Floats, check_count, check_counts
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """Times of n requests, infinite for requests in no batch.
+    """Times of n requests, infinite for requests in no batch."""
 
-    Attributes:
-        arrival_s: [n] arrival.
-        formed_s: [n] when the batch was full (or had waited ``max_wait_s``).
-        start_s: [n] start of the batch on a server.
-        end_s: [n] when its longest member finished.
-        batches: Number of batches.
-    """
-
-    arrival_s: Floats
-    formed_s: Floats
-    start_s: Floats
-    end_s: Floats
+    arrival_s: Floats  # [n]
+    formed_s: Floats  # [n] when the batch was full (or had waited ``max_wait_s``)
+    start_s: Floats  # [n] start of the batch on a server
+    end_s: Floats  # [n] when its longest member finished
     batches: int
 
     @property

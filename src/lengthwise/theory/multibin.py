@@ -340,58 +340,35 @@ def runs(
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Results for one number of bins.
-
-    Attributes:
-        bins: Number of bins.
-        cuts_s: [k - 1] their boundaries, service times.
-        batch_s: Expected service time of a batch.
-        throughput_rps: Requests a second of one server that always has a batch.
-        simulated_rps: Simulated throughput.
-        latency_s: Expected latency at the study's rate with infinitely many servers; NaN without a rate.
-        simulated_latency_s: Simulated latency.
-        accuracy: Share of requests in their true bin.
-    """
+    """Results for one number of bins."""
 
     bins: int
-    cuts_s: Floats
-    batch_s: float
-    throughput_rps: float
+    cuts_s: Floats  # [k - 1] their boundaries, service times
+    batch_s: float  # expected service time of a batch
+    throughput_rps: float  # requests a second of one server that always has a batch
     simulated_rps: Estimate = UNKNOWN
-    latency_s: float = math.nan
+    latency_s: float = math.nan  # expected latency at the study's rate with infinitely many servers; NaN without a rate
     simulated_latency_s: Estimate = UNKNOWN
-    accuracy: float = 1.0
+    accuracy: float = 1.0  # share of requests in their true bin
 
 
 @dataclass(frozen=True, eq=False)
 class MultiBinStudy:
-    """Throughput and latency by number of bins.
+    """Throughput and latency by number of bins."""
 
-    Attributes:
-        batch: Requests in a batch.
-        rule: Rule of the boundaries.
-        capacity_rps: Limit of infinitely many bins.
-        one_bin_rps: Throughput of a single bin.
-        rows: By number of bins.
-        rate_rps: Arrival rate for latencies, or NaN.
-        target_rps: Throughput to reach, or NaN.
-        bins_needed: Smallest number of bins that reaches the target; None if none does.
-        saturation: Arrival rates, and for each row's bins the throughput of one server there (Figure 3).
-        robustness: Probabilities of a neighbouring bin, and for each row's bins the throughput (Figure 8).
-        metadata: Description of the question, for headings.
-    """
-
-    batch: int
+    batch: int  # requests in a batch
     rule: str
-    capacity_rps: float
-    one_bin_rps: float
-    rows: Sequence[Bins]
-    rate_rps: float = math.nan
-    target_rps: float = math.nan
-    bins_needed: int | None = None
+    capacity_rps: float  # limit of infinitely many bins
+    one_bin_rps: float  # throughput of a single bin
+    rows: Sequence[Bins]  # by number of bins
+    rate_rps: float = math.nan  # arrival rate for latencies, or NaN
+    target_rps: float = math.nan  # throughput to reach, or NaN
+    bins_needed: int | None = None  # smallest number of bins that reaches the target; None if none does
+    # Arrival rates, and by number of bins the throughput of one server there (Figure 3).
     saturation: tuple[Floats, Mapping[int, Sequence[Estimate]]] | None = None
+    # Probabilities of a neighbouring bin, and by number of bins the throughput (Figure 8).
     robustness: tuple[Floats, Mapping[int, Floats]] | None = None
-    metadata: Sequence[str] = field(default_factory=tuple)
+    metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
     def overloads(self, row: Bins) -> bool:
         """Return whether the arrivals exceed the throughput of one server with a row's bins."""

@@ -42,18 +42,11 @@ ORDERS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Sojourn:
-    """Expected values in the steady state.
+    """Expected values in the steady state."""
 
-    Attributes:
-        mean_s: Time from arrival to completion.
-        wait_s: The same without the service time: all waiting, interruptions included.
-        slowdown: Mean over requests of the time from arrival to completion over the service time. Under FCFS it is
-            infinite where sizes come near 0; for a continuous distribution it is then that of the cells.
-    """
-
-    mean_s: float
-    wait_s: float
-    slowdown: float
+    mean_s: float  # time from arrival to completion
+    wait_s: float  # the same without the service time: all waiting, interruptions included
+    slowdown: float  # mean of (time from arrival to completion) / (service time); near sizes of 0 that of the cells
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
@@ -244,27 +237,16 @@ def _checked_pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[
 
 @dataclass(frozen=True, eq=False)
 class QueueStudy:
-    """Mean sojourn times by load and order of service.
+    """Mean sojourn times by load and order of service."""
 
-    Attributes:
-        slots: Requests that a replica serves at a time.
-        mean_s: Mean service time.
-        loads: [m] shares of time that a slot is busy.
-        orders: Sojourn of each order of service at each load.
-        sigmas: [s] errors of the predictor (standard deviation of ln(predicted / true)).
-        retained: For each load [s] the share of the gap from FCFS to SRPT that SPRPT retains at that error.
-        retained_nonpreemptive: The same for SPJF.
-        metadata: Description of the question, for headings.
-    """
-
-    slots: int
+    slots: int  # requests that a replica serves at a time
     mean_s: float
-    loads: Floats
-    orders: Mapping[str, Sequence[Sojourn]]
-    sigmas: Floats
-    retained: Mapping[float, Floats]
-    retained_nonpreemptive: Mapping[float, Floats]
-    metadata: Sequence[str] = field(default_factory=tuple)
+    loads: Floats  # [m] shares of time that a slot is busy
+    orders: Mapping[str, Sequence[Sojourn]]  # sojourn of each order of service at each load
+    sigmas: Floats  # [s] errors of the predictor (standard deviation of ln(predicted / true))
+    retained: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPRPT retains
+    retained_nonpreemptive: Mapping[float, Floats]  # the same for SPJF
+    metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
 
 def queue_study(

@@ -138,18 +138,12 @@ class RateProfile:
 
     The rate is ``rates_rps[i]`` from ``times_s[i]`` on, or with ``linear`` interpolated between the points. The last
     rate continues forever, or until ``period_s``, when the profile repeats (a day, a week).
-
-    Attributes:
-        times_s: Increasing times, the first 0.
-        rates_rps: Rates at these times, none negative, at least one positive.
-        linear: Whether to interpolate linearly instead of in steps.
-        period_s: Length of the profile, at least the last of ``times_s``; None does not repeat.
     """
 
-    times_s: Sequence[float]
-    rates_rps: Sequence[float]
-    linear: bool = False
-    period_s: float | None = None
+    times_s: Sequence[float]  # increasing times, the first 0
+    rates_rps: Sequence[float]  # rates at these times, none negative, at least one positive
+    linear: bool = False  # whether to interpolate linearly instead of in steps
+    period_s: float | None = None  # length of the profile, at least the last of ``times_s``; None does not repeat
 
     def __post_init__(self) -> None:
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
@@ -193,15 +187,10 @@ class RateProfile:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """Given times, such as the ``arrival_s`` of another workload.
+    """Given times, such as the ``arrival_s`` of another workload."""
 
-    Attributes:
-        arrival_s: [m] seconds, non-decreasing; shifted so that the first is 0.
-        time_scale: Factor on every time; 0.5 doubles the rate.
-    """
-
-    arrival_s: Sequence[float] | Floats
-    time_scale: float = 1.0
+    arrival_s: Sequence[float] | Floats  # [m] seconds, non-decreasing; shifted so that the first is 0
+    time_scale: float = 1.0  # factor on every time; 0.5 doubles the rate
 
     def __post_init__(self) -> None:
         times = np.asarray(self.arrival_s, float)

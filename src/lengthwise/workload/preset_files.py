@@ -94,21 +94,12 @@ def generate(
 
 @dataclass(frozen=True, eq=False)
 class Preset:
-    """A named workload.
-
-    Attributes:
-        name: Name in scenarios.
-        description: One or two sentences.
-        lengths: Draws the lengths.
-        arrivals: Default arrivals.
-        source: Source of the numbers.
-        license: License of the source.
-    """
+    """A named workload."""
 
     name: str
-    description: str
+    description: str  # one or two sentences
     lengths: Lengths
-    arrivals: Arrivals
+    arrivals: Arrivals  # by default
     source: str
     license: str
 

@@ -116,20 +116,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order and on the clock of a file.
+    """Requests in the order and on the clock of a file."""
 
-    Attributes:
-        arrival_s: [n] seconds on any clock.
-        prompt_tokens: [n], at least 0.
-        output_tokens: [n], at least 0; requests of 0 tokens are left out later.
-        extra: Further columns [n], under their names in the workload.
-        name: Name for tables and reports.
-    """
-
-    arrival_s: npt.NDArray[np.float64]
-    prompt_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    arrival_s: npt.NDArray[np.float64]  # [n] seconds on any clock
+    prompt_tokens: npt.NDArray[np.int64]  # [n], at least 0
+    output_tokens: npt.NDArray[np.int64]  # [n], at least 0; requests of 0 tokens are left out later
+    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # [n], by names in the workload
     name: str = ""
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Trace:
@@ -178,29 +170,17 @@ TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Columns of a format.
+    """Columns of a format."""
 
-    Attributes:
-        name: Name in ``read(format=)``.
-        kind: File type.
-        arrival: Column of arrival times.
-        unit_s: Seconds in one unit of that column; None for dates or 100-ns ticks.
-        prompt: Column of prompt tokens.
-        output: Column of output tokens.
-        extra: Further optional columns: column -> name in the workload; those of TEXTS are read in addition.
-        arrival_optional: Whether the arrival column may be missing: all requests then arrive at 0.
-        drops_empty: Whether rows of 0 prompt or output tokens are failed requests, to be left out.
-    """
-
-    name: str
+    name: str  # name in ``read(format=)``
     kind: Literal["csv", "jsonl"]
     arrival: str
-    unit_s: float | None
+    unit_s: float | None  # seconds in one unit of arrivals; None for dates or 100-ns ticks
     prompt: str
     output: str
-    extra: Mapping[str, str] = field(default_factory=dict)
-    arrival_optional: bool = False
-    drops_empty: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)  # optional, besides TEXTS: column -> name in the workload
+    arrival_optional: bool = False  # whether the arrival column may be missing: all requests then arrive at 0
+    drops_empty: bool = False  # whether rows of 0 prompt or output tokens are failed requests, to be left out
 
     @property
     def min_tokens(self) -> int:
