@@ -25,8 +25,7 @@ Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
 def model(name_or_path: str | Path) -> ModelSpec:
     """Return a model by name or alias, or from a Hugging Face ``config.json`` or the folder that holds one.
 
-    A name of the catalog wins over a folder of that name; write ``./name`` for the folder. Raises UnknownNameError for
-    neither a known name nor a file, InputError with the keys that a file lacks.
+    A name of the catalog wins over a folder, ``./name``. Raises UnknownNameError, or InputError with missing keys.
     """
     path = Path(name_or_path).expanduser()
     if (known := _lookup(str(name_or_path), models())) is not None:

@@ -21,7 +21,6 @@ from .multibin import (
     token_boundaries,
     uniform_batch_s,
     uniform_bins_for,
-    uniform_throughput_rps,
 )
 from .queues import (
     ORDERS,
@@ -29,7 +28,6 @@ from .queues import (
     Sojourn,
     erlang_c,
     fcfs,
-    processor_sharing,
     queue_study,
     share_retained,
     sjf,
@@ -83,7 +81,6 @@ __all__ = [
     "neighbours",
     "of_accuracy",
     "of_predictions",
-    "processor_sharing",
     "queue_study",
     "runs",
     "serve",
@@ -97,6 +94,5 @@ __all__ = [
     "uniform_batch_s",
     "uniform_bins_for",
     "uniform_optimal",
-    "uniform_throughput_rps",
     "with_error",
 ]

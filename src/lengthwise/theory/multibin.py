@@ -48,8 +48,7 @@ ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
     """Return [k, k] the error model of Section 6.2: errors of one bin only.
 
-    ``below`` is the probability that bin i > 0 is predicted as i - 1, ``above`` (default: the same) that bin i < k - 1
-    is predicted as i + 1.
+    ``below`` is the probability of the bin below the true one, ``above`` (default: the same) that of the bin above.
     """
     check_counts(1, bins)
     above = below if above is None else above
@@ -106,10 +105,7 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return [n] the predicted bin of each request.
 
-    Args:
-        true_bin: [n] true bins.
-        confusion: [k, k] rows of probabilities.
-        levels: [n] uniform draws within 0 to 1, passed in so that runs can share them.
+    ``confusion`` [k, k] has rows of probabilities; ``levels`` [n] are uniform draws that several runs can share.
     """
     matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
     true, drawn = np.asarray(true_bin, np.int64), np.asarray(levels, float)
@@ -175,8 +171,7 @@ def latency_s(
 ) -> float:
     """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
 
-    E = k (B - 1) / (2 lambda) + E[T_k], for any boundaries: a bin of mass p fills in (B - 1) / (2 lambda p) on average,
-    and a share p of the requests waits for it, so that only the number k of used bins remains. With finitely many
+    E = k (B - 1) / (2 lambda) + E[T_k], where k is the number of used bins, for any boundaries. With finitely many
     servers it is a lower bound, close at low load.
     """
     if not (math.isfinite(rate_rps) and rate_rps > 0):
@@ -189,11 +184,6 @@ def uniform_batch_s(times: UniformTimes, batch: int, bins: int) -> float:
     """Return E[T_k] = mean + (high - low) / (2 k) x (B - 1) / (B + 1), with the best boundaries (Theorem 4.2)."""
     check_counts(batch, bins)
     return times.mean_s + (times.high_s - times.low_s) / (2 * bins) * (batch - 1) / (batch + 1)
-
-
-def uniform_throughput_rps(times: UniformTimes, batch: int, bins: int) -> float:
-    """Return Thr_k = B / E[T_k] (Theorem 4.2); it grows with the number of bins."""
-    return batch / uniform_batch_s(times, batch, bins)
 
 
 def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
@@ -210,13 +200,7 @@ def bins_for(
 ) -> int | None:
     """Return the smallest number of bins of a rule with throughput ``target_rps``; None above ``most``.
 
-    Args:
-        times: Any distribution.
-        batch: Requests in a batch.
-        target_rps: Below the capacity.
-        rule: Cuts by number of bins, such as ``lambda k: equal_mass(times, k)``. Throughput should grow with the number
-            of bins, which is doubled until it is_enough, then bisected.
-        most: Largest number to try.
+    ``rule`` returns the cuts of a number of bins, which is doubled until it suffices, then bisected.
     """
     _check_target(times, batch, target_rps)
 
@@ -259,9 +243,8 @@ def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: i
 def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) -> float:
     """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1).
 
-    The bound is x_1 + e^-x_1 (x_2 + e^-x_2 (.. (x_{k-1} + e^-x_{k-1} H_B))), over the rate. The choice of x_{k-1} makes
-    the innermost bracket x_{k-1} + 1, and so on outwards. Throughput is therefore at least B rate / (1 + x_1), and x_1
-    goes to 0 as the number of bins grows.
+    Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
+    so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
     """
     steps = exponential_steps(batch, bins)
     first = steps[0] if len(steps) else _harmonic(batch) - 1
@@ -293,8 +276,7 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
     """Return up to k - 1 distinct boundaries in tokens for an engine's bins, from observed lengths.
 
-    They lie half a token above the last length of their bin, so that engines may count a boundary to either side. Ties
-    of the lengths can leave fewer bins than requested.
+    They lie half a token above the last length of their bin; ties can leave fewer bins than requested.
     """
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
@@ -393,8 +375,6 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """Compute theory and simulation for several numbers of bins.
 
     Args:
-        times: Service times, of any distribution.
-        batch: Requests in a batch.
         bins: Numbers of bins.
         rule: One of ``RULES``.
         rate_rps: Arrivals a second, for latencies.
@@ -402,9 +382,7 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
         error: Probability of each neighbouring bin (Section 6.2).
         accuracy: Share of correct predictions by number of bins; errors fall on neighbours.
         requests: Requests of a simulated run; 0 disables simulation.
-        seeds: Number of simulated runs.
         curves: Whether to compute saturation and robustness.
-        metadata: Copied to the study.
     """
     accuracies = dict(accuracy or {})
     has_target, has_rate = not math.isnan(target_share), not math.isnan(rate_rps)

@@ -62,30 +62,17 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
 
 
 def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under first come, first served.
-
-    wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine).
-    """
+    """Return the sojourn under first come, first served: wait = rate E[S^2] / (2 (1 - load)) (Pollaczek, Khinchine)."""
     load = load_of(times, rate_rps, slots)
     wait = rate_rps * times.second_moment / slots**2 / (2 * (1 - load))
     sizes, shares = times.cells(MAX_CELLS)
     return _sojourn(sizes, shares, np.full(len(sizes), wait), load, slots)
 
 
-def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
-    """Return the sojourn of one server shared by all requests: E[S] / (1 - load) for any distribution.
-
-    It models a batch without a limit whose step time grows in proportion to the batch.
-    """
-    slowdown = 1 / (1 - load_of(times, rate_rps))
-    return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
-
-
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
     """Return the sojourn under shortest job first, nonpreemptive.
 
-    wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)) (Phipps 1956); equal sizes are served first come,
-    first served.
+    wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)) (Phipps 1956); equal sizes are served in order.
     """
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
@@ -126,10 +113,9 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
     """Return the sojourn under shortest predicted remaining time first, preemptive.
 
-    Pairs (true size, predicted size) are equally likely. A request with prediction y and attained service a has a
-    predicted remainder of max(y - a, 0); one that outlives its prediction is not interrupted any more (Mitzenmacher
-    2019, Theorem for SPRPT). Predictions have the unit of the sizes. More than ``MAX_PAIRS`` pairs are thinned to
-    evenly spaced ones by prediction.
+    Pairs (true size, predicted size, in one unit) are equally likely. A request with prediction y and attained service
+    a has a predicted remainder of max(y - a, 0); one that outlives its prediction is not interrupted any more
+    (Mitzenmacher 2019). More than ``MAX_PAIRS`` pairs are thinned to evenly spaced ones by prediction.
     """
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:
@@ -154,11 +140,9 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
 def with_error(
     times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return ``count`` true and predicted sizes whose logarithms differ by a normal error.
+    """Return ``count`` true and predicted sizes: the prediction is size x exp(sigma Z), of the true median.
 
-    The prediction is size x exp(sigma Z), with the true median: sigma 0 is perfect, 0.5 typically wrong by half, and
-    with a large sigma the order has no information. Sizes are the cells' means, in their proportions, and errors are
-    spread evenly over the normal's quantiles, in random order.
+    Sizes are the cells' means, in their proportions; errors are the normal's quantiles, in random order.
     """
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
@@ -266,24 +250,17 @@ def queue_study(
         times: Service times in a slot.
         loads: Shares of time that a slot is busy, each between 0 and 1.
         sigma: Error of the predictor; see :func:`with_error`.
-        slots: Requests served at a time; see the module for what the model leaves out.
         sigmas: Errors of the curves of the retained share.
         pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
-        seed: Seed of the order of the errors.
-        metadata: Copied to the study.
     """
     check_count("slots", slots)
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]
     rates = {float(load): load * slots / times.mean_s for load in loads}
-    functions: dict[str, Callable[[float], Sojourn]] = {
-        "fcfs": lambda rate: fcfs(times, rate, slots),
-        "sjf": lambda rate: sjf(times, rate, slots),
-        "srpt": lambda rate: srpt(times, rate, slots),
-        "spjf": lambda rate: spjf(*sampled, rate, slots),
-        "sprpt": lambda rate: sprpt(*sampled, rate, slots),
-    }
-    orders = {name: [function(rate) for rate in rates.values()] for name, function in functions.items()}
+    exact: dict[str, Callable[..., Sojourn]] = {"fcfs": fcfs, "sjf": sjf, "srpt": srpt}
+    orders = {name: [order(times, rate, slots) for rate in rates.values()] for name, order in exact.items()}
+    predicted = {"spjf": spjf, "sprpt": sprpt}
+    orders |= {name: [order(*sampled, rate, slots) for rate in rates.values()] for name, order in predicted.items()}
     preemptive, nonpreemptive = (
         {
             load: np.array([share_retained(baseline, order(*pair, rate, slots), best) for pair in by_sigma])
@@ -291,13 +268,5 @@ def queue_study(
         }
         for order in (sprpt, spjf)
     )
-    return QueueStudy(
-        slots,
-        times.mean_s,
-        np.array(list(rates)),
-        orders,
-        np.array(sigmas, float),
-        preemptive,
-        nonpreemptive,
-        tuple(metadata),
-    )
+    loads_of, errors = np.array(list(rates)), np.array(sigmas, float)
+    return QueueStudy(slots, times.mean_s, loads_of, orders, errors, preemptive, nonpreemptive, tuple(metadata))

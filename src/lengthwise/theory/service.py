@@ -27,28 +27,22 @@ class ServiceTimes(Protocol):
     @property
     def mean_s(self) -> float:
         """Return the expected service time."""
-        ...
 
     @property
     def second_moment(self) -> float:
         """Return the expected square of the service time."""
-        ...
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
         """Return service times at the cumulative shares ``level``."""
-        ...
 
     def masses(self, cuts_s: npt.ArrayLike) -> Floats:
         """Return [k] the share of requests in each bin."""
-        ...
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
         """Return the expected maximum of ``batch`` requests that come from bin i with probability ``shares[i]``."""
-        ...
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
         """Return sizes and probabilities of at most ``count`` cells with the distribution's mean."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -205,12 +199,6 @@ class SampledTimes:
             raise InputError(f"sampled service times must be finite and above 0, at least one; got {shown}")
         object.__setattr__(self, "values_s", values)
 
-    @classmethod
-    def from_quantiles(cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000) -> SampledTimes:
-        """Return ``count`` cells of a distribution that is linear between its quantiles."""
-        at = (np.arange(count) + 0.5) / count
-        return cls(np.interp(at, np.asarray(levels, float), np.asarray(values_s, float)))
-
     @property
     def mean_s(self) -> float:
         """Return the mean of the sample."""
@@ -304,11 +292,10 @@ def exponential_recursion(times: ExponentialTimes, batch: int, bins: int) -> Flo
 
 
 def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
-    """Return [k - 1] cuts with the smallest expected batch time, for any distribution.
+    """Return [k - 1] cuts with the smallest expected batch time, never worse than equal masses, for any distribution.
 
     Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the distribution's
-    cells (at most ``MAX_CELLS``); never worse than equal masses. With fewer distinct values than bins the cuts of empty
-    bins repeat.
+    cells. With fewer distinct values than bins the cuts of empty bins repeat.
     """
     check_counts(batch, bins)
     values, weights = times.cells(MAX_CELLS)

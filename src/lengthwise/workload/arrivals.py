@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.workload.distributions import require_positive, root
+from lengthwise.workload.distributions import require, require_positive, root
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,7 +32,6 @@ class Arrivals(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
         """Return [n] arrival times in seconds, non-decreasing, from 0."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,13 @@ class AllAtOnce:
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
-    """``concurrency`` requests in the system at a time; the next one arrives when one finishes.
-
-    All times are 0: the engine releases the requests according to ``Workload.concurrency``.
-    """
+class ClosedLoop(AllAtOnce):
+    """``concurrency`` requests in the system at a time: the engine releases one when one finishes."""
 
     concurrency: int
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise InputError(f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
-
-    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """Return [n] zeros."""
-        return np.zeros(n)
+        require(self.concurrency >= 1, f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
 
 
 @dataclass(frozen=True)
@@ -125,10 +116,7 @@ class Weibull:
 
 
 def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
-    """Return Gamma arrivals with the burstiness that ELIS measured: shape 0.73, so cv = 0.73**-0.5 = 1.17.
-
-    The default rate of 0.13 requests a second follows from the measured scale of 10.41 s.
-    """
+    """Return Gamma arrivals with the burstiness (cv 1.17) and by default the rate (0.13/s) that ELIS measured."""
     return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
 
 
@@ -208,11 +196,7 @@ class Replay:
 
 @lru_cache(maxsize=64)
 def weibull_shape(cv: float) -> float:
-    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2.
-
-    Raises:
-        InputError: The cv is outside 0.0013 to 1e5, where the equation cannot be solved.
-    """
+    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2; raise InputError."""
 
     def excess(log_shape: float) -> float:
         inverse = exp(-log_shape)

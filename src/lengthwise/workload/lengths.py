@@ -30,7 +30,6 @@ class Lengths(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Return prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +51,8 @@ def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
 class Joint:
     """Two marginals joined by a Gaussian copula.
 
-    ``correlation`` (-1 to 1) is Spearman's rank correlation r, which a copula sets for any marginals; the underlying
-    normals have correlation ``2 sin(pi r / 6)``. Ties of rounded lengths and later limits weaken it slightly. Prompts
-    do not depend on the correlation, and the first k requests do not depend on n.
+    ``correlation`` is Spearman's r, -1 to 1: the underlying normals have correlation ``2 sin(pi r / 6)``. Ties of
+    rounded lengths weaken it slightly. Prompts do not depend on it, nor the first k requests on n.
     """
 
     prompt: Marginal
@@ -82,11 +80,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Conditional:
-    """Outputs whose distribution depends on the rank of the prompt's length.
-
-    It represents more than a correlation, such as long outputs for short prompts only. ``outputs`` has a distribution
-    for each of equally likely classes of prompts, from the shortest to the longest.
-    """
+    """Outputs by the rank of the prompt's length: a distribution for each of equally likely classes, shortest first."""
 
     prompt: Marginal
     outputs: Sequence[Marginal]
@@ -111,10 +105,7 @@ class Conditional:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Observed pairs of lengths [m] (at least 1 token), resampled with replacement.
-
-    ``texts`` has columns [m] that are drawn with them: "prompt", "output", "model".
-    """
+    """Observed pairs of lengths [m] (at least 1 token) and their ``texts`` [m], resampled with replacement."""
 
     prompt: Sequence[int] | Ints
     output: Sequence[int] | Ints
@@ -175,11 +166,7 @@ class Capped:
             raise InputError(f"cut must be output, prompt, proportional or redraw; it is {self.cut!r}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens within the limits, [n] int64 each.
-
-        Raises:
-            InputError: With "redraw", almost no pair is within the limits.
-        """
+        """Return prompt and output tokens within the limits, [n] int64 each; raise InputError if few pairs are."""
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
@@ -218,10 +205,8 @@ class Capped:
         prompt[rows], output[rows] = p, np.minimum(o, limit - p)
 
     def _redraw(self, drawn: Drawn, rng: np.random.Generator) -> Drawn:
-        max_total, max_prompt, max_output = (
-            np.inf if limit is None else limit
-            for limit in (self.max_total_tokens, self.max_prompt_tokens, self.max_output_tokens)
-        )
+        limits = (self.max_total_tokens, self.max_prompt_tokens, self.max_output_tokens)
+        max_total, max_prompt, max_output = (np.inf if limit is None else limit for limit in limits)
         rows, latest = np.arange(len(drawn.prompt)), drawn
         for _ in range(_MAX_REDRAWS):
             total = latest.prompt + latest.output

@@ -144,8 +144,7 @@ def is_date(text: str | None) -> bool:
 def parse_dates(series: pl.Series) -> Floats | None:
     """Return seconds [n] since the first date; None where a text is no date.
 
-    Dates look like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or are all integers of 100 ns (.NET
-    ticks).
+    Dates are like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or all .NET ticks of 100 ns.
     """
     import polars as pl
 
@@ -227,11 +226,7 @@ FORMATS = {
 
 
 def read_rows(source: Source, form: RowFormat) -> Trace:
-    """Return the trace in a file of this format, in the order of the file.
-
-    Raises:
-        TraceError: A column is missing, or a row is invalid; the message names file and line.
-    """
+    """Return the trace in a file of this format, in its order; raise TraceError, with the line, if a row is invalid."""
     from polars.exceptions import PolarsError
 
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
