@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.report.apps_text import (
-    IDLE_REASONS,
-    AppFacts,
-    difference_text,
-    duration_text,
-    estimate_duration_text,
-    gpus_text,
-    idle_shares,
-    sentences,
-    shape,
-    slowest_switches,
-    time_scale,
-    what_if_text,
-)
+from lengthwise.report import apps_text as text
+from lengthwise.report.apps_text import IDLE_REASONS, AppFacts, duration_text, time_scale
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, counted, percent
 from lengthwise.report.html_page import write_page
@@ -44,18 +32,13 @@ FINAL_STATES = ("done", "skipped", "dead", "blocked")
 def write_app_html(
     path: Path | str, plan: AppPlan | None, app_metadata: AppFacts, models: Sequence[str] | None = None
 ) -> None:
-    """Write a self-contained page of a plan, of a run (``app_metadata.manifest``), or of both.
+    """Write a self-contained page of a plan (None: given engines), of a run (``app_metadata.manifest``), or of both.
 
-    Args:
-        plan: The plan; None where engines were given.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
+    Raises MissingExtraError without jinja2, OutputError if the file cannot be written.
     """
     names = list(plan.models if plan is not None else models or ())
     manifest = app_metadata.manifest
-    answers = sentences(plan, app_metadata) if plan is not None and manifest is None else []
+    answers = text.sentences(plan, app_metadata) if plan is not None and manifest is None else []
     if manifest is not None:
         answers = list(_outcome(plan, names, app_metadata, manifest))
     context: dict[str, Any] = {"models": [], "stages": [], "idle": [], "methods": [], "what_ifs": [], "assumptions": []}
@@ -74,8 +57,8 @@ def write_app_html(
         has_plan=plan is not None,
         names=names,
         idle_kinds=[
-            (kind, text)
-            for kind, text in IDLE_REASONS.items()
+            (kind, words)
+            for kind, words in IDLE_REASONS.items()
             if plan is not None and any(span.what == kind for span in plan.spans)
         ],
         heads={"models": MODEL_HEADS, "stages": STAGE_HEADS, "methods": METHOD_HEADS, "what_ifs": WHAT_IF_HEADS},
@@ -100,7 +83,7 @@ def _outcome(
     yield f"{end}: {', '.join(counts) or 'nothing done'}{f', {remaining:,} unfinished' if remaining else ''}."
     if plan is not None:
         low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
-        planned = f"Planned makespan {estimate_duration_text(plan.makespan)}"
+        planned = f"Planned makespan {text.estimate_duration_text(plan.makespan)}"
         if low is not None and high is not None:
             planned += f" (nine of ten samples: {duration_text(low)} to {duration_text(high)})"
         change = manifest["seconds"] / plan.makespan.value - 1.0 if plan.makespan.value > 0 else 0.0
@@ -127,29 +110,27 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
     """Return the rows of all tables about a plan."""
     stages = []
     for number, stage in enumerate(plan.stages, 1):
-        switches = slowest_switches(stage)
-        for k, one in enumerate(stage.plans):
+        switches = text.slowest_switches(stage)
+        when = [str(number), duration_text(stage.start_s), duration_text(stage.end_s)]
+        for one in stage.plans:
             how, ready_s = switches.get(one.model, ("", 0.0))
             stages.append(
                 [
-                    *(
-                        (str(number), duration_text(stage.start_s), duration_text(stage.end_s))
-                        if k == 0
-                        else ("", "", "")
-                    ),
+                    *when,
                     plan.models[one.model],
                     str(one.dp),
                     str(one.tp),
                     str(one.pp),
-                    gpus_text(one, is_mixed=app_metadata.is_mixed),
+                    text.gpus_text(one, is_mixed=app_metadata.is_mixed),
                     " ".join(",".join(map(str, replica)) for replica in stage.placement.get(one.model, ())),
                     f"{how} {duration_text(ready_s)}" if how else "",
                     "yes" if stage.ends_by == one.model else "",
                 ]
             )
+            when = ["", "", ""]
     gpus = len(app_metadata.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
     total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
-    shares = idle_shares(plan, gpus)
+    shares = text.idle_shares(plan, gpus)
     busy = max(0.0, 1.0 - sum(share for _, share in shares))
     times = [("models run", busy), *((IDLE_REASONS.get(name, name), share) for name, share in shares)]
     return {
@@ -158,7 +139,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
         "methods": [
             [
                 one.name.replace("_", " "),
-                estimate_duration_text(one.makespan),
+                text.estimate_duration_text(one.makespan),
                 duration_text(one.planned_s),
                 duration_text(one.search_s),
                 str(one.stages),
@@ -167,7 +148,11 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
             for one in plan.methods
         ],
         "what_ifs": [
-            [what_if_text(w), estimate_duration_text(w.makespan), difference_text(w.difference, plan.makespan.value)]
+            [
+                text.what_if_text(w),
+                text.estimate_duration_text(w.makespan),
+                text.difference_text(w.difference, plan.makespan.value),
+            ]
             for w in plan.what_ifs
         ],
         "assumptions": plan.notes,
@@ -269,10 +254,10 @@ def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts
         for span in _engine_spans(manifest):
             died = ", then its engine died" if span.ended_by == "died" else ""
             state = "runs" if span.what == "run" else "is loaded"
-            text = f"{span.model} {state}{died}\n{_period(span.start_s, span.end_s)}"
+            hover = f"{span.model} {state}{died}\n{_period(span.start_s, span.end_s)}"
             label = "died" if died else ""
             model = number_of.get(span.model, -1)
-            bars.append((row_of[span.lane], span.start_s, span.end_s, model, span.what, label, text))
+            bars.append((row_of[span.lane], span.start_s, span.end_s, model, span.what, label, hover))
         charts.append(("run", list(lanes.values()), bars, []))
     end_s = max((bar[2] for _, _, bars, _ in charts for bar in bars), default=0.0)
     scale, unit = time_scale(end_s)
@@ -301,19 +286,11 @@ def _planned_bar(span: AppSpan, models: Sequence[str]) -> Bar:
     if span.plan is not None:
         dp, tp, pp = span.plan.dp, span.plan.tp, span.plan.pp
         label = f"{dp}{TIMES}{tp}" + (f"{TIMES}{pp}" if pp > 1 else "")
-        how = f", {shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {dp}, {tp}, {pp})"
+        how = f", {text.shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {dp}, {tp}, {pp})"
     idle = f"idle: {IDLE_REASONS.get(span.what, span.what)}" + (f" ({name})" if name else "")
-    text = {"run": f"{name} runs{how}", "load": f"{name} is loaded{how}"}.get(span.what, idle)
-    shown = label if span.what == "run" else ""
-    return (
-        span.gpu,
-        span.start_s,
-        span.end_s,
-        span.model,
-        span.what,
-        shown,
-        f"{text}\n{_period(span.start_s, span.end_s)}",
-    )
+    words = {"run": f"{name} runs{how}", "load": f"{name} is loaded{how}"}.get(span.what, idle)
+    hover = f"{words}\n{_period(span.start_s, span.end_s)}"
+    return span.gpu, span.start_s, span.end_s, span.model, span.what, label if span.what == "run" else "", hover
 
 
 def _period(start_s: float, end_s: float) -> str:

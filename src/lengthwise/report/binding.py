@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lengthwise.metrics import Counts, Hardware, Summary
-from lengthwise.report.formatting import percent, seconds
+from lengthwise.report.formatting import buckets, percent, seconds
 from lengthwise.report.result import Result, scenario_of
 from lengthwise.schema.records import Records
 
@@ -46,16 +46,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Binding:
-    """The ``resource`` that limits a variant and, in one ``description``, the evidence.
+    """The resource that limits a variant, and the evidence."""
 
-    The resource is "idle", "KV memory", "limits", "host", "network", "pipeline", "memory bandwidth", "compute",
-    "kernels" (far from both roofs) or "unknown". ``warning`` names requests that were not served and precedes
-    everything else; it is empty where nearly all were served.
-    """
-
-    resource: str
+    resource: str  # idle, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
     description: str
-    warning: str = ""
+    warning: str = ""  # on requests that were not served; precedes everything else
 
 
 def bound_by(binding: Binding) -> str:
@@ -98,8 +93,7 @@ def unserved(counts: Counts) -> str:
     missing = counts.arrivals - counts.finished
     if missing <= UNSERVED_SHARE * counts.arrivals:
         return ""
-    buckets = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
-    outcomes = ", ".join(f"{n:,} {name}" for name, n in buckets.items() if n)
+    outcomes = ", ".join(buckets(counts)[1:])
     if not counts.finished:
         return f"No request was served ({outcomes})."
     return f"{percent(missing / counts.arrivals)} of requests were not served ({outcomes}); latencies cover the rest."
@@ -119,12 +113,9 @@ def what_binds(
     pipeline bubbles take the time; else the nearer roof while busy, bandwidth (MBU) or compute (MFU), or neither if
     both are far. Where requests were left unserved, the text does not claim that the deployment keeps up or has room.
 
-    Args:
-        summary: Numbers of the variant.
-        max_batch_seqs: Largest number of sequences in a step, where it is known.
-        offered: Whether requests arrive at their own rate; a closed loop never falls behind.
-        evicts_for_memory: Whether only a lack of memory preempts; False where the scheduler preempts by rank.
-        queued_for_s: Mean time in queues, evictions included, where it is known.
+    ``max_batch_seqs`` is the largest number of sequences in a step; ``offered``: requests arrive at their own rate,
+    where a closed loop never falls behind; ``evicts_for_memory``: only a lack of memory preempts, not a rank;
+    ``queued_for_s``: mean time in queues, evictions included.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:

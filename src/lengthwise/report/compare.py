@@ -5,20 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side, request_column
-from lengthwise.report.curves import Figure, gap_curve, json_number, json_numbers, levels, needs_log_axis
+from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side
+from lengthwise.report.curves import (
+    LATENCIES,
+    Figure,
+    json_number,
+    json_numbers,
+    levels,
+    needs_log_axis,
+    quantile_curve,
+)
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import Measured
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 NAMES = {
     "ttft": "TTFT",
@@ -31,14 +39,6 @@ NAMES = {
     "output_tokens_per_s": "Output tokens/s",
     "goodput": "Goodput/s",
     "within_slo": "Within SLO",
-}
-LATENCIES = {
-    "ttft": "Time to first token (TTFT)",
-    "tpot": "Time per output token (TPOT)",
-    "tbt": "Time between tokens (TBT)",
-    "jct": "Job completion time (JCT)",
-    "queueing_delay": "Queueing delay",
-    "normalized_latency": "Latency per token",
 }
 POINTS, BINS = 300, 150
 
@@ -92,7 +92,6 @@ def _client(side: Side) -> str:
 
 
 def _method(comparison: Comparison) -> str:
-    """Return how the intervals were computed."""
     requests = "the same requests, paired" if comparison.paired else "different requests"
     return f"{100 * comparison.level:g} % intervals of (A - B) / B by a bootstrap over blocks of requests; {requests}"
 
@@ -102,11 +101,6 @@ def compare_table(comparison: Comparison) -> Group:
 
     Yellow marks significant errors: their interval excludes 0.
     """
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     warnings = [Text.assemble(("warning: ", "bold yellow"), warning) for warning in comparison.warnings]
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
@@ -139,14 +133,9 @@ def compare_table(comparison: Comparison) -> Group:
 
 
 def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b: Measured) -> None:
-    """Write a self-contained page: warnings, errors with intervals, distributions, both runs over time.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a comparison; raise MissingExtraError or OutputError."""
     drawn = _figures(comparison, a, b)
-    latencies = [metric for metric in LATENCIES if any(e.metric == metric for e in comparison.errors)]
+    latencies = dict.fromkeys(e.metric for e in comparison.errors if e.metric in LATENCIES)
     errors: list[Row] = [
         [
             TableCell(NAMES[metric], unit=_scale(comparison, metric)[1]),
@@ -207,13 +196,14 @@ def _figures(comparison: Comparison, a: Measured, b: Measured) -> dict[str, list
 
 def _error_figure(comparison: Comparison, metric: str) -> Figure:
     rows = [one for one in comparison.errors if one.metric == metric]
-    columns = {"y": "error", "low": "low", "high": "high"}
     return {
         "id": f"error-{metric}",
         "kind": "errors",
         "title": LATENCIES[metric],
         "x": [one.stat for one in rows],
-        **{key: [json_number(getattr(one, name)) for one in rows] for key, name in columns.items()},
+        "y": [json_number(one.error) for one in rows],
+        "low": [json_number(one.low) for one in rows],
+        "high": [json_number(one.high) for one in rows],
     }
 
 
@@ -222,13 +212,8 @@ def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) 
     at = levels(POINTS)
     curves = []
     for side in sides:
-        r = side.records.requests
-        if metric == "tbt":
-            curve = gap_curve(side.records.gaps, at)
-            assert curve is not None  # a metric without values has no distance
-        else:
-            values = request_column(r, f"{metric}_s")[r.arrival_s >= comparison.warmup_s]
-            curve = np.quantile(values[np.isfinite(values)], at, method="inverted_cdf")
+        curve = quantile_curve(side.records, metric, at, comparison.warmup_s)
+        assert curve is not None  # a metric without values has no distance
         curves.append(curve * scale)
     return {
         "id": f"cdf-{metric}",
@@ -265,26 +250,12 @@ def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
 
 
 def write_compare_json(path: Path | str, comparison: Comparison) -> None:
-    """Write every number of a comparison to a JSON file.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write every number of a comparison to a JSON file; raise OutputError if it cannot be written."""
     fields = {
-        "paired": comparison.paired,
-        "level": comparison.level,
-        "draws": comparison.draws,
-        "warmup_s": comparison.warmup_s,
+        **{name: getattr(comparison, name) for name in ("paired", "level", "draws", "warmup_s")},
         "slo": comparison.slo.limits if comparison.slo else None,
-        "warnings": comparison.warnings,
-        "a": comparison.a,
-        "b": comparison.b,
-        "errors": {
-            e.key: {"a": e.a, "b": e.b, "error": e.error, "low": e.low, "high": e.high} for e in comparison.errors
-        },
-        "distances": {
-            one.metric: {key: value for key, value in dataclasses.asdict(one).items() if key != "metric"}
-            for one in comparison.distances
-        },
+        **{name: getattr(comparison, name) for name in ("warnings", "a", "b")},
+        "errors": {e.key: {n: getattr(e, n) for n in ("a", "b", "error", "low", "high")} for e in comparison.errors},
+        "distances": {d.metric: {k: v for k, v in vars(d).items() if k != "metric"} for d in comparison.distances},
     }
     write_whole(path, json_text("comparison", fields).encode())

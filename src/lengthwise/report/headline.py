@@ -89,19 +89,16 @@ _UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant's number: texts in the row's unit, the estimate in SI units, and whether the variant leads.
-
-    ``interval`` is "± half-width", or both sides where the interval would reach impossible values (below 0, or a share
-    above 100 %); empty where unknown. ``model`` is the interval of the cost model's error, "(low-high)", or empty.
+    """One variant's number in the row's unit.
 
     A variant leads where it is better than every other variant by at least ``MIN_SHARE``, significantly: the intervals
     of the paired differences (same seeds) exclude 0, or, without summaries per seed, the intervals do not overlap.
     """
 
     text: str
-    interval: str
-    model: str
-    estimate: Estimate
+    interval: str  # "± half-width", or both sides where it would reach impossible values; empty where unknown
+    model: str  # "(low-high)", the interval of the cost model's error, or empty
+    estimate: Estimate  # in SI units
     leads: bool
 
 

@@ -34,18 +34,11 @@ Row = Sequence[str | TableCell]
 
 
 def write_page(path: Path | str, template: str, *, data: Any, **context: Any) -> None:
-    """Render ``template`` and write the page.
+    """Render ``template``, a file in ``_templates`` without its ending, and write the page; equal arguments, equal bytes.
 
-    A content security policy forbids the page to fetch anything, and equal arguments give equal bytes.
-
-    Args:
-        template: Name of a file in ``_templates``, without its ending.
-        data: What the page's scripts draw; must be JSON without NaN.
-        context: Variables of the template; its base layout needs ``heading`` and ``metadata``.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
+    A content security policy forbids the page to fetch anything. ``data`` (JSON without NaN) is what the page's scripts
+    draw, ``context`` the template's variables; its base layout needs ``heading`` and ``metadata``. Raises
+    MissingExtraError without jinja2, OutputError if the file cannot be written.
     """
     try:
         from markupsafe import Markup

@@ -6,11 +6,7 @@ numbers are null. Units are in the names. The file of simulated or measured vari
     {"format": "lengthwise.results", "version": 1, "results": [
       {"name": str,
        "binding": {"resource": str, "description": str, "warning": str},
-       "deployment": null where an engine was measured, else
-                     {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "victim", "batching",
-                      "memory", "preemption_mode", "router", "preemption", "binning", "max_wait_s", "batch_wait_s",
-                      "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
-                      "block_size_tokens", "price_per_hour_usd", "cost_source"},
+       "deployment": null where an engine was measured, else the values of ``deployment_facts``,
        "summary": the fields of lengthwise.metrics.Summary; an estimate is
                   {"value": number | null, "half_width": number | null} and, where the cost model's error is known,
                   "model_low" and "model_high",
@@ -48,12 +44,7 @@ def json_text(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path | str, results: list[Result]) -> None:
-    """Write every number of every variant to a JSON file (keys: see the module).
-
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
-        OutputError: The file cannot be written.
-    """
+    """Write every number of every variant to a JSON file; raise InputError if names repeat, or OutputError."""
     check_results(results)
     write_whole(path, json_text("results", {"results": [_result(result) for result in results]}).encode())
 
@@ -90,8 +81,8 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "replicas": parallel.replicas,
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
-        "max_wait_s": float(scheduler.max_wait_s) if math.isfinite(scheduler.max_wait_s) else None,
-        "batch_wait_s": float(scheduler.batch_wait_s) if math.isfinite(scheduler.batch_wait_s) else None,
+        "max_wait_s": plain(float(scheduler.max_wait_s)),
+        "batch_wait_s": plain(float(scheduler.batch_wait_s)),
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_model_len": deployment.max_model_len,

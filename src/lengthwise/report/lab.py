@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
+from lengthwise.report.headline import LESS, MORE, NEITHER
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-
-MORE, LESS, NEITHER = 1, -1, 0
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,7 @@ def _texts(metric: Metric, estimate: Estimate) -> tuple[str, str]:
 
 
 def lab_table(table: LabTable) -> Group:
-    """Return a table per load and batch size, and whether length-aware scheduling is worth it.
-
-    Raises:
-        InputError: There is no cell.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
+    """Return a table per load and batch size, and a verdict on length-aware scheduling; raise InputError if empty."""
     _check_table(table)
     parts: list[RenderableType] = []
     for decision in table.decisions:
@@ -120,9 +113,6 @@ def lab_table(table: LabTable) -> Group:
 
 
 def _grid(cells: list[Cell], decision: Verdict) -> Table:
-    from rich import box
-    from rich.table import Table
-
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
@@ -144,13 +134,7 @@ def _grid(cells: list[Cell], decision: Verdict) -> Table:
 
 
 def write_lab_html(path: Path | str, table: LabTable) -> None:
-    """Write a self-contained page: the answer, gap closed against the tail, by load and batch, all numbers.
-
-    Raises:
-        InputError: There is no cell.
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page; raise InputError for an empty table, MissingExtraError or OutputError."""
     _check_table(table)
     metrics = [BY_NAME.get(name) or Metric(name, "Median JCT / oracle", "", 1.0, LESS) for name in LISTED]
     heads = [f"{m.label}, {m.unit}" if m.unit not in ("", "/s") else m.label for m in metrics]
@@ -181,15 +165,11 @@ def _columns(table: LabTable) -> dict[str, Any]:
     policies = list(dict.fromkeys(policy for policy, _ in sides))
     predictors = list(dict.fromkeys(predictor for _, predictor in sides))
 
+    def pair(e: Estimate) -> list[float | None]:
+        return [json_number(e.value), json_number(e.half_width)]
+
     def values(name: str, side: tuple[str, str]) -> list[list[list[float | None]]]:
-        return [
-            [
-                [json_number(e.value), json_number(e.half_width)]
-                for load in table.loads
-                for e in (cells[*side, batch, load][name],)
-            ]
-            for batch in table.batches
-        ]
+        return [[pair(cells[*side, batch, load][name]) for load in table.loads] for batch in table.batches]
 
     units = {"capacity": "share of capacity", "rps": "requests/s"}
     return {
@@ -214,11 +194,6 @@ def _columns(table: LabTable) -> dict[str, Any]:
 
 
 def write_lab_json(path: Path | str, table: LabTable) -> None:
-    """Write everything that a laboratory found to a JSON file.
-
-    Raises:
-        InputError: There is no cell.
-        OutputError: The file cannot be written.
-    """
+    """Write everything that a laboratory found to a JSON file; raise InputError for an empty table, or OutputError."""
     _check_table(table)
     write_whole(path, json_text("lab", plain(table)).encode())

@@ -65,12 +65,7 @@ def write_predict_html(
     *,
     heading: str = "Predicted lengths",
 ) -> None:
-    """Write a self-contained page of evaluations side by side.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of evaluations side by side; raise MissingExtraError or OutputError."""
     if not found or len({one.name for one in found}) < len(found):
         raise InputError("a page needs at least one evaluation, and each needs a unique name")
     scores = []

@@ -85,12 +85,7 @@ def _shard(view: OperatorView) -> str:
 
 
 def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = "") -> None:
-    """Write a self-contained page of a profile.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a profile; raise MissingExtraError or OutputError."""
     metadata = view.profile.metadata
     parts = [metadata.gpu, metadata.model or "kernels of no model", metadata.engine, f"from {metadata.source}"]
     parts += [f"measured {metadata.measured}"] if metadata.measured else []

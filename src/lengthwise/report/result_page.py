@@ -11,7 +11,7 @@ import numpy as np
 
 from lengthwise.metrics import difference
 from lengthwise.report.binding import binding_of, bound_by
-from lengthwise.report.curves import CDFS, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
+from lengthwise.report.curves import LATENCIES, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
 from lengthwise.report.headline import METRICS, MIN_SHARE, NEITHER, Row, latency_unit, paired, rows
 from lengthwise.report.html_page import TableCell, write_page
@@ -73,6 +73,7 @@ METADATA = {
     "cost_source": "Cost model",
 }
 """Labels of what ran."""
+SHOWN_LATENCIES = ("ttft", "tbt", "tpot", "jct")
 LISTED = 3
 """So many different workloads or SLOs are spelled out in the header."""
 TOTAL_POINTS = 2400
@@ -82,10 +83,7 @@ TOTAL_POINTS = 2400
 def write_html(path: Path | str, results: list[Result]) -> None:
     """Write a self-contained page of all variants: numbers, latencies, the run over time, bottlenecks.
 
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
+    Raises InputError if none is given or names repeat, MissingExtraError without jinja2, or OutputError.
     """
     check_results(results)
     drawn = figures(results)
@@ -141,7 +139,7 @@ def _cards(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the headline metrics, each with one bar per variant."""
     shown = {row.metric.key: row for row in rows(results)}
     titles = dict(CARDS)
-    if "rates.goodput" not in shown and "rates.requests" in shown:
+    if "rates.goodput" not in shown:
         titles = {("rates.requests" if k == "rates.goodput" else k): v for k, v in CARDS.items()}
         titles["rates.requests"] = "Requests"
     return [
@@ -247,7 +245,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
         if any(s[part].value > 0 for s in shares.values())
     ]
     return {
-        "latency": [f for name in CDFS if (f := _cdf(results, name, at))["curves"]],
+        "latency": [f for name in SHOWN_LATENCIES if (f := _cdf(results, name, at))["curves"]],
         "time": time_panels,
         "shares": [{"id": "shares", "kind": "shares", "title": "", "names": list(shares), "parts": parts}]
         * bool(shares),
@@ -255,14 +253,15 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
 
 
 def _cdf(results: Sequence[Result], name: str, at: np.ndarray) -> Figure:
-    scale, unit = latency_unit(name, results)
-    curves = {i: curve for i, r in enumerate(results) if (curve := quantile_curve(r, name, at)) is not None}
+    key = f"{name}_s"
+    scale, unit = latency_unit(key, results)
+    curves = {i: curve for i, r in enumerate(results) if (curve := quantile_curve(r.records, name, at)) is not None}
     goodputs = (r.summary.goodput for r in results)
-    limits = {g.slo.limits[name] for g in goodputs if g is not None and name in g.slo.limits}
+    limits = {g.slo.limits[key] for g in goodputs if g is not None and key in g.slo.limits}
     return {
-        "id": f"cdf-{name.removesuffix('_s')}",
+        "id": f"cdf-{name}",
         "kind": "cdf",
-        "title": CDFS[name],
+        "title": LATENCIES[name],
         "unit": unit,
         "log": bool(curves) and needs_log_axis(np.concatenate(list(curves.values()))),
         "y": json_numbers(at),

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
 from lengthwise.report.headline import LESS, MORE, NEITHER
@@ -13,11 +18,6 @@ from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
 
 LATENCIES = {
     "ttft": "TTFT",
@@ -247,14 +247,8 @@ REGIONS = 8
 def search_table(study: Study, *, top: int = 10) -> Group:
     """Return each plan's question, its ``top`` configurations, the reasons for the best one, and what was excluded.
 
-    "=1" marks choices tied with the best, "~" scouted ones, "*" the binding limit.
-
-    Raises:
-        InputError: There is no plan, or two share a name.
+    "=1" marks choices tied with the best, "~" scouted ones, "*" the binding limit. Raises InputError if names repeat.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     check_study(study)
     parts: list[RenderableType] = []
     for plan in study.plans:
@@ -269,10 +263,6 @@ def search_table(study: Study, *, top: int = 10) -> Group:
 
 
 def _ranking(plan: Plan, top: int) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     rows, limits = simulated(plan)[:top], plan.limits[:LIMIT_COLUMNS]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in rows)
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
@@ -306,8 +296,6 @@ def _ranking(plan: Plan, top: int) -> Table:
 
 def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     """Return the legend of the table, the reasons for the best choice, what binds it, and other bounds."""
-    from rich.text import Text
-
     shown = [choice for _, choice in simulated(plan)]
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
@@ -330,8 +318,6 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
 
 def _shifts(plan: Plan) -> Iterator[Text]:
     """Yield, for each limit, the best objective by its bound; the requested bound is bold."""
-    from rich.text import Text
-
     for limit in plan.limits:
         moved: list[Shift] = [shift for shift in plan.shifts if shift.metric == limit.metric]
         if moved:
@@ -344,8 +330,6 @@ def _shifts(plan: Plan) -> Iterator[Text]:
 
 
 def _no_answer(plan: Plan) -> Text:
-    from rich.text import Text
-
     misses = (
         Text.assemble("Nearest: ", (miss.choice.name, "bold"), f", {miss_text(miss)}.") for miss in nearest_misses(plan)
     )
@@ -353,8 +337,6 @@ def _no_answer(plan: Plan) -> Text:
 
 
 def _excluded(plan: Plan) -> Text:
-    from rich.text import Text
-
     regions = sorted(plan.regions, key=lambda region: -region.count)
     lines = [
         Text.assemble("Excluded: ", (f"{r.count:,}", "bold"), f" {TIMES} {r.name}: ", (r.example, "dim"))
@@ -367,10 +349,6 @@ def _excluded(plan: Plan) -> Text:
 
 def _swaps(study: Study) -> Table:
     """Return how many times worse the best choice of one question (row) is for another question (column)."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("best of \\ used for", overflow="fold")
     for plan in study.plans:

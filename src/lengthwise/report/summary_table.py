@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from lengthwise.metrics import Counts
 from lengthwise.report.binding import Binding, binding_of, bound_by
 from lengthwise.report.formatting import buckets, capitalized
 from lengthwise.report.headline import Cell, rows
 from lengthwise.report.result import Result, check_results
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
 
 FEW_SEEDS = 3
 """With fewer seeds, Student's t is above 4 and intervals are very wide."""
@@ -24,16 +24,8 @@ def table(results: list[Result]) -> Group:
 
     An interval that would leave the possible range (below 0, a share above 100 %) is clipped and shown with both its
     sides. Bold green marks a variant that is significantly better than all others. The lines below the table use the
-    width of the console.
-
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
+    width of the console. Raises InputError if none is given or names repeat.
     """
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     check_results(results)
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
@@ -48,8 +40,6 @@ def table(results: list[Result]) -> Group:
 
 
 def _cell(cell: Cell) -> Text:
-    from rich.text import Text
-
     text = Text(cell.text, style="bold green" if cell.leads else "")
     for interval in filter(None, (cell.interval, cell.model)):
         text.append(f" {interval}", style="dim")
@@ -58,8 +48,6 @@ def _cell(cell: Cell) -> Text:
 
 def _caption(results: list[Result]) -> Text:
     """Return the source of the intervals, unusual outcomes, warnings, and the bottleneck of each variant."""
-    from rich.text import Text
-
     lines = [Text(f"{capitalized(intervals_note(results))}.")]
     if note := model_note(results):
         lines.append(Text(f"{note}."))

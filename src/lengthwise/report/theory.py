@@ -88,12 +88,7 @@ def _queue_answers(study: QueueStudy) -> list[str]:
 
 
 def write_theory_html(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
-    """Write a page with the answers, curves and numbers of a study.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a page with the answers, curves and numbers of a study; raise MissingExtraError or OutputError."""
     is_multibin = isinstance(study, MultiBinStudy)
     drawn = _multibin_figures(study) if isinstance(study, MultiBinStudy) else _queue_figures(study)
     heads, rows = _multibin_rows(study) if isinstance(study, MultiBinStudy) else _queue_rows(study)
@@ -135,14 +130,8 @@ def _multibin_rows(study: MultiBinStudy) -> tuple[list[str], list[Row]]:
 
 
 def _queue_rows(study: QueueStudy) -> tuple[list[str], list[Row]]:
-    heads = [
-        "load",
-        *(f"{label}, s" for label in ORDERS.values()),
-        "gap",
-        "retained",
-        "slowdown, FCFS",
-        "slowdown, SRPT",
-    ]
+    times = [f"{label}, s" for label in ORDERS.values()]
+    heads = ["load", *times, "gap", "retained", "slowdown, FCFS", "slowdown, SRPT"]
     rows: list[Row] = []
     for i, load in enumerate(study.loads):
         at_load = {name: sojourns[i] for name, sojourns in study.orders.items()}
