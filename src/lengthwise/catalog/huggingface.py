@@ -20,12 +20,11 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen": {"hidden_act": "silu"},
 }
 
-_UNTIED_BY_CLASS = (
+_UNTIED_BY_CLASS = (  # types whose class does not tie head and embedding by default
     *("codellama", "deepseek_v2", "deepseek_v3", "gpt_neox", "gptj", "internlm", "internlm2", "llama"),
     *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     "stablelm",
 )
-"""Types whose class does not tie head and embedding by default."""
 
 
 class ConfigKeys:

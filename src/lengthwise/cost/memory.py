@@ -108,15 +108,9 @@ FRAMEWORK_BYTES = 0.6 * GIB
 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
 
 NCCL_BYTES = {1: 0, 2: 342 * MIB}
-NCCL_BYTES_MORE = 392 * MIB
-"""Communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files."""
-
-LOGIT_COPIES = 3
-"""fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted."""
-
-HOST_LINK_BYTES_PER_S = 25e9
-"""Measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory."""
-
+NCCL_BYTES_MORE = 392 * MIB  # communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files
+LOGIT_COPIES = 3  # fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted
+HOST_LINK_BYTES_PER_S = 25e9  # measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory
 VIDUR_MARGIN = 0.1
 
 
@@ -137,9 +131,7 @@ def plan_memory(
     Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
     ``max_model_len`` only. ``num_blocks`` are used regardless of the memory (vLLM: num_gpu_blocks_override).
 
-    Raises:
-        DoesNotFitError: Weights, or one request, do not fit; the message gives the shortfall and a tp that fits.
-        InputError: ``tp`` does not divide the heads, ``num_blocks`` is below 1, or there is no such planner.
+    Raises DoesNotFitError, with the shortfall and a tp that fits, or InputError for an invalid argument.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
     if planner not in planners:

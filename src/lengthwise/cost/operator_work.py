@@ -20,9 +20,7 @@ from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
 
-OVERLAP_POWER = 4
-"""Compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum."""
-
+OVERLAP_POWER = 4  # compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
 """Bytes of scales read with a weight: NVFP4 has an 8-bit scale per 16 weights, AWQ 16 bits and a 4-bit zero per 128."""
 
@@ -238,8 +236,7 @@ DIRECT_HOP_S = 0.7e-6
 """Added latency per doubling of the GPUs in vLLM's custom all-reduce (CUDA graph, smallest messages): 4.9, 5.2 and
 5.7 us over 2, 4 and 8 A100s, 4.3, 4.6 and 4.7 us over H100s (AIConfigurator, Apache-2.0). NCCL: 10, 14 and 23 us."""
 
-P2P_LATENCY_S = 8e-6
-"""Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX."""
+P2P_LATENCY_S = 8e-6  # Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX
 
 
 class Operators:
@@ -306,7 +303,7 @@ class Operators:
             window = self.model.attention.window_tokens
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
         if self.is_mla:
-            # A later chunk expands the latents of its context again; a first chunk has none.
+            # a later chunk expands the latents of its context again; a first chunk has none.
             expansion = self._up_projection("context up-projection", context)
             works.append(expansion.times(np.asarray(context) > 0))
         extra_depth = self.model.encoder_layers / self.model.layers - 1
@@ -450,7 +447,7 @@ def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
 
 def causal_pairs(chunk: Any, context: Any, window: Any = np.inf) -> tuple[Any, Any]:
     """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees."""
-    # A query at position p sees min(p + 1, window) keys.
+    # a query at position p sees min(p + 1, window) keys.
     growing = np.clip(window - context, 0, chunk)
     full = (chunk - growing) * np.where(np.isfinite(window), window, 0.0)
     return growing * (context + (growing + 1) / 2) + full, chunk + np.minimum(context, window)

@@ -18,9 +18,7 @@ from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
 
-MEASURED = ("A100", "H100", "H200", "B200", "A40")
-"""GPU families whose kernels the roofline's constants are fitted to."""
-
+MEASURED = ("A100", "H100", "H200", "B200", "A40")  # GPU families whose kernels the roofline's constants are fitted to
 TRANSFER_FACTOR = 2.3
 """Errors on another GPU over those where physics was fitted, 75th percentile (``estimators``' TRANSFER_FACTORS)."""
 
@@ -64,8 +62,7 @@ ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
 HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_LOG_SD = 0.5, 0.7, 1.6
-_MEDIAN, _P95 = 0.6745, 1.96
-"""Quantiles of the absolute value of a standard normal."""
+_MEDIAN, _P95 = 0.6745, 1.96  # quantiles of the absolute value of a standard normal
 
 
 def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:

@@ -61,7 +61,6 @@ def vidur_profile(
     degree.
 
     Args:
-        folder: Holds compute/ and network/.
         model: Its name or an alias must be a folder; its shapes select the rows.
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
         limits: The block size selects rows; largest step and batch size the tables.
@@ -93,8 +92,7 @@ def vidur_profile(
 
 
 TP = "num_tensor_parallel_workers"
-SURROGATE = "SURROGATE"
-"""Value of ``profile_method`` for rows that are made up and not measured."""
+SURROGATE = "SURROGATE"  # value of ``profile_method`` for rows that are made up and not measured
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ CONTEXT_STEP_TOKENS = 64
 ALL_REDUCE_LAUNCH_MS = 0.02
 MERGE_OVERHEAD = 0.1
 HIGHEST_BATCH = 128
-VIDUR_TOKENS = 4096
-"""Largest step, chunk and context that Vidur's prediction tables cover by default."""
+VIDUR_TOKENS = 4096  # largest step, chunk and context that Vidur's prediction tables cover by default
 
 ONCE_A_LAYER = (
     "attn_pre_proj", "attn_rope", "attn_post_proj", "input_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",

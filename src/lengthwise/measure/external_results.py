@@ -306,13 +306,12 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     return Results("vllm bench serve", rows, metadata, [SENT_ARRIVALS if starts_s else no_starts], concurrency)
 
 
-FORMATS = {
+FORMATS = {  # formats that ``read_foreign`` reads
     "vllm": "vllm bench serve --save-result --save-detailed, one JSON object",
     "guidellm": "GuideLLM's benchmarks.json",
     "aiperf": "AIPerf's profile_export.jsonl",
     "llmservingsim": "JSON lines of queued_ts, scheduled_ts, first_token_ts, last_token_ts",
 }
-"""Formats that ``read_foreign`` reads."""
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:

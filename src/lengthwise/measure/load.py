@@ -30,8 +30,7 @@ from lengthwise.schema.records import BENCH, Measured, Status, TokenTimes, shape
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
-MAX_MESSAGE_CHARS = 200
-MAX_MESSAGES = 8
+MAX_MESSAGE_CHARS, MAX_MESSAGES = 200, 8
 _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")
 """Ids and numbers, which make a failure's message unique to one request."""
 
@@ -206,8 +205,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 INTERRUPTED = "an interruption"
-_METRICS_TIMEOUT_S = 2.0
-"""Limit for reading the server's counters before and after a run."""
+_METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and after a run
 
 
 def bench(
@@ -241,18 +239,14 @@ def bench(
         concurrency: A closed loop of so many requests instead.
         salt: Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, recorded in
             ``metadata["arguments"]``; the same seed and salt send the same bytes.
-        warmup_requests: Uncounted requests before the run.
         exact: Request outputs of exactly the workload's lengths; otherwise these are maxima.
         shared_prefix: Share of each prompt's tokens, from its start, that all prompts have in common.
-        priorities: Send the workload's priorities, to servers that support them.
         scrape: Read the server's ``/metrics`` every second, into ``metadata["metrics"]``.
         give_up_after: Consecutive lost requests that stop the run.
-        capabilities: The server's capabilities, if probed before.
         deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
         report: Called with the numbers of finished requests and of all.
 
-    Raises:
-        InputError: Both rate and concurrency are given, a number is out of range, or no server answers.
+    Raises InputError if a number is out of range, both rate and concurrency are given, or no server answers.
     """
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")

@@ -324,8 +324,7 @@ SHARE, SIGNIFICANCE = 0.01, 0.05
 MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))
 """299: of fewer values, not even the largest exceeds the 99th percentile with 95 % confidence."""
 
-MIN_EXCEEDANCES = 2
-"""A single exceedance in few requests is chance, however unlikely."""
+MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however unlikely
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
@@ -351,9 +350,7 @@ _TICK_S = 0.02
 _LATE_S, _LATE_SHARE, _MIN_LATE_S = 0.010, 0.05, 0.001
 """A request is late if sent 10 ms, or 5 % of a median TTFT, after it was due; no event loop wakes within 1 ms."""
 
-_LAG_SHARE = 0.5
-"""A loop that wakes later than this share of a median TTFT reads many tokens at once."""
-
+_LAG_SHARE = 0.5  # a loop that wakes later than this share of a median TTFT reads many tokens at once
 _BUSY = 0.8
 _READINGS = 5
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4

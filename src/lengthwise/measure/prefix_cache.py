@@ -8,9 +8,7 @@ from typing import Any
 from lengthwise.schema.records import Measured
 
 KEY = "prefix_cache"
-MAX_CACHED_SHARE = 0.03
-"""Share of cached prompt tokens beyond which a run's TTFT is not that of its prompts."""
-
+MAX_CACHED_SHARE = 0.03  # share of cached prompt tokens beyond which a run's TTFT is not that of its prompts
 LOOKED_UP = ("vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total")
 FOUND = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total", "sglang:cached_tokens_total")
 """Names of vLLM 0.32 (``vllm/v1/metrics/loggers.py``; recomputed prompts of preempted requests do not count) and of

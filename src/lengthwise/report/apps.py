@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.report import apps_text as text
-from lengthwise.report.apps_text import IDLE_REASONS, AppFacts, duration_text, time_scale
+from lengthwise.report.apps_text import IDLE_REASONS, AppFacts, duration_text, estimate_duration_text, time_scale
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, counted, percent
 from lengthwise.report.html_page import write_page
@@ -19,11 +19,9 @@ MODEL_HEADS = ("model", "answers", "output tokens", "tokens/s while running", "p
 STAGE_HEADS = ("stage", "from", "to", "model", "dp", "tp", "pp", "GPUs", "on", "made ready", "finishes first")
 METHOD_HEADS = ("method", "makespan", "on the planning samples", "search", "stages", "relative end-to-end time")
 WHAT_IF_HEADS = ("with", "makespan", "difference")
-MAX_MARKS = 60
-"""Largest number of stages that a chart marks; more lines would hide the bars."""
+MAX_MARKS = 60  # largest number of stages that a chart marks; more lines would hide the bars
 
-Lane = tuple[str, int]
-"""A row of a chart: ("", GPU number), or (model, number of a given engine)."""
+Lane = tuple[str, int]  # a row of a chart: ("", GPU number), or (model, number of a given engine)
 OPENING_EVENTS = {"start": "load", "wake": "load", "ready": "run"}
 CLOSING_EVENTS = ("stop", "sleep", "died")
 FINAL_STATES = ("done", "skipped", "dead", "blocked")
@@ -83,7 +81,7 @@ def _outcome(
     yield f"{end}: {', '.join(counts) or 'nothing done'}{f', {remaining:,} unfinished' if remaining else ''}."
     if plan is not None:
         low, high = plan.quantiles_s.get(0.05), plan.quantiles_s.get(0.95)
-        planned = f"Planned makespan {text.estimate_duration_text(plan.makespan)}"
+        planned = f"Planned makespan {estimate_duration_text(plan.makespan)}"
         if low is not None and high is not None:
             planned += f" (nine of ten samples: {duration_text(low)} to {duration_text(high)})"
         change = manifest["seconds"] / plan.makespan.value - 1.0 if plan.makespan.value > 0 else 0.0
@@ -132,6 +130,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
     total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
     shares = text.idle_shares(plan, gpus)
     busy = max(0.0, 1.0 - sum(share for _, share in shares))
+    planned_s = plan.makespan.value
     times = [("models run", busy), *((IDLE_REASONS.get(name, name), share) for name, share in shares)]
     return {
         "stages": stages,
@@ -139,7 +138,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
         "methods": [
             [
                 one.name.replace("_", " "),
-                text.estimate_duration_text(one.makespan),
+                estimate_duration_text(one.makespan),
                 duration_text(one.planned_s),
                 duration_text(one.search_s),
                 str(one.stages),
@@ -148,11 +147,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
             for one in plan.methods
         ],
         "what_ifs": [
-            [
-                text.what_if_text(w),
-                text.estimate_duration_text(w.makespan),
-                text.difference_text(w.difference, plan.makespan.value),
-            ]
+            [text.what_if_text(w), estimate_duration_text(w.makespan), text.difference_text(w.difference, planned_s)]
             for w in plan.what_ifs
         ],
         "assumptions": plan.notes,
@@ -211,7 +206,7 @@ def _model_row(
     ran = [s for s in _engine_spans(manifest) if s.model == name and s.what == "run"]
     ran_s = union_s([(span.start_s, span.end_s) for span in ran])
     tokens = app_metadata.tokens.get(name, 0)
-    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
+    # a resumed run recorded tokens in earlier parts, whose time is not in the manifest.
     has_rate = ran_s > 0 and not manifest["resumed"]
     return [
         name,

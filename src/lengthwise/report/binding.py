@@ -18,19 +18,13 @@ OVERHEAD_SHARE = 0.3
 KV_FULL_SHARE = 0.9
 PREEMPTED_SHARE = 0.05
 AT_LIMIT_SHARE = 0.9
-CLOSED_LOOP_SHARE = 0.5
-"""Share of arrivals at the moment of a completion from which the load is a closed loop."""
-REQUEUED_SHARE = 0.1
-"""Preemptions per request from which the time before the first admission is not the complete wait."""
-LONG_WAIT_SHARE = 0.25
-"""Share of the JCT in queues from which a deployment does not keep up with its load."""
-NEAR_ROOF_SHARE = 0.3
-"""Utilization below which neither compute nor bandwidth is the bottleneck."""
+CLOSED_LOOP_SHARE = 0.5  # share of arrivals at the moment of a completion from which the load is a closed loop
+REQUEUED_SHARE = 0.1  # preemptions per request from which the time before the first admission is not the complete wait
+LONG_WAIT_SHARE = 0.25  # share of the JCT in queues from which a deployment does not keep up with its load
+NEAR_ROOF_SHARE = 0.3  # utilization below which neither compute nor bandwidth is the bottleneck
 REJECTED_SHARE = 0.5
-UNSERVED_SHARE = 0.01
-"""Share of requests without an answer from which the report warns about them first."""
-
-PARTS = {
+UNSERVED_SHARE = 0.01  # share of requests without an answer from which the report warns about them first
+PARTS = {  # parts of a step's time
     "linear": "linear layers",
     "prefill_attention": "prefill attention",
     "decode_attention": "decode attention",
@@ -41,7 +35,6 @@ PARTS = {
     "swap": "swapping KV blocks",
     "host": "the host",
 }
-"""Parts of a step's time."""
 
 
 @dataclass(frozen=True)

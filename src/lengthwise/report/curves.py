@@ -14,10 +14,9 @@ from lengthwise.report.result import Result
 from lengthwise.schema.records import Records, TokenGaps
 
 Array = npt.NDArray[Any]
-Figure = dict[str, Any]
-"""A figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it."""
+Figure = dict[str, Any]  # a figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it
 
-LATENCIES = {
+LATENCIES = {  # titles of latency metrics
     "ttft": "Time to first token (TTFT)",
     "tbt": "Time between tokens (TBT)",
     "tpot": "Time per output token (TPOT)",
@@ -25,7 +24,6 @@ LATENCIES = {
     "queueing_delay": "Queueing delay",
     "normalized_latency": "Latency per token",
 }
-"""Titles of latency metrics."""
 
 
 def json_number(value: float, digits: int = 5) -> float | None:
@@ -51,7 +49,7 @@ def levels(points: int) -> Array:
 
 
 def quantile_curve(records: Records, metric: str, at: Array, from_s: float = -math.inf) -> Array | None:
-    """Return [levels] quantiles of a latency in seconds of requests that arrive from ``from_s`` on; None without any."""
+    """Return [levels] quantiles in seconds of a latency of requests from ``from_s`` on; None where none has one."""
     if metric == "tbt":
         return gap_curve(records.gaps, at)
     column = request_column(records.requests, f"{metric}_s")[records.requests.arrival_s >= from_s]

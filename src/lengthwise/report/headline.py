@@ -15,8 +15,7 @@ from lengthwise.schema.estimate import Estimate
 Read = Callable[[Summary], Estimate | None]
 Unit = Literal["s", "1/s", "share", "seqs", "usd", "J"]
 
-LESS, MORE, NEITHER = -1, 1, 0
-"""Which direction is better."""
+LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,7 @@ METRICS: tuple[Metric, ...] = (
     _cost("energy", "Energy/output token", "J", lambda h: h.energy_j_per_output_token),
 )
 
-MIN_SHARE = 0.005
-"""Smaller relative differences do not matter for a choice, even if they are significant."""
-
+MIN_SHARE = 0.005  # smaller relative differences do not matter for a choice, even if they are significant
 _UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
 
 

@@ -29,12 +29,11 @@ class TableCell:
     sort: str | None = None
 
 
-Row = Sequence[str | TableCell]
-"""A row of a table; the first cell is its label."""
+Row = Sequence[str | TableCell]  # a row of a table; the first cell is its label
 
 
 def write_page(path: Path | str, template: str, *, data: Any, **context: Any) -> None:
-    """Render ``template``, a file in ``_templates`` without its ending, and write the page; equal arguments, equal bytes.
+    """Render ``template``, a file in ``_templates`` without its ending; equal arguments give equal bytes.
 
     A content security policy forbids the page to fetch anything. ``data`` (JSON without NaN) is what the page's scripts
     draw, ``context`` the template's variables; its base layout needs ``heading`` and ``metadata``. Raises

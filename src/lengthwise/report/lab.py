@@ -54,11 +54,10 @@ METRICS = (
     Metric("served", "Served", "%", 100.0, MORE),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
-LISTED = (
+LISTED = (  # columns of the page's tables
     "gap_closed", "jct.mean", "jct.p50/fcfs", "jct.p99/fcfs", "jct.p50/oracle", "jct.p99/oracle", "slowdown.mean",
     "slowdown.p99", "wait.max", "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
 )  # fmt: skip
-"""Columns of the page's tables."""
 TERMINAL_HEADS = {
     "gap_closed": "gap closed, %",
     "jct.mean": "JCT, s",
@@ -71,8 +70,7 @@ TERMINAL_HEADS = {
     "preemptions_per_request": "preemptions/request",
     "recomputed_tokens_per_request": "recomputed tokens/request",
 }
-NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}
-"""The two ends of the gap."""
+NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}  # the two ends of the gap
 
 
 def place_text(table: LabTable, batch: int, load: float) -> str:
@@ -116,7 +114,7 @@ def _grid(cells: list[Cell], decision: Verdict) -> Table:
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
-    # A column of preemptions that is 0 in every row carries no information.
+    # a column of preemptions that is 0 in every row carries no information.
     shown = [n for n in TERMINAL_HEADS if not n.endswith("_per_request") or any(cell[n].value > 0 for cell in cells)]
     for name in shown:
         made.add_column(TERMINAL_HEADS[name], justify="right", overflow="fold")

@@ -17,7 +17,7 @@ from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
-AXES = {
+AXES = {  # labels of an operator's axes, in the order of the text
     "tokens": "tokens",
     "seqs": "sequences",
     "chunk": "chunk",
@@ -34,8 +34,7 @@ AXES = {
     "gpus": "gpus",
     "bytes": "bytes",
 }
-"""Labels of an operator's axes, in the order of the text."""
-PANELS: dict[str, tuple[str, ...]] = {
+PANELS: dict[str, tuple[str, ...]] = {  # operators over tokens that share a figure
     "Matrix products": (
         "qkv projection", "output projection", "mlp up", "mlp down", "lm head", "latent projection",
         "query projection", "kv up-projection", "router", "experts up", "experts down", "fused moe",
@@ -46,7 +45,6 @@ PANELS: dict[str, tuple[str, ...]] = {
         "expert activation", "shared activation", "embedding", "final norm", "sampler", "host",
     ),
 }  # fmt: skip
-"""Operators over tokens that share a figure."""
 ROOFLINE_GROUPS = {
     "Matrix products and small kernels": ("layer", "first", "head"),
     "Prefill attention": ("prefill",),
@@ -54,10 +52,8 @@ ROOFLINE_GROUPS = {
     "Mixed attention": ("mixed",),
     "GEMM": ("gemm",),
 }
-LINES = 7
-"""Largest number of lines of a figure."""
-MIN_POINTS = 3
-"""Smallest number of points of a line."""
+LINES = 7  # largest number of lines of a figure
+MIN_POINTS = 3  # smallest number of points of a line
 MAX_CURVE_POINTS, MAX_MAP_POINTS, MAX_ROOFLINE_POINTS = 120, 1500, 250
 
 

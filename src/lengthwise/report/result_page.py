@@ -34,7 +34,7 @@ PANELS = {
     "kv": ("KV cache", "share of blocks in use", ".0%"),
     "output": ("Output", "tokens/s", ""),
 }
-PARTS = {
+PARTS = {  # parts of the time, in the order of the bars
     "linear": "Linear layers",
     "prefill_attention": "Prefill attention",
     "decode_attention": "Decode attention",
@@ -46,8 +46,7 @@ PARTS = {
     "host": "Host",
     "idle": "Idle",
 }
-"""Parts of the time, in the order of the bars."""
-METADATA = {
+METADATA = {  # labels of what ran
     "model": "Model",
     "gpu": "GPU",
     "gpus": "GPUs",
@@ -72,10 +71,8 @@ METADATA = {
     "price_per_hour_usd": "$ per hour",
     "cost_source": "Cost model",
 }
-"""Labels of what ran."""
 SHOWN_LATENCIES = ("ttft", "tbt", "tpot", "jct")
-LISTED = 3
-"""So many different workloads or SLOs are spelled out in the header."""
+LISTED = 3  # so many different workloads or SLOs are spelled out in the header
 TOTAL_POINTS = 2400
 """Points of a figure over all variants: curves of many variants get fewer points each, which bounds the page's size."""
 

@@ -14,9 +14,8 @@ from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.schedule import SYSTEM_NAMES, FrontPoint, SchedulePlan, ScheduleRow, Watched
 
-STRATEGIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}
-"""Colours of the strategies."""
-OTHERS = {
+STRATEGIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}  # colours of the strategies
+OTHERS = {  # colours and dashes of other systems
     "fastertransformer": (4, "dot"),
     "deepspeed-inference": (4, "dash"),
     "orca": (5, "dot"),
@@ -25,7 +24,6 @@ OTHERS = {
     "vllm-v1": (3, "dot"),
     "vllm-v1-disaggregated": (3, "dash"),
 }
-"""Colours and dashes of other systems."""
 WRAPPED_HEADS = {"best seen", "why not", "re-planned", "best that meets the bound"}
 """Columns of words, which break into lines so that the last column stays visible."""
 YIELD_NAMES = (

@@ -18,15 +18,11 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
 
-BARS = 6
-"""So many of the ranking are drawn next to the answer."""
-NAMED = 4
-"""So many tied configurations and reasons are named."""
-LISTED = 1000
-"""So many rejected or pruned configurations are listed; the table of reasons counts all."""
+BARS = 6  # so many of the ranking are drawn next to the answer
+NAMED = 4  # so many tied configurations and reasons are named
+LISTED = 1000  # so many rejected or pruned configurations are listed; the table of reasons counts all
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
-INFINITE = 1e300
-"""Stands for infinity, which JSON does not have."""
+INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
 """What an objective follows from at any load; other objectives are only known at the operating point."""
 

@@ -27,7 +27,7 @@ LATENCIES = {
     "queueing_delay": "Queueing",
     "normalized_latency": "Latency/token",
 }
-OTHERS = {
+OTHERS = {  # label, unit and better direction of metrics other than latencies
     "goodput": ("Within SLO", "share", MORE),
     "served": ("Served", "share", MORE),
     "requests_per_s": ("Requests", "1/s", MORE),
@@ -43,13 +43,9 @@ OTHERS = {
     "busy_share": ("Busy", "share", NEITHER),
     "preemptions_per_request": ("Preemptions/request", "", LESS),
 }
-"""Label, unit and better direction of metrics other than latencies."""
-LABELS = {**METADATA, "policy": "Scheduler"}
-"""Labels of settings, by the last part of their keys."""
-
+LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
-MONTH_H = 730
-"""Hours in a month, as clouds bill them."""
+MONTH_H = 730  # hours in a month, as clouds bill them
 NO_ANSWER = "No tried configuration meets the limits."
 
 
@@ -239,8 +235,7 @@ def miss_text(miss: Miss) -> str:
     )
 
 
-LIMIT_COLUMNS = 3
-"""So many limits have a column in a terminal."""
+LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
 REGIONS = 8
 
 

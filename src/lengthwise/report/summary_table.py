@@ -15,8 +15,7 @@ from lengthwise.report.formatting import buckets, capitalized
 from lengthwise.report.headline import Cell, rows
 from lengthwise.report.result import Result, check_results
 
-FEW_SEEDS = 3
-"""With fewer seeds, Student's t is above 4 and intervals are very wide."""
+FEW_SEEDS = 3  # with fewer seeds, Student's t is above 4 and intervals are very wide
 
 
 def table(results: list[Result]) -> Group:

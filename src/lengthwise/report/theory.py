@@ -14,12 +14,9 @@ from lengthwise.report.json_file import VERSION, plain
 from lengthwise.schema.estimate import Estimate
 from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
-SHOWN_CUTS = 4
-"""So many boundaries are written out."""
-MIN_RELEVANT = 0.05
-"""A smaller gain is not worth a predictor."""
-SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}
-"""Colours of the scheduling orders."""
+SHOWN_CUTS = 4  # so many boundaries are written out
+MIN_RELEVANT = 0.05  # a smaller gain is not worth a predictor
+SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}  # colours of the scheduling orders
 
 
 def answers(study: MultiBinStudy | QueueStudy) -> list[str]:

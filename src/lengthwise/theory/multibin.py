@@ -32,17 +32,12 @@ from lengthwise.theory.service import (
     exponential_steps,
 )
 
-LEVEL = 0.95
-"""Confidence level of the intervals."""
-
+LEVEL = 0.95  # confidence level of the intervals
 RULES = ("optimal", "equal", "learned")
 """``optimal`` is proven in the paper for its two distributions; for others it means learned boundaries."""
 
-MAX_BINS = 1024
-"""With more bins one takes too long to fill, and tables grow with the square of their number."""
-
-ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Probabilities of a neighbouring bin: the range of Figure 8."""
+MAX_BINS = 1024  # with more bins one takes too long to fill, and tables grow with the square of their number
+ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighbouring bin: the range of Figure 8
 
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:

@@ -22,12 +22,8 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError
 from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, check_count
 
-MAX_CELLS = 4096
-"""Cells that represent a distribution."""
-
-MAX_PAIRS = 3000
-"""Pairs of size and prediction; the work grows with their square."""
-
+MAX_CELLS = 4096  # cells that represent a distribution
+MAX_PAIRS = 3000  # pairs of size and prediction; the work grows with their square
 SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Errors of a predictor: standard deviations of ln(predicted / true)."""
 

@@ -14,8 +14,7 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-_THRESHOLD = 1e-3
-"""Probability of a batch inside a truncated exponential above which the finite sum is precise."""
+_THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above which the finite sum is precise
 
 
 class ServiceTimes(Protocol):
@@ -248,8 +247,7 @@ class SampledTimes:
         return np.concatenate(([0], inner, [len(self._sorted)])).astype(np.int64)
 
 
-MAX_CELLS = 1500
-"""Cells of a distribution among which cuts are learned; the work grows with their square."""
+MAX_CELLS = 1500  # cells of a distribution among which cuts are learned; the work grows with their square
 
 
 def check_counts(batch: int, bins: int = 1) -> None:

@@ -21,10 +21,8 @@ from lengthwise.workload.distributions import require, require_positive, root
 
 Floats = npt.NDArray[np.float64]
 
-ELIS_SHAPE = 0.73
-"""Shape of the Gamma gaps measured by ELIS (FabriX trace)."""
-ELIS_SCALE_S = 10.41
-"""Scale of the same, in seconds."""
+ELIS_SHAPE = 0.73  # shape of the Gamma gaps measured by ELIS (FabriX trace)
+ELIS_SCALE_S = 10.41  # scale of the same, in seconds
 
 
 class Arrivals(Protocol):

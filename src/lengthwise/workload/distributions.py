@@ -15,8 +15,7 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-Z90 = 1.2815515655446004
-"""The 90th percentile of the standard normal."""
+Z90 = 1.2815515655446004  # the 90th percentile of the standard normal
 
 
 def require(condition: bool | np.bool_, message: str) -> None:

@@ -20,9 +20,7 @@ Cut = Literal["output", "prompt", "proportional", "redraw"]
 
 _BLOCK = 1 << 18  # draws at a time: temporaries stay in the cache, and ten million requests fit in memory
 _MAX_REDRAWS = 200
-
-TEXTS = ("prompt", "output", "model")
-"""Text columns of a workload that are drawn with its lengths, for predictors."""
+TEXTS = ("prompt", "output", "model")  # text columns of a workload that are drawn with its lengths, for predictors
 
 
 class Lengths(Protocol):

@@ -22,16 +22,12 @@ from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
 from lengthwise.workload.writers import is_workload, read_parquet
 
-READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
-"""Names that ``read(format=)`` accepts."""
-
+READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")  # names that ``read(format=)`` accepts
 _DETECTION_BYTES = 1 << 16
 _OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
 """A JSON list with such a key near its start has rows of outputs, not conversations."""
 
-WINDOW_S = 600.0
-"""Length of the windows for which ServeGen gives a rate."""
-
+WINDOW_S = 600.0  # length of the windows for which ServeGen gives a rate
 _RATE_COLUMNS = ["client", "timestamp", "rate", "cv", "pattern", "arg1", "arg2"]
 _USERS = {"human", "user"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
@@ -91,7 +87,7 @@ def read(  # noqa: C901 - one branch for each kind of format
     if path.is_dir() or format == "servegen":
         return _to_workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
     source = Source.load(path)
-    # A damaged Parquet file is undetected, but its reader reports the fault.
+    # a damaged Parquet file is undetected, but its reader reports the fault.
     detected = format or _detect(source) or ("parquet" if _is_parquet(source) else None)
     if detected is None:
         columns = source.header if source.first_object is None else list(source.first_object)

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.workload import Workload
 
-LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-"""Levels of the quantiles in a description."""
-
+LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # levels of the quantiles in a description
 _LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests, evenly spaced, of a rank correlation
 
 

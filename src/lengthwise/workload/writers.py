@@ -161,8 +161,7 @@ def _first_line(error: Exception) -> str:
 
 
 _BY_SUFFIX = {".parquet": "parquet", ".csv": "vidur", ".jsonl": "mooncake"}
-WRITABLE = ("azure", "mooncake", "parquet", "vidur")
-"""Names that ``write(format=)`` accepts."""
+WRITABLE = ("azure", "mooncake", "parquet", "vidur")  # names that ``write(format=)`` accepts
 
 
 def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002

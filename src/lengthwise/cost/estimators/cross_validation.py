@@ -61,7 +61,7 @@ def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
     """Predict every interior place without its own rows, and the largest third of the places from the others."""
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
-    # A held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
+    # a held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
     fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
     predicted = np.full(len(points), np.nan)
     for number in range(fold.max() + 1):
@@ -119,9 +119,7 @@ SELECTIONS = ("auto", "all")
 """Choose the best estimator on held-out points; "all" tries the forest, too, which takes a minute."""
 
 _MIN_ROWS = 8
-MIN_HELD_OUT = 3
-"""With fewer held-out points, the error is unknown."""
-
+MIN_HELD_OUT = 3  # with fewer held-out points, the error is unknown
 TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
 """Error of physics on another TP degree, model or GPU over its error where it was measured (out of range included).
 

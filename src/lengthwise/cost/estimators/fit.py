@@ -51,9 +51,9 @@ def fit_profile(
     one token and a matrix takes its measured time.
 
     A part's error is ``sum_o w_o sd_o``: ``w_o`` is the operator's share of the part's time, ``sd_o`` the root mean
-    square of log(measured / predicted) over its held-out points, or the roofline's own error where the roofline
-    supplied it. With too few points to estimate an error, the largest of the part's errors counts, the roofline's own
-    included, and there is no FitError; nor is there one for rows of another GPU, model or TP degree.
+    square of log(measured / predicted) over its held-out points, or the roofline's own. With too few points, the
+    largest of the part's errors counts, the roofline's included, and there is no FitError; nor is there one for rows of
+    another GPU, model or TP degree.
 
     Args:
         estimator: "auto" (per operator the best on held-out points) or one of ESTIMATORS for all operators.
@@ -61,11 +61,7 @@ def fit_profile(
             one with most rows.
         host: Overhead of the host if the profile has none, and the front, which no profile measures.
 
-    Raises:
-        ProfileError: No row of the profile applies to this deployment; the message gives the reason.
-        MissingExtraError: The forest needs scikit-learn.
-        UnknownNameError: There is no such estimator.
-        InputError: ``tp`` does not divide the heads, or there are more stages than layers.
+    Raises ProfileError if no row applies to this deployment, MissingExtraError (forests: scikit-learn), or InputError.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)

@@ -11,8 +11,7 @@ from lengthwise.cost.estimators.points import PARTS, Points, combined, slopes
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.profile import PRODUCTS
 
-Predictor = Callable[[Points], Floats]
-"""Returns [n] seconds at n points."""
+Predictor = Callable[[Points], Floats]  # returns [n] seconds at n points
 
 Fitter = Callable[[Points], Predictor]
 
@@ -122,13 +121,10 @@ def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound
     return at
 
 
-PRIOR = 0.02
-"""Weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off."""
-
+PRIOR = 0.02  # weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off
 _MAX_FACTOR = 100.0
 _MAX_ROWS = 3000
-_OUTLIER = 0.1
-"""A log error beyond this counts by its size rather than by its square."""
+_OUTLIER = 0.1  # a log error beyond this counts by its size rather than by its square
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ def fit_physics(points: Points) -> Physics:
         of_log = slopes(parts, factors) / (combined(parts, factors) + 1e-12)[:, None]
         return np.concatenate([of_log, pull * np.eye(len(PARTS))])
 
-    # A part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
+    # a part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
     used = parts.max(axis=0, initial=0.0) > 0
     found = _minimize(residuals, jacobian, np.zeros(len(PARTS)), bound=np.log(_MAX_FACTOR), scale=_OUTLIER)
     return Physics(np.where(used, np.exp(found), 1.0))

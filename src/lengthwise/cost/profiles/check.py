@@ -23,16 +23,10 @@ _LINE = {"prefill": "context", "decode": "kv_tokens", "mixed": "kv_tokens", "com
 
 _AXES = ("tokens", "seqs", "chunk", "context", "kv_tokens", "bytes", "skew")
 _UNITS = {"decode": "KV tokens", "comm": "bytes", "send": "bytes", "head": "sequences", "host": "sequences"}
-MAX_DISTANCE = 2.05
-"""Points farther apart than this factor are not interpolated."""
-
+MAX_DISTANCE = 2.05  # points farther apart than this factor are not interpolated
 DRAWS = 1000
-LEVEL = 0.99
-"""Of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance."""
-
-MIN_COUNT = 3
-"""Fewer points than this without known spreads prove no change."""
-
+LEVEL = 0.99  # of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance
+MIN_COUNT = 3  # fewer points than this without known spreads prove no change
 _MAX_SAMPLE = 400
 
 
@@ -119,7 +113,7 @@ def _require_same(new: Profile, old: Profile) -> None:
         if OPERATOR_PARTS[operator] not in ("prefill", "decode"):
             continue
         now, before = (sorted(set(one.of(operator)["backend"].tolist()) - {""}) for one in (new, old))
-        # A name within another, such as fa3 in a longer one, may be the same backend.
+        # a name within another, such as fa3 in a longer one, may be the same backend.
         if now and before and not any(a in b or b in a for a in now for b in before):
             raise ProfileError(
                 f"both profiles must be of one attention backend; {operator} is of {', '.join(now)} in one, "

@@ -22,11 +22,8 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192
 """Largest step, largest batch, and longest request of an unknown model."""
 
-MAX_DISTANCE = 2.05
-"""Neighbours that are this many times apart leave a gap; doubling grids do not."""
-
-CELL = 4
-"""A cell of the plane of attention spans this factor along either axis."""
+MAX_DISTANCE = 2.05  # neighbours that are this many times apart leave a gap; doubling grids do not
+CELL = 4  # a cell of the plane of attention spans this factor along either axis
 
 
 @dataclass(frozen=True)

@@ -149,15 +149,13 @@ def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **column
     return attention.filter(median.is_not_null()).select(**columns)
 
 
-_V1_LAYERS = {
+_V1_LAYERS = {  # operators of a profile by v1's layers
     "embedding": ("embedding",), "layernorm": ("input norm", "post-attention norm"), "qk_norm": ("norms",),
     "qkv_proj": ("qkv projection",), "rotary_emb": ("rope",), "o_proj": ("output projection",),
     "gate_up_proj": ("mlp up",), "act_fn": ("activation",), "down_proj": ("mlp down",),
     "final_layernorm": ("final norm",),
 }  # fmt: skip
-"""Operators of a profile by v1's layers."""
-_V1_CALLS = {"norms": 2.0}
-"""Calls per layer, where not 1: v1 times one call, and norms queries and keys in two."""
+_V1_CALLS = {"norms": 2.0}  # calls per layer, where not 1: v1 times one call, and norms queries and keys in two
 
 _V1_NOTES = (
     "times in us converted; queries' and keys' norms (qk_norm) are one operator, norms, of two calls",

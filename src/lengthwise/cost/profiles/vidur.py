@@ -33,7 +33,6 @@ def import_vidur(
     distribution with Vidur's standard deviation. Raises ProfileError with what is present.
 
     Args:
-        folder: Holds compute/ and network/.
         model: Its name or an alias must be a folder; its shapes select the rows.
         device: A folder under compute/ ("a100"), or a GPU whose name starts so.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.

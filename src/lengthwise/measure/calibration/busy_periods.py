@@ -75,7 +75,7 @@ def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
     """Return the scrapes, if tokens have times and counts, at those of the last counted token."""
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
-    # A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
+    # a scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
     received_s = np.repeat(tokens.at_s, tokens.tokens)
     received_s = np.sort(received_s[np.isfinite(received_s)])
     count = np.round(counters.generated - counters.generated[0]) + (received_s <= counters.at_s[0]).sum()
@@ -84,8 +84,7 @@ def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
     return replace(counters, at_s=last_s, uncertainty_s=np.zeros(len(counters))).taken(known)
 
 
-FOREIGN_TOKENS = 0.02
-"""Tokens beyond the run's own, as a share of them, that show that other clients used the server."""
+FOREIGN_TOKENS = 0.02  # tokens beyond the run's own, as a share of them, that show that other clients used the server
 EXTRA_STEPS = 0.1
 """Steps beyond those that the run's tokens allow, as a share of them, that show that some were counted repeatedly."""
 
@@ -139,10 +138,8 @@ def max_steps(r: RequestRecords) -> float:
     return steps
 
 
-MIN_STEPS = 20
-"""The ends of a period fall somewhere within a step, which blurs the mean of 20 steps by a fiftieth."""
-MAX_UNCERTAINTY = 0.05
-"""Share of a period by which its ends may be uncertain because the server answered slowly."""
+MIN_STEPS = 20  # the ends of a period fall somewhere within a step, which blurs the mean of 20 steps by a fiftieth
+MAX_UNCERTAINTY = 0.05  # share of a period by which its ends may be uncertain because the server answered slowly
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
             each.append((context, 1, context, context, context))
             continue
         prompts = steps.prefill_seqs > 0
-        # A step of several prompts has a chunk of their mean or more.
+        # a step of several prompts has a chunk of their mean or more.
         chunks = np.ceil(steps.prefill_tokens[prompts] / steps.prefill_seqs[prompts])
         tokens, seqs = steps.prefill_tokens + steps.decode_seqs, steps.decode_seqs + steps.prefill_seqs
         columns = (tokens, seqs, chunks, np.array([context]), np.append(steps.kv_blocks, 1) * deployment.kv.block_size)
@@ -130,7 +130,7 @@ def pair_ratio(values: dict[str, float], deployment: Deployment) -> float:
 
 def own_pair_s(deployment: Deployment) -> float:
     """Return a layer's seconds for one more of a prompt's own pairs, in the largest chunk of a step."""
-    # A mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
+    # a mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
     chunk = max(1, min(deployment.limits.max_num_batched_tokens, deployment.max_model_len // 2))
     seconds = step_time(deployment.cost)
     more_s = seconds(0, 0, [(chunk, chunk)]) - seconds(0, 0, [(chunk, 0)])
@@ -300,9 +300,8 @@ def calibrate(
     """Return cost tables with which simulations agree with measured runs, and errors on held-out requests.
 
     The runs' requests are simulated with candidate tables until TTFT, TPOT and JCT (in log, by groups of requests and
-    by quantile, with Huber's loss) are as close as possible. A factor on each kind of kernel, the host's seconds and
-    the seconds of a request before the engine move, each with a prior from the errors that the tables state. A
-    parameter that the runs do not determine keeps its value and is named.
+    by quantile, with Huber's loss) are as close as possible. Factors on kinds of kernels and seconds of the host move,
+    each with a prior from the errors that the tables state; what the runs do not determine stays and is named.
 
     Args:
         runs: Runs of one engine with one setting, at one load or several.
@@ -310,16 +309,14 @@ def calibrate(
         fit: Parameters that may move (names of ``Parameter``); None: all that the deployment has.
         holdout: A share, or runs of their own. From three loads on, a share holds out complete loads, neither the
             lowest nor the highest; else the last requests of each run, which are simulated but not fitted.
-        iterations: The engine's log of steps, fitted as well. Steps of other runs and of held-out requests are left out
-            by tokens or times; where neither identifies them, a note says so and scores are named "seen".
+        iterations: The engine's log of steps, fitted as well, without steps of other runs and of held-out requests; if
+            neither tokens nor times identify these, a note says so and scores are named "seen".
         allow: "warnings": also runs with warnings, and runs of unknown origin that tables fit badly however far they
             move; "simulated": also simulated runs.
         masks: "auto": look for dense masks unless ``fit`` is given or the engines are known to have none; "no".
         scrape: "auto": without a usable log, fit a vLLM's counters that runs recorded, over its busy periods; "no".
 
-    Raises:
-        InputError: The runs do not belong to the deployment or, by the result, hardly can; they are too few, determine
-            nothing, or have warnings.
+    Raises InputError if the runs are not of this deployment, are too few, determine nothing, or have warnings.
     """
     for name, value in (("masks", masks), ("scrape", scrape)):
         if value not in {"auto", "no"}:
@@ -381,7 +378,7 @@ def _result(
     found = []
     for k, prior in enumerate(problem.priors):
         z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
-        # A determined parameter that did not move has an interval about its best value, widened to contain neutral.
+        # a determined parameter that did not move has an interval about its best value, widened to contain neutral.
         about, value = (best if z == 0.0 else z), prior.value(z)
         low, high = (prior.center * math.exp(prior.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
         found.append(

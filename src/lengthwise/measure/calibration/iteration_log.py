@@ -26,8 +26,7 @@ LINE = re.compile(
 )
 """Line of a step in vLLM (0.14 and later, checked on 0.32) with ``--enable-logging-iteration-details``."""
 MIN_STEPS = 20
-YEAR_S = 366 * 86400.0
-"""A leap year: the log states month and day alone."""
+YEAR_S = 366 * 86400.0  # a leap year: the log states month and day alone
 _TOKEN_CELLS, _KV_CELLS = 8, 4
 
 
@@ -103,14 +102,10 @@ def in_cells(log: Iterations) -> Iterations:
     return Iterations(**columns, steps=np.array([len(rows) for rows in parts], dtype=np.int64))
 
 
-ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))
-"""Offsets of clocks from UTC, the smallest first."""
-SECOND_S = 1.0
-"""Resolution of a line: a step falls anywhere within the logged second."""
-SLACK_S = 1.0
-"""Tolerance for differing clocks of two machines, or a late line."""
-TOKENS_TOLERANCE = 0.05
-"""Share of a run's tokens by which those logged in its time may differ."""
+ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))  # offsets of clocks from UTC, the smallest first
+SECOND_S = 1.0  # resolution of a line: a step falls anywhere within the logged second
+SLACK_S = 1.0  # tolerance for differing clocks of two machines, or a late line
+TOKENS_TOLERANCE = 0.05  # share of a run's tokens by which those logged in its time may differ
 
 
 def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:

@@ -231,7 +231,7 @@ def _check_possible(measured: Measured, name: str, deployment: Deployment) -> No
         context = f"{deployment.max_model_len} tokens a request (max_model_len)"
         found = f"request {int(total.argmax())} has {longest}. Give the engine's own settings in the scenario"
         raise InputError(f"{name} must have run on this deployment, which takes {context}; {found}")
-    # A request runs at least from its first token to its last.
+    # a request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
     limit = deployment.limits.max_num_seqs * deployment.parallel.replicas
@@ -297,8 +297,7 @@ def origin_notes(
     return tuple(note for note in (warning, unknown) if note)
 
 
-MIN_LOADS = 3
-"""Loads from which on complete loads are held out: the lowest and the highest are always fitted."""
+MIN_LOADS = 3  # loads from which on complete loads are held out: the lowest and the highest are always fitted
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Problem:
                 count, times = len(groups) + len(QUANTILES) * (len(rows) > 0), len(groups) // 2
                 group.append(np.full(count, g))
                 block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
-                # A run counts as BLOCKS observations of each metric, however many requests it has.
+                # a run counts as BLOCKS observations of each metric, however many requests it has.
                 weight.append(np.full(count, np.sqrt(BLOCKS / max(1, count))))
         if steps is not None:
             group.append(np.full(len(steps.seconds), len(METRICS)))
@@ -201,10 +201,8 @@ def loss(residuals: Floats, z: Floats) -> float:
     return float(data.sum() + (z**2).sum())
 
 
-FLOOR = 0.02
-"""No engine repeats itself more closely than this; closer agreement is not evidence."""
-NARROW = (0.08, 0.05, 0.05)
-"""Extents, in the log of a factor, within which residuals are linear."""
+FLOOR = 0.02  # no engine repeats itself more closely than this; closer agreement is not evidence
+NARROW = (0.08, 0.05, 0.05)  # extents, in the log of a factor, within which residuals are linear
 MIN_EFFECT = 0.01
 """A parameter that moves predictions by less than 1 % is undetermined, unless dropping it costs two deviations."""
 
@@ -232,7 +230,7 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
     def sums(key: Ints) -> Floats:
         return np.array([gradient[(key == k) & timed].sum(axis=0) for k in np.unique(key[timed])])
 
-    # A simulation is no more exact than 1 %, which would shift all requests of a metric together.
+    # a simulation is no more exact than 1 %, which would shift all requests of a metric together.
     shared = np.array([(slopes * (weight * MIN_EFFECT)[:, None])[group == g].sum(axis=0) for g in np.unique(group)])
     known = shared.T @ shared + prior
     blocks, by_run = sums(block), sums(block // BLOCKS)
@@ -248,15 +246,11 @@ FIRST_SCALE = (0.2, 0.1, 0.15, 0.15)
 SPREAD_Z, STARTS = 2.0, 3
 LIFTED_Z = 1.2
 """Seconds near zero move nothing in log: a search that went there by mistake returns only from a raised start."""
-WIDE = (0.3, 0.2, 0.12)
-"""Extents of the first models, in the log of a factor, before NARROW."""
+WIDE = (0.3, 0.2, 0.12)  # extents of the first models, in the log of a factor, before NARROW
 SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95
 """Two deviations' worth of the loss; the share of rows over which an effect is measured."""
-CERTAIN_DEVIATIONS = 4.0
-"""A parameter so many deviations from neutral moved; no trial without it is needed."""
-
-NUISANCE = "log_step"
-"""Parameter of the log's clock, not of the tables: whether it moved does not matter."""
+CERTAIN_DEVIATIONS = 4.0  # a parameter so many deviations from neutral moved; no trial without it is needed
+NUISANCE = "log_step"  # parameter of the log's clock, not of the tables: whether it moved does not matter
 
 
 @dataclass(frozen=True)
@@ -317,9 +311,8 @@ def _without_noise(
 ) -> Floats:
     """Return [p] values in which parameters are neutral whose move improves the agreement by no more than noise does.
 
-    Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, and by ``noise`` times as much where they
-    are correlated. The first trial has all parameters neutral, further ones add the least certain; each refits the
-    others.
+    Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, else by ``noise`` times as much. The
+    first trial has all parameters neutral, further ones add the least certain; each refits the others.
     """
     z, cost, model = at
     moving, retained = model.free.copy(), np.array([prior.name == NUISANCE for prior in problem.priors])
