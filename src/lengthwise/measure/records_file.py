@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
@@ -136,8 +137,6 @@ def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
 
 
 def _extra_values(series: Any, dtype: str) -> npt.NDArray[Any]:
-    import polars as pl
-
     if not isinstance(series.dtype, pl.List):
         array: npt.NDArray[Any] = series.to_numpy()
         return np.array(series.to_list(), object) if np.dtype(dtype) == object else array.astype(dtype)
@@ -154,8 +153,6 @@ _COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}
 
 def write_records(measured: Measured, path: Path | str) -> None:
     """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
-    import polars as pl
-
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)
@@ -192,8 +189,6 @@ def write_records(measured: Measured, path: Path | str) -> None:
 
 def read_records(path: Path | str) -> Measured:
     """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
-    import polars as pl
-
     path = Path(path)
     damages = (
         KeyError, ValueError, TypeError, AttributeError, OSError, InputError, zlib.error, pl.exceptions.PolarsError,

@@ -13,16 +13,15 @@ from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import MAX_TENANTS
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Floats = npt.NDArray[np.float64]
 
@@ -146,8 +145,6 @@ def parse_dates(series: pl.Series) -> Floats | None:
 
     Dates are like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or all .NET ticks of 100 ns.
     """
-    import polars as pl
-
     ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)
@@ -227,8 +224,6 @@ FORMATS = {
 
 def read_rows(source: Source, form: RowFormat) -> Trace:
     """Return the trace in a file of this format, in its order; raise TraceError, with the line, if a row is invalid."""
-    from polars.exceptions import PolarsError
-
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
     if not set(form.required) <= set(columns):
         raise source.fault(
@@ -253,8 +248,6 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
 
 
 def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
-    import polars as pl
-
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
@@ -300,8 +293,6 @@ def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | N
 
 def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
     """Return a further column of the workload: numbers, codes, texts, or lists of ids."""
-    import polars as pl
-
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().fill_null(0)
         ends = np.cumsum(lengths.to_numpy())

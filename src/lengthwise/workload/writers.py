@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
 from lengthwise.schema.files import write_whole
@@ -28,8 +30,6 @@ _RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."
 
 def write_parquet(workload: Workload, path: Path) -> None:
     """Write the complete workload to a Parquet file."""
-    import polars as pl
-
     columns = {name: getattr(workload, name) for name in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS)}
     columns = {name: values for name, values in columns.items() if values is not None}
     columns |= {_EXTRA + name: extra_series(name, np.asarray(values)) for name, values in workload.extra.items()}
@@ -44,9 +44,6 @@ def write_parquet(workload: Workload, path: Path) -> None:
 
 def is_workload(source: Source) -> bool:
     """Return whether a Parquet file has the main columns of a workload, or cannot be read."""
-    import polars as pl
-    from polars.exceptions import PolarsError
-
     try:
         return set(MAIN_COLUMNS) <= set(pl.read_parquet_schema(io.BytesIO(source.data)))
     except (PolarsError, OSError, ValueError):
@@ -58,9 +55,6 @@ def read_parquet(source: Source) -> Workload:
 
     Raises TraceError for a truncated or damaged file, a missing column, or an invalid value.
     """
-    import polars as pl
-    from polars.exceptions import PolarsError
-
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
         file_metadata = pl.read_parquet_metadata(io.BytesIO(source.data))
@@ -109,8 +103,6 @@ def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions 
 
 def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
     """Return a column of ``Workload.extra`` for a file; raise OutputError for values of several kinds."""
-    import polars as pl
-
     try:
         if values.dtype != object:
             return pl.Series(values)
@@ -126,8 +118,6 @@ def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
 
 def lists_of(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
     """Return a column of lists: row i has ``values[start[i]:start[i + 1]]``."""
-    import polars as pl
-
     inner = pl.from_numpy(np.asarray(values), schema=["v"])["v"]
     row = pl.Series("row", np.repeat(np.arange(len(start) - 1), np.diff(start)))
     every = pl.DataFrame({"row": pl.Series(np.arange(len(start) - 1))})
@@ -146,8 +136,6 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
 
 def to_array(series: Any) -> npt.NDArray[Any]:
     """Return a column as an array; one of lists as an object array of arrays."""
-    import polars as pl
-
     if isinstance(series.dtype, pl.List):
         lists = np.empty(len(series), object)
         for row, item in enumerate(series):
@@ -204,8 +192,6 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
 
 
 def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
-    import polars as pl
-
     prompt, output, tenant = workload.prompt_tokens, workload.output_tokens, workload.tenant
     tenants = {} if tenant is None else {"tenant": pl.Series(tenant)}
     if form == "vidur":

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import COLUMNS, OPERATOR_PARTS, Profile
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SHAPE = (
     "tp", "dtype", "kv_dtype", "n", "k", "heads", "kv_heads", "head_dim", "window", "experts", "topk", "gpus",
@@ -132,8 +129,6 @@ class _Pairs:
 
 def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, str], _Pairs], int]:
     """Return pairs by TP degree and dtype, and the number of new points without a counterpart."""
-    import polars as pl
-
     left, right = _timed_rows(new, operator), _timed_rows(old, operator)
     shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
     place = [*shape, *_AXES]
@@ -157,8 +152,6 @@ def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, s
 
 
 def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
-    import polars as pl
-
     own = profile.of(operator)
     table = pl.DataFrame({n: own[n].tolist() if own[n].dtype.kind == "U" else own[n] for n in COLUMNS})
     table = table.with_columns(skew=pl.when(pl.col("skew") <= 1).then(1.0).otherwise(pl.col("skew").round(6)))
@@ -170,8 +163,6 @@ def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
 
 def _interpolate(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
     """Return new points between two old ones on the same line, with the old time interpolated in logarithms."""
-    import polars as pl
-
     line = [*shape, *(name for name in _AXES if name != axis)]
     points = old.filter(pl.col(axis) > 0).sort(axis)
     points = points.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")
