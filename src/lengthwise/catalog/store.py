@@ -88,7 +88,6 @@ def _tables(name: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def _entries(kind: str) -> dict[str, Any]:
-    """Return the entries of "model", "GPU", "link" or "node" by name."""
     make = {"model": _model, "GPU": _gpu, "link": _link, "node": _node}[kind]
     return {name: make(name, table, f"{kind} {name}") for name, table in _tables(f"{kind.lower()}s").items()}
 
@@ -114,7 +113,6 @@ def nodes() -> dict[str, NodeSpec]:
 
 
 def _lookup(name: str, known: Mapping[str, Spec]) -> Spec | None:
-    """Return the entry of a name or alias; None if there is none."""
     wanted = normalized(name)
     for key, spec in known.items():
         aliases: tuple[str, ...] = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases

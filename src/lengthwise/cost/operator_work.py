@@ -377,7 +377,6 @@ class Operators:
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
     def _moe(self, tokens: Any) -> list[Work]:
-        """Return the work of the router, the routed experts and the shared expert."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp

@@ -31,7 +31,6 @@ def _family(gpu: GpuSpec) -> str:
 
 
 def _is_only_described(gpu: GpuSpec) -> bool:
-    """Return whether a GPU is neither in the catalog nor of a measured family."""
     return _family(gpu) not in MEASURED and gpu.name not in catalog.gpus()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -24,23 +24,16 @@ from lengthwise.schema.records import (
 _BINS = 400
 
 
-@dataclass(frozen=True)
-class RequestColumns:
-    """[n] observations of requests, in order of arrival (NaN: never due); unknown times are NaN."""
-
-    arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
-    status: npt.ArrayLike
-    first_token_s: Floats
-    finished_s: Floats
-    scheduled_s: Floats | None = None
-
-
 def records_of(
-    columns: RequestColumns,
     *,
+    arrival_s: Floats,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+    status: npt.ArrayLike,
+    first_token_s: Floats,
+    finished_s: Floats,
     end_s: float,
+    scheduled_s: Floats | None = None,
     tokens: TokenTimes | None = None,
     gap_s: Floats | None = None,
     seed: int = 0,
@@ -48,13 +41,12 @@ def records_of(
 ) -> Records:
     """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``.
 
-    Gaps between tokens and the series of outputs come from ``tokens``, the arrival times of chunks; without these, gaps
-    come from ``gap_s``.
+    Columns [n] are in order of arrival (NaN: never due); unknown times are NaN. Gaps between tokens and the series of
+    outputs come from ``tokens``, the arrival times of chunks; without these, gaps come from ``gap_s``.
     """
-    n = len(columns.arrival_s)
-    status = np.asarray(columns.status, np.int8)
-    started = np.isfinite(columns.first_token_s) | (status == Status.FINISHED)
-    scheduled_s = np.full(n, np.nan) if columns.scheduled_s is None else columns.scheduled_s
+    n, statuses = len(arrival_s), np.asarray(status, np.int8)
+    started = np.isfinite(first_token_s) | (statuses == Status.FINISHED)
+    scheduled_s = np.full(n, np.nan) if scheduled_s is None else scheduled_s
     together = 0  # tokens that arrived in a chunk with the one before, so with a gap of 0
     if tokens is not None:
         within = np.ones(len(tokens.at_s), bool)
@@ -67,16 +59,16 @@ def records_of(
     }
     return Records(
         requests=RequestRecords(
-            arrival_s=np.asarray(columns.arrival_s, np.float64),
-            prompt_tokens=np.asarray(columns.prompt_tokens, np.int64),
-            output_tokens=np.asarray(columns.output_tokens, np.int64),
-            status=status,
+            arrival_s=np.asarray(arrival_s, np.float64),
+            prompt_tokens=np.asarray(prompt_tokens, np.int64),
+            output_tokens=np.asarray(output_tokens, np.int64),
+            status=statuses,
             replica=np.where(started, 0, -1).astype(np.int32),
             scheduled_s=scheduled_s,
-            first_token_s=np.asarray(columns.first_token_s, np.float64),
-            finished_s=np.asarray(columns.finished_s, np.float64),
+            first_token_s=np.asarray(first_token_s, np.float64),
+            finished_s=np.asarray(finished_s, np.float64),
             preemptions=np.zeros(n, np.int32),
-            queued_for_s=scheduled_s - columns.arrival_s,
+            queued_for_s=scheduled_s - arrival_s,
             rejection=np.zeros(n, np.int8),
         ),
         steps=None,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status, TokenTimes
 from lengthwise.schema.workload import Workload
@@ -71,7 +71,8 @@ def measured_of(results: Results, name: str) -> Measured:
     arrival_s, first_s, last_s, queued_s = (times(each) for each in ("arrival_s", "first_s", "last_s", "queued_s"))
     status = np.array([row.status for row in rows])
     finished = [row for row in rows if row.status == Status.FINISHED]
-    columns = RequestColumns(
+    tokens = _token_times(rows, zero_s)
+    records = records_of(
         arrival_s=arrival_s,
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         output_tokens=np.array([row.output_tokens for row in rows]),
@@ -79,10 +80,6 @@ def measured_of(results: Results, name: str) -> Measured:
         first_token_s=first_s,
         finished_s=np.where(status == Status.FINISHED, last_s, np.nan),
         scheduled_s=times("scheduled_s"),
-    )
-    tokens = _token_times(rows, zero_s)
-    records = records_of(
-        columns,
         end_s=float(np.nanmax(np.concatenate([last_s, first_s, arrival_s]))),
         tokens=tokens,
         gap_s=np.array([gap for row in rows for gap in row.gap_s], float),
@@ -146,10 +143,8 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
             reason = f"http {code}" if http else str(error.get("type") or "cancelled")
             rows.append(Request(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off))
             continue
-        gaps, output = (
-            _value(metrics, "inter_chunk_latency"),
-            _value(metrics, "output_sequence_length", "output_token_count"),
-        )
+        gaps = _value(metrics, "inter_chunk_latency")
+        output = _value(metrics, "output_sequence_length", "output_token_count")
         first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
         gap_s = [_unit(metrics, "inter_chunk_latency") * float(gap) for gap in gaps] if isinstance(gaps, list) else []
         rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
@@ -235,10 +230,8 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
             first, last = at.get("first_token_iteration"), at.get("last_token_iteration")
             last = last if last is not None else at.get("request_end")
             failure = str(request.get("error") or (request.get("info") or {}).get("error") or "failed")
-            prompt, output = (
-                _tokens(request, f"{side}_tokens", f"{metrics}_metrics")
-                for side, metrics in (("prompt", "input"), ("output", "output"))
-            )
+            prompt = _tokens(request, "prompt_tokens", "input_metrics")
+            output = _tokens(request, "output_tokens", "output_metrics")
             first_s, last_s = (UNKNOWN if at_s is None else float(at_s) for at_s in (first, last))
             reason = failure.partition(":")[0][:60] if outcome == "errored" else ""
             cut_off = outcome == "incomplete"

@@ -22,7 +22,7 @@ import numpy as np
 from lengthwise import catalog
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
-from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
 from lengthwise.schema.errors import InputError
@@ -67,17 +67,19 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     if workload.concurrency is not None:
         arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
     counted = [row.usage.prompt_tokens if row and row.usage and not row.invalid_prompt_usage else 0 for row in rows]
-    columns = RequestColumns(
+    finished = [row if row and row.status == Status.FINISHED else None for row in rows]
+    records = records_of(
         arrival_s=arrival_s,
         prompt_tokens=np.where(counted, counted, workload.prompt_tokens),
         output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
         status=[row.status if row else Status.UNFINISHED for row in rows],
         first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
-        finished_s=np.array(
-            [row.at_s[-1] - run.start_s if row and row.status == Status.FINISHED else np.nan for row in rows]
-        ),
+        finished_s=np.array([row.at_s[-1] - run.start_s if row else np.nan for row in finished]),
+        end_s=end_s - run.start_s,
+        tokens=tokens,
+        seed=seed,
+        name=workload.name,
     )
-    records = records_of(columns, end_s=end_s - run.start_s, tokens=tokens, seed=seed, name=workload.name)
     client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
     errors = Counter(row.reason for row in sent if row.reason)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
@@ -104,7 +106,6 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
 
 
 def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
-    """Return warnings on an early stop, failures, lengths other than requested, and unknown token counts."""
     found = list(run.prompts.warnings)
     finished = [row for row in sent if row.status == Status.FINISHED]
     if run.stop_reason:
@@ -166,7 +167,6 @@ _BOUND = re.compile(r'(?:^|,)le="([0-9.eE+]+)"')
 
 
 async def _page(client: Client) -> str | None:
-    """Return the server's ``/metrics``; None if it does not answer."""
     try:
         status, text = await client.fetch("GET", f"{client.server.root}/metrics")
     except RequestError:

@@ -96,7 +96,6 @@ async def _single_token_words(client: Client, words: Sequence[str], overhead: in
 
 
 async def _count_tokens(client: Client, words: Sequence[str]) -> int:
-    """Return the server's count of prompt tokens for the anchor and these words."""
     body = client.body(" ".join([_ANCHOR, *words]), 1)
     try:
         counts = [chunk.usage.prompt_tokens async for chunk in client.stream(body) if chunk.usage is not None]

@@ -67,7 +67,6 @@ def write_app_html(
 def _outcome(
     plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts, manifest: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield sentences on how a run ended, how it compares with its plan, and what went wrong."""
     states = manifest["counts"].get("all", {})
     counts = [f"{states[name]:,} {name}" for name in FINAL_STATES if states.get(name)]
     remaining = sum(count for name, count in states.items() if name not in FINAL_STATES)
@@ -105,7 +104,6 @@ def _outcome(
 
 
 def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
-    """Return the rows of all tables about a plan."""
     stages = []
     for number, stage in enumerate(plan.stages, 1):
         switches = text.slowest_switches(stage)
@@ -175,7 +173,6 @@ def _has_given_engines(manifest: Mapping[str, Any]) -> bool:
 
 
 def _engine_spans(manifest: Mapping[str, Any]) -> list[EngineSpan]:
-    """Return the periods of all engines from the events of a run."""
     is_given = _has_given_engines(manifest)
     open_spans: dict[Lane, tuple[str, str, float]] = {}
     found: list[EngineSpan] = []
@@ -201,7 +198,6 @@ def _engine_spans(manifest: Mapping[str, Any]) -> list[EngineSpan]:
 def _model_row(
     plan: AppPlan | None, model: int, name: str, app_metadata: AppFacts, manifest: Mapping[str, Any]
 ) -> list[str]:
-    """Return a model's cells under ``MODEL_HEADS``."""
     planned = [s for s in plan.spans if s.model == model and s.what == "run"] if plan is not None else []
     ran = [s for s in _engine_spans(manifest) if s.model == name and s.what == "run"]
     ran_s = union_s([(span.start_s, span.end_s) for span in ran])
@@ -293,7 +289,6 @@ def _period(start_s: float, end_s: float) -> str:
 
 
 def _lanes(manifest: Mapping[str, Any], gpus: Sequence[str]) -> dict[Lane, str]:
-    """Return the rows of a run's chart and their names."""
     if _has_given_engines(manifest):
         engines = sorted({(e["model"], gpu) for e in manifest["events"] if e["model"] for gpu in e["gpus"]})
         return {(model, gpu): f"{model} {gpu}" for model, gpu in engines}

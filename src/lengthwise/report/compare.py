@@ -44,7 +44,6 @@ POINTS, BINS = 300, 150
 
 
 def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
-    """Return factor and unit for both sides of a metric."""
     if metric == "within_slo":
         return 100.0, "%"
     if metric not in LATENCIES:
@@ -54,7 +53,6 @@ def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
 
 
 def _signed(share: float) -> str:
-    """Return a share as a percentage with its sign; with one decimal below 10 %."""
     return f"{100 * share:+z,.{1 if abs(share) < 0.1 else 0}f}".replace("-", MINUS)
 
 
@@ -63,7 +61,6 @@ def _percent(share: float) -> str:
 
 
 def _interval(error: MetricError) -> str:
-    """Return the interval of an error in percent ("-1.0 to +7.4"); empty where it is unknown."""
     return f"{_signed(error.low)} to {_signed(error.high)}" if error.has_interval else ""
 
 
@@ -72,7 +69,6 @@ def _is_significant(error: MetricError) -> bool:
 
 
 def _distance_cells(comparison: Comparison, one: MetricDistance) -> list[str]:
-    """Return the cells of a metric under ``_distance_heads``."""
     pairs = (one.mape, one.median_ape) if comparison.paired else ()
     distance, *apes = (_percent(share).lstrip("+") for share in (one.wasserstein, *pairs))
     return [distance, f"{one.kolmogorov_smirnov:.3f}", *apes]
@@ -177,7 +173,6 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
 
 
 def _error_cell(comparison: Comparison, error: MetricError) -> TableCell:
-    """Return an error with its interval; ``unit`` holds both values."""
     scale, _ = _scale(comparison, error.metric)
     values = f"{amount(error.a * scale)} : {amount(error.b * scale)}"
     css = "worse" if _is_significant(error) else ""
@@ -185,7 +180,6 @@ def _error_cell(comparison: Comparison, error: MetricError) -> TableCell:
 
 
 def _figures(comparison: Comparison, a: Measured, b: Measured) -> dict[str, list[Figure]]:
-    """Return figures by section: "errors" by statistic, "cdf" of each metric, "time"."""
     metrics = [one.metric for one in comparison.distances]
     return {
         "errors": [_error_figure(comparison, metric) for metric in metrics],
@@ -227,7 +221,6 @@ def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) 
 
 
 def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
-    """Return requests in the system and arrivals per second, over the time of both runs."""
     end_s = max(side.records.end_s for side in sides)
     edges = np.linspace(0.0, end_s if end_s > 0 else 1.0, BINS + 1)
     middles = (edges[:-1] + edges[1:]) / 2

@@ -156,7 +156,6 @@ def write_lab_html(path: Path | str, table: LabTable) -> None:
 
 
 def _columns(table: LabTable) -> dict[str, Any]:
-    """Return sides (policy and predictor), loads, batches, and [sides][batches][loads] estimates of every metric."""
     cells = {(cell.policy, cell.predictor, cell.batch, cell.load): cell for cell in table.cells}
     sides = list(dict.fromkeys((cell.policy, cell.predictor) for cell in table.cells))
     metrics = [m for m in METRICS if any(not math.isnan(cell[m.name].value) for cell in table.cells)]

@@ -112,7 +112,6 @@ def _header(first: Evaluation, metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the curves of each evaluation, and predicted and true lengths of the first one's requests."""
     pairs = found[0].shown
     return {
         "names": [one.name for one in found],

@@ -129,7 +129,6 @@ def _gap_rows(operators: Sequence[OperatorView]) -> list[tuple[Sequence[str], st
 
 
 def _figures(view: ProfileView) -> dict[str, list[Figure]]:
-    """Return figures by section: "tokens", "attention", "kernels", "roofline" and "maps"."""
     attention, kernels, maps = [], [], []
     for one in view.operators:
         part = OPERATOR_PARTS[one.operator]
@@ -278,7 +277,6 @@ def _map_figure(view: ProfileView, one: OperatorView) -> Figure:
 
 
 def _roofline(view: ProfileView) -> list[Figure]:
-    """Return a figure of FLOP/s over FLOPs per byte: a point per row, under the roofs of the data sheet."""
     work = view.work
     if work is None:
         return []

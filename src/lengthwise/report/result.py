@@ -93,7 +93,6 @@ def workload(result: Result) -> str:
 
 
 def _lengths(table: Any) -> str:
-    """Return the kind and the numbers of a length distribution."""
     if not isinstance(table, dict):
         return str(table)
     numbers = [f"{key} {value:g}" for key, value in table.items() if isinstance(value, int | float)]

@@ -112,8 +112,6 @@ def write_html(path: Path | str, results: list[Result]) -> None:
 
 
 def _header(results: Sequence[Result]) -> list[str]:
-    """Return hardware, workload, SLOs, variants, seeds and requests."""
-
     def distinct(texts: Iterable[str], noun: str) -> str:
         different = list(dict.fromkeys(filter(None, texts)))
         return " / ".join(different) if len(different) <= LISTED else f"{len(different)} {noun}"
@@ -133,7 +131,6 @@ def _header(results: Sequence[Result]) -> list[str]:
 
 
 def _cards(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return the headline metrics, each with one bar per variant."""
     shown = {row.metric.key: row for row in rows(results)}
     titles = dict(CARDS)
     if "rates.goodput" not in shown:
@@ -195,7 +192,6 @@ def _difference(gap: Estimate, better: int) -> str | TableCell:
 
 
 def _what_ran(results: Sequence[Result]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return (label, value) of what all variants share, and rows of what differs."""
     properties = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
     labels = {name: name for r in results for name in r.engine} | (METADATA if any(properties) else {})
     shared, differing = [], []

@@ -65,7 +65,6 @@ def sentences(plan: SchedulePlan) -> list[str]:
 
 
 def _other_sentences(plan: SchedulePlan) -> list[str]:
-    """Compare the choice with other systems on the same GPUs: faster, not significantly different, slower."""
     own = plan.chosen.throughput_rps
     found = sorted(((other, other.best) for other in plan.others if other.best), key=lambda one: -one[1].throughput_rps)
 
@@ -97,7 +96,6 @@ def _other_sentences(plan: SchedulePlan) -> list[str]:
 
 
 def _spread_sentence(spread: Spread, plan: SchedulePlan) -> str:
-    """Return how far off the chosen schedule may be by one source of error."""
     latency_s = spread.latency_high_s if plan.worst_case else spread.latency_s
     text = (
         f"If {SPREAD_CAUSES[spread.source].format(requests=spread.requests)}: {_interval(spread.throughput_rps)} "
@@ -118,7 +116,6 @@ def _interval(ends: tuple[float, float]) -> str:
 
 
 def _search_sentence(plan: SchedulePlan) -> str:
-    """Return how many schedules were evaluated, and how certain it is that none is better."""
     if plan.evaluated >= plan.points:
         return f"All {plan.points:,} schedules were evaluated; none has a higher throughput."
     text = f"{plan.evaluated:,} of {plan.points:,} schedules were evaluated"
@@ -293,7 +290,6 @@ def adaptation_sentences(one: Adaptation) -> list[str]:
 
 
 def _unchanged(change: Change) -> str:
-    """Return the effect of leaving the schedule as it is."""
     if change.retained is None:
         limit = "the memory" if math.isinf(change.kept_held_s) else "the concurrency limit"
         return f"The running schedule would exceed {limit}."
@@ -307,7 +303,6 @@ def _unchanged(change: Change) -> str:
 
 
 def _done(change: Change) -> str:
-    """Return whether the schedule was changed, to which one, and the reason."""
     if change.new is None:
         return f"Not changed: {change.cause}."
     margin = ""

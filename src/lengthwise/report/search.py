@@ -58,7 +58,6 @@ def write_search_html(path: Path | str, study: Study) -> None:
 
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
-    """Return the card of a plan: its question, and the best configuration or the nearest misses."""
     own = [str(value) for key, value in plan.metadata.items() if key not in shared]
     card: dict[str, Any] = {
         "name": plan.name,
@@ -101,7 +100,6 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
 
 
 def _bars(plan: Plan) -> list[dict[str, Any]]:
-    """Return the first configurations of the ranking as bars with their intervals."""
     first = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
     ends = (c.objective.high if c.objective.has_interval else c.objective.value for _, c in first)
     largest = max(ends, default=1.0)
@@ -140,7 +138,6 @@ def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
 
 
 def _listing(plan: Plan) -> dict[str, Any]:
-    """Return the tables of a plan: simulated configurations, reasons of exclusion, and excluded configurations."""
     ran = text.simulated(plan)
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
     scales = [text.scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
@@ -210,7 +207,6 @@ def usd_per_thousand(choice: Choice, point: Point) -> float:
 
 
 def _plan_columns(plan: Plan) -> dict[str, Any]:
-    """Return everything that the figures of a plan draw."""
     shown, without_numbers = [], []
     for i, choice in enumerate(plan.choices):
         if choice.at or choice.points or choice.status in (Status.RANKED, Status.SCOUTED):

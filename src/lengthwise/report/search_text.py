@@ -290,7 +290,6 @@ def _ranking(plan: Plan, top: int) -> Table:
 
 
 def _reasons(plan: Plan, best: Choice, top: int) -> Text:
-    """Return the legend of the table, the reasons for the best choice, what binds it, and other bounds."""
     shown = [choice for _, choice in simulated(plan)]
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
@@ -343,7 +342,6 @@ def _excluded(plan: Plan) -> Text:
 
 
 def _swaps(study: Study) -> Table:
-    """Return how many times worse the best choice of one question (row) is for another question (column)."""
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("best of \\ used for", overflow="fold")
     for plan in study.plans:

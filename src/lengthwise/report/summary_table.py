@@ -46,7 +46,6 @@ def _cell(cell: Cell) -> Text:
 
 
 def _caption(results: list[Result]) -> Text:
-    """Return the source of the intervals, unusual outcomes, warnings, and the bottleneck of each variant."""
     lines = [Text(f"{capitalized(intervals_note(results))}.")]
     if note := model_note(results):
         lines.append(Text(f"{note}."))

@@ -230,7 +230,6 @@ def _line(name: str, series: int, x: Iterable[float], y: Iterable[float]) -> Fig
 
 
 def _marks(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) -> Figure:
-    """Return simulated points with their intervals."""
     halves = json_numbers(e.half_width for e in y)
     return _line(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
 

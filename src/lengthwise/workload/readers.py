@@ -348,7 +348,6 @@ def _rate_windows(source: Source, number: int | None) -> Iterator[tuple[int, _Wi
 
 
 def _length_histograms(source: Source, number: int | None) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
-    """Yield client, start and the two histograms of each window that has both."""
     for line, client, at_s, entry in _length_rows(source, number):
         if "text_tokens" in entry:
             raise source.fault(line, "multimodal lengths (text_tokens) cannot be used; input_tokens can")
@@ -362,7 +361,6 @@ def _length_histograms(source: Source, number: int | None) -> Iterator[tuple[int
 
 
 def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
-    """Yield line, client, start of the window, and its entry."""
     if number is None:
         for line, entry in source.json_rows():
             if not {"client", "window"} <= set(entry):

@@ -292,7 +292,6 @@ def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | N
 
 
 def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
-    """Return a further column of the workload: numbers, codes, texts, or lists of ids."""
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().fill_null(0)
         ends = np.cumsum(lengths.to_numpy())
@@ -319,7 +318,6 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
 
 
 def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: str) -> TraceError:
-    """Return the error of the first invalid row."""
     try:
         for line, cells in _lines(source, form):
             if message := _row_fault(form, columns, cells):

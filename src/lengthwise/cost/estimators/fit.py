@@ -139,7 +139,6 @@ def _fit_shard(
 
 
 def _exceeds(part: str, reach: Reach, target: Target) -> bool:
-    """Return whether the deployment's steps go beyond what was measured of a part."""
     limits = target.limits
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     chunk = min(limits.max_num_batched_tokens, target.max_model_len)

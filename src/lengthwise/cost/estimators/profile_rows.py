@@ -75,7 +75,6 @@ def _speed_class(dtype: str) -> str:
 
 
 def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Return [n] speed classes of dtypes; unknown dtypes stay as they are."""
     known, index = np.unique(column, return_inverse=True)
     names = []
     for name in known.tolist():

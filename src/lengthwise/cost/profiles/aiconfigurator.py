@@ -69,7 +69,6 @@ def installed_tables() -> Path:
 
 
 def _find_files(place: Path, backend: str, version: str, notes: list[str]) -> dict[str, Path]:
-    """Return the tables of a system, an engine and a version by file name, in the order of _FILES."""
     engines = {path.name for kind in _FILES for path in (place / kind).glob("*") if path.is_dir()} - {"nccl"}
     if backend not in engines:
         raise UnknownNameError("engine", backend, engines)
@@ -115,7 +114,6 @@ _MEASURED = {"backend": _BACKEND, "seconds": _SECONDS}
 
 
 def _dtypes(rows: pl.DataFrame, column: str) -> pl.Expr:
-    """Return a column of dtypes in their canonical spelling."""
     names = {str(name): canonical_dtype(str(name)) for name in rows[column].unique()}
     return pl.col(column).replace_strict(names, return_dtype=pl.String)
 

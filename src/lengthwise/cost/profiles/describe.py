@@ -161,7 +161,6 @@ def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | No
 
 
 def _groups(profile: Profile) -> Iterator[Ints]:
-    """Yield indices of the rows of each operator, TP degree and dtype."""
     for operator in profile.operators:
         own = np.flatnonzero(profile["operator"] == operator)
         tps, dtypes = profile["tp"][own], profile["dtype"][own]

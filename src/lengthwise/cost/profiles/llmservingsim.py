@@ -85,7 +85,6 @@ def _v0_metadata(root: Path) -> ProfileFacts:
 
 
 def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Return frames with columns named as a profile's."""
     layers = shard.read("layers", "layer_name", "input", "latency(ns)")
     attention = shard.read("attention", "is_prefill", "prefill_chunk_size", "kv_cache_size", "batch_size")
     dtype = pl.lit("bfloat16" if "TPU" in str(shard.folder) else "float16")
@@ -204,7 +203,6 @@ def _v1_meta(root: Path) -> dict[str, Any]:
 
 
 def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Return frames with columns named as a profile's."""
     meta = _v1_meta(root)
     repeats = int(meta.get("measurement_iterations", 0))
     dtype = pl.lit(canonical_dtype(str(meta.get("variant", "bf16")).split("-")[0]))
