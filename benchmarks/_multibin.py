@@ -79,7 +79,7 @@ def theorems(_shared: Path, quick: bool) -> Rows:
                 sizes = {"batch": batch, "num_bins": bins}
                 rates.append(theory.serve(np.zeros(requests), times, into, servers=1, **sizes).throughput_rps)
                 waits.append(theory.serve(arrival / RATE_RPS, times, into, servers=None, **sizes).latency_s)
-            rate_error = np.mean(rates) * theory.uniform_batch_s(TIMES, batch, bins) / batch - 1
+            rate_error = np.mean(rates) / theory.uniform_throughput_rps(TIMES, batch, bins) - 1
             wait_error = np.mean(waits) / theory.latency_s(TIMES, cuts, batch, RATE_RPS) - 1
             found.append((f"B={batch} k={bins}", float(rate_error), float(wait_error)))
         return found
@@ -104,7 +104,7 @@ def saturation(_shared: Path, quick: bool) -> Rows:
     shares = np.array([0.25, 0.5, 0.7, 0.9, 1.1, 1.25, 1.5])
     curves, worst = {}, 0.0
     for bins in (1, 2, 4, 8, 16, 32):
-        cuts, limit = theory.uniform_optimal(TIMES, bins), batch / theory.uniform_batch_s(TIMES, batch, bins)
+        cuts, limit = theory.uniform_optimal(TIMES, bins), theory.uniform_throughput_rps(TIMES, batch, bins)
         points = []
         for share in shares:
             rates = []

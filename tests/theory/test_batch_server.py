@@ -76,7 +76,7 @@ def test_simulation_finds_the_theorems(batch, bins):
     cuts = theory.uniform_optimal(times, bins)
     busy = theory.runs(times, cuts, batch, requests=20_000, seeds=range(4))
     rate = mean_estimate([run.throughput_rps for run in busy])
-    assert rate.value == pytest.approx(batch / theory.uniform_batch_s(times, batch, bins), rel=0.01)
+    assert rate.value == pytest.approx(theory.uniform_throughput_rps(times, batch, bins), rel=0.01)
     idle = theory.runs(times, cuts, batch, rate_rps=3.0, servers=None, requests=20_000, seeds=range(4))
     wait = mean_estimate([run.latency_s for run in idle])
     assert wait.value == pytest.approx(theory.latency_s(times, cuts, batch, 3.0), rel=0.02)

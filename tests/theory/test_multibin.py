@@ -41,6 +41,7 @@ def test_theorem_4_2_is_the_general_formula_at_the_best_boundaries(batch, bins):
     exact = theory.uniform_batch_s(UNIFORM, batch, bins)
     assert theory.expected_batch_s(UNIFORM, cuts, batch) == pytest.approx(exact, rel=1e-12)
     assert exact == pytest.approx(10.5 + 19 / (2 * bins) * (batch - 1) / (batch + 1))
+    assert theory.uniform_throughput_rps(UNIFORM, batch, bins) == pytest.approx(batch / exact)
 
 
 @pytest.mark.parametrize("times", [UNIFORM, EXPONENTIAL, theory.SampledTimes([1, 2, 2, 3, 8, 9, 30])], ids=repr)
@@ -59,7 +60,7 @@ def test_lemma_4_1_no_other_boundaries_are_better():
 
 
 def test_throughput_grows_with_bins_towards_the_capacity():
-    reached = [8 / theory.uniform_batch_s(UNIFORM, 8, k) for k in (1, 2, 4, 64, 10**6)]
+    reached = [theory.uniform_throughput_rps(UNIFORM, 8, k) for k in (1, 2, 4, 64, 10**6)]
     assert reached == sorted(reached)
     assert theory.capacity_rps(UNIFORM, 8) == 8 / 10.5
     assert reached[-1] == pytest.approx(8 / 10.5, rel=1e-5)
@@ -69,9 +70,9 @@ def test_throughput_grows_with_bins_towards_the_capacity():
 def test_theorem_4_3_is_the_smallest_number_of_bins(share, batch):
     target = share * theory.capacity_rps(UNIFORM, batch)
     needed = theory.uniform_bins_for(UNIFORM, batch, target)
-    assert batch / theory.uniform_batch_s(UNIFORM, batch, needed) >= target * (1 - 1e-9)
+    assert theory.uniform_throughput_rps(UNIFORM, batch, needed) >= target * (1 - 1e-9)
     if needed > 1:
-        assert batch / theory.uniform_batch_s(UNIFORM, batch, needed - 1) < target * (1 + 1e-9)
+        assert theory.uniform_throughput_rps(UNIFORM, batch, needed - 1) < target * (1 + 1e-9)
     found = theory.bins_for(UNIFORM, batch, target, lambda k: theory.uniform_optimal(UNIFORM, k))
     assert found is None or found == needed
 

@@ -21,6 +21,7 @@ from .multibin import (
     token_boundaries,
     uniform_batch_s,
     uniform_bins_for,
+    uniform_throughput_rps,
 )
 from .queues import (
     ORDERS,
@@ -94,5 +95,6 @@ __all__ = [
     "uniform_batch_s",
     "uniform_bins_for",
     "uniform_optimal",
+    "uniform_throughput_rps",
     "with_error",
 ]

@@ -181,6 +181,11 @@ def uniform_batch_s(times: UniformTimes, batch: int, bins: int) -> float:
     return times.mean_s + (times.high_s - times.low_s) / (2 * bins) * (batch - 1) / (batch + 1)
 
 
+def uniform_throughput_rps(times: UniformTimes, batch: int, bins: int) -> float:
+    """Return Thr_k = B / E[T_k] (Theorem 4.2); it grows with the number of bins."""
+    return batch / uniform_batch_s(times, batch, bins)
+
+
 def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
     """Return the smallest number of bins with throughput ``target_rps`` (Theorem 4.3; its c_max - epsilon)."""
     _check_target(times, batch, target_rps)
