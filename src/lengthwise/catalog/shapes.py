@@ -64,10 +64,7 @@ def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) ->
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one token adds to the KV cache over all (decoder) layers; raise UnknownNameError.
-
-    Layers with a sliding window count too. ``dtype`` None takes the weights' dtype, but at least 16 bits.
-    """
+    """Return a token's bytes in the KV cache of all (decoder) layers, windowed ones too; by default 16 bits or more."""
     attention = spec.attention
     latent, heads = attention.kv_lora_rank + attention.rope_head_dim, attention.head_dim + _v_head_dim(spec)
     elements = latent if attention.is_mla else attention.kv_heads * heads
@@ -75,10 +72,8 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
 
 
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
-    """Return the layers of each of ``pp`` stages, split as in vLLM; raise InputError if ``pp`` is not in 1..layers.
-
-    Remaining layers go one each to the stages before the last one, which also holds the head, backwards.
-    """
+    """Return the layers of each of ``pp`` stages, split as in vLLM; raise InputError if ``pp`` is not in 1..layers."""
+    # Remaining layers go one each to the stages before the last one, which also holds the head, backwards.
     layers = spec.encoder_layers if encoder else spec.layers
     if not 1 <= pp <= layers:
         raise InputError(f"pipeline stages (pp) of {spec.name} must be in 1..{layers}; it is {pp}")

@@ -23,10 +23,7 @@ Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
-    """Return a model by name or alias, or from a Hugging Face ``config.json`` or the folder that holds one.
-
-    A name of the catalog wins over a folder, ``./name``. Raises UnknownNameError, or InputError with missing keys.
-    """
+    """Return a model by name, alias, ``config.json`` or its folder ``./name``; raise UnknownNameError or InputError."""
     path = Path(name_or_path).expanduser()
     if (known := _lookup(str(name_or_path), models())) is not None:
         return known

@@ -435,11 +435,9 @@ class Operators:
 
 
 def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
-    """Return the link of a collective over GPUs, and the seconds of its smallest message.
-
-    Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one message
-    and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
-    """
+    """Return the link of a collective over GPUs, and the seconds of its smallest message."""
+    # Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one
+    # message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
     link, hops = node.link_for(gpus), math.log2(max(gpus, 1))
     return link, link.latency_s + DIRECT_HOP_S * hops if gpus <= node.link_group else 2 * hops * link.latency_s
 

@@ -266,11 +266,7 @@ HOST_NAMES = ("default", *ENGINE_HOSTS)
 
 
 def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
-    """Return the overhead of a host (a name of HOST_NAMES, or seconds); None for "default": the cost source's own.
-
-    With ``experts`` in the model, requests wait longer in front of a named engine. Raises UnknownNameError for another
-    name, InputError for negative or infinite seconds.
-    """
+    """Return the overhead of a host; None for "default" (the source's own); raise UnknownNameError or InputError."""
     if isinstance(host, str):
         if host not in HOST_NAMES:
             raise UnknownNameError("host", host, HOST_NAMES)

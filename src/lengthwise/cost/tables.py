@@ -40,11 +40,7 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write an npz, of tables that obey ``check``, that ``load`` reads back bit for bit, completely or not at all.
-
-    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused. Raises
-    ProfileError or OutputError.
-    """
+    """Write an npz that ``load`` reads back bit for bit, refused for others than ``made_for``; raise OutputError."""
     check(tables, "the tables to save")
     write_npz(
         path, to_arrays(tables) | ({} if made_for is None else {KEY: json.dumps(asdict(made_for), sort_keys=True)})
@@ -57,11 +53,7 @@ def load(path: Path | str) -> CostTables:
 
 
 def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read cost tables from an npz that ``save`` wrote or from one of Vidur's prediction tables.
-
-    ``model`` and ``pp`` split Vidur's tables into stages; saved tables have stages of their own, which must match.
-    Raises ProfileError for any other file.
-    """
+    """Read tables that ``save`` wrote, or Vidur's, split by ``model`` and ``pp``; raise ProfileError otherwise."""
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))

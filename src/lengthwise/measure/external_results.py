@@ -308,11 +308,7 @@ FORMATS = {  # formats that ``read_foreign`` reads
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
-    """Read another program's results, packed by gzip or not, as the records of a run; raise InputError.
-
-    Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
-    index of one of several benchmarks in a GuideLLM report.
-    """
+    """Read another program's results, of GuideLLM the indexed ``benchmark``, as records of a run; raise InputError."""
     path = Path(path)
     try:
         data = path.read_bytes()

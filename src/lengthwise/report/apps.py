@@ -30,10 +30,7 @@ FINAL_STATES = ("done", "skipped", "dead", "blocked")
 def write_app_html(
     path: Path | str, plan: AppPlan | None, app_metadata: AppFacts, models: Sequence[str] | None = None
 ) -> None:
-    """Write a self-contained page of a plan (None: given engines), of a run (``app_metadata.manifest``), or of both.
-
-    Raises MissingExtraError without jinja2, OutputError if the file cannot be written.
-    """
+    """Write a page of a plan (None: given engines), a run or both; raise MissingExtraError or OutputError."""
     names = list(plan.models if plan is not None else models or ())
     manifest = app_metadata.manifest
     answers = text.sentences(plan, app_metadata) if plan is not None and manifest is None else []
@@ -154,17 +151,14 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineSpan:
-    """A period in which an engine on one GPU, or one given engine, loads or runs a model.
-
-    ``what`` is "load" or "run"; ``ended_by`` is the event that ended the period, "" at the run's end.
-    """
+    """A period in which an engine on one GPU, or one given engine, loads or runs a model."""
 
     lane: Lane
     model: str
-    what: str
+    what: str  # "load" or "run"
     start_s: float
     end_s: float
-    ended_by: str = ""
+    ended_by: str = ""  # an event; "" at the run's end
 
 
 def _has_given_engines(manifest: Mapping[str, Any]) -> bool:

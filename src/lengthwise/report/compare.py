@@ -93,10 +93,7 @@ def _method(comparison: Comparison) -> str:
 
 
 def compare_table(comparison: Comparison) -> Group:
-    """Return warnings, a row per metric with A, B, the error and its interval, then distances and request counts.
-
-    Yellow marks significant errors: their interval excludes 0.
-    """
+    """Return warnings, errors with intervals (yellow: significant), distances and request counts."""
     warnings = [Text.assemble(("warning: ", "bold yellow"), warning) for warning in comparison.warnings]
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)

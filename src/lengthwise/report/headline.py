@@ -20,16 +20,13 @@ LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a summary; ``unit`` decides how it is scaled, ``better`` is a direction.
-
-    A terminal shows the ``headline`` metrics, the page all.
-    """
+    """One number of a summary; a terminal shows the ``headline`` metrics, the page all."""
 
     key: str
     group: str
     label: str
-    unit: Unit
-    better: int
+    unit: Unit  # decides how the number is scaled
+    better: int  # a direction
     read: Read
     headline: bool = True
 

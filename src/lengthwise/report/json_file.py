@@ -115,10 +115,7 @@ def _policy_name(policy: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and mappings as lists and dictionaries for JSON.
-
-    Numbers that are not finite become None; an estimate without a model interval loses the keys of it.
-    """
+    """Return dataclasses, arrays and mappings as values for JSON; None for numbers that are not finite."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, np.ndarray):

@@ -78,10 +78,7 @@ TOTAL_POINTS = 2400
 
 
 def write_html(path: Path | str, results: list[Result]) -> None:
-    """Write a self-contained page of all variants: numbers, latencies, the run over time, bottlenecks.
-
-    Raises InputError if none is given or names repeat, MissingExtraError without jinja2, or OutputError.
-    """
+    """Write a self-contained page of all variants; raise InputError if names repeat, MissingExtraError, OutputError."""
     check_results(results)
     drawn = figures(results)
     shared, differing = _what_ran(results)

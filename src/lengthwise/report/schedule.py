@@ -117,10 +117,7 @@ def _mark(row: ScheduleRow, latency_s: float) -> Figure:
 
 
 def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[str] | None = None) -> None:
-    """Write everything that is known about a choice, ``answer`` (by default as the command prints it) included.
-
-    Raises OutputError if the file cannot be written.
-    """
+    """Write a choice, with ``answer`` (None: as the command prints it), to a JSON file; raise OutputError."""
     fields = plain(plan)
     fields["front"] = [{"strategy": strategy, "points": points} for strategy, points in fields["front"]]
     answer = text.sentences(plan) if answer is None else answer

@@ -28,12 +28,7 @@ LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "
 
 
 def write_search_html(path: Path | str, study: Study) -> None:
-    """Write a self-contained page: the answer and its reasons, cost against latency, every configuration.
-
-    Readers can move limits on the page, which then finds the best configuration among the simulated loads.
-
-    Raises InputError if none is given or names repeat, MissingExtraError without jinja2, or OutputError.
-    """
+    """Write a self-contained page; raise InputError if names repeat, MissingExtraError or OutputError."""
     text.check_study(study)
     plans = study.plans
     first, *others = (plan.metadata for plan in plans)
@@ -256,11 +251,8 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
 def _excluded_counts(
     choices: Sequence[Choice], values: dict[str, list[str]]
 ) -> tuple[list[tuple[str, str]], dict[str, list[list[int]]]]:
-    """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them.
-
-    Returns:
-        (region, example) of each reason; and by "i,j" for axes i < j, rows of (value of i, value of j, reason, count).
-    """
+    """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them."""
+    # (region, example) of each reason; and by "i,j" for axes i < j rows of (value of i, value of j, reason, count).
     reasons: dict[tuple[str, str], int] = {}
     pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
     counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}

@@ -240,10 +240,7 @@ REGIONS = 8
 
 
 def search_table(study: Study, *, top: int = 10) -> Group:
-    """Return each plan's question, its ``top`` configurations, the reasons for the best one, and what was excluded.
-
-    "=1" marks choices tied with the best, "~" scouted ones, "*" the binding limit. Raises InputError if names repeat.
-    """
+    """Return the answers of a search for a terminal, ``top`` configurations each; raise InputError if names repeat."""
     check_study(study)
     parts: list[RenderableType] = []
     for plan in study.plans:

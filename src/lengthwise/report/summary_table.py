@@ -19,12 +19,7 @@ FEW_SEEDS = 3  # with fewer seeds, Student's t is above 4 and intervals are very
 
 
 def table(results: list[Result]) -> Group:
-    """Return variants side by side: metrics as rows, "value ± half-width (low-high)" as cells, bottlenecks below.
-
-    An interval that would leave the possible range (below 0, a share above 100 %) is clipped and shown with both its
-    sides. Bold green marks a variant that is significantly better than all others. The lines below the table use the
-    width of the console. Raises InputError if none is given or names repeat.
-    """
+    """Return variants side by side, bottlenecks below; raise InputError if none is given or names repeat."""
     check_results(results)
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)

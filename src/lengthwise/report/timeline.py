@@ -1,9 +1,7 @@
-"""A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace-event JSON.
 
-The format is Chrome's trace-event JSON. Each replica is a process; one more process holds requests that no replica
-took. Steps are on as many tracks as run at once, requests are asynchronous spans that nest queued, prefill and decode,
-and batch, queue and KV blocks are counters. Times are in microseconds, rounded to nanoseconds. A request that did not
-finish is drawn to the end of the run.
+Each replica is a process, and so are requests that no replica took. Requests are asynchronous spans that nest queued,
+prefill and decode. A request that did not finish is drawn to the end of the run.
 """
 
 from __future__ import annotations

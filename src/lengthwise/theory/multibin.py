@@ -41,10 +41,7 @@ ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighb
 
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
-    """Return [k, k] the error model of Section 6.2: errors of one bin only.
-
-    ``below`` is the probability of the bin below the true one, ``above`` (default: the same) that of the bin above.
-    """
+    """Return [k, k] the error model of Section 6.2: one bin too low (``below``) or too high (by default as likely)."""
     check_counts(1, bins)
     above = below if above is None else above
     if not (below >= 0 and above >= 0 and below + above <= 1):
@@ -98,10 +95,7 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
 
 
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return [n] the predicted bin of each request.
-
-    ``confusion`` [k, k] has rows of probabilities; ``levels`` [n] are uniform draws that several runs can share.
-    """
+    """Return [n] the predicted bins by a ``confusion`` [k, k] and uniform draws ``levels`` [n], to share by runs."""
     matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
     true, drawn = np.asarray(true_bin, np.int64), np.asarray(levels, float)
     predicted = np.empty(len(true), np.int64)
@@ -130,11 +124,9 @@ def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.Arr
 def expected_batch_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Return the expected service time of a batch, E[T_k] = sum over bins of P(bin) E[max of a batch] (equation 2).
-
-    With ``confusion`` ([true bin, predicted bin], rows of probabilities) the members of a batch come from several true
-    bins: their distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
-    """
+    """Return the expected service time of a batch, E[T_k] = sum of P(bin) E[max of a batch] (equation 2)."""
+    # With ``confusion`` ([true, predicted], rows of probabilities) a batch has members of several true bins: their
+    # distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
     check_counts(batch)
     joint = _joint_shares(times, cuts_s, confusion)
     return float(
@@ -164,11 +156,8 @@ def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
 def latency_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, rate_rps: float, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
-
-    E = k (B - 1) / (2 lambda) + E[T_k], where k is the number of used bins, for any boundaries. With finitely many
-    servers it is a lower bound, close at low load.
-    """
+    """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1)."""
+    # E = k (B - 1) / (2 lambda) + E[T_k], where k is the number of used bins; with finitely many servers a lower bound.
     if not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
     used = np.count_nonzero(_joint_shares(times, cuts_s, confusion).sum(axis=0) > 0)
@@ -198,10 +187,7 @@ def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
 def bins_for(
     times: ServiceTimes, batch: int, target_rps: float, rule: Callable[[int], npt.ArrayLike], *, most: int = 1 << 14
 ) -> int | None:
-    """Return the smallest number of bins of a rule with throughput ``target_rps``; None above ``most``.
-
-    ``rule`` returns the cuts of a number of bins, which is doubled until it suffices, then bisected.
-    """
+    """Return the smallest number of bins, up to ``most``, whose cuts by ``rule`` have throughput ``target_rps``."""
     _check_target(times, batch, target_rps)
 
     def is_enough(bins: int) -> bool:
@@ -229,10 +215,7 @@ def _check_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
 
 
 def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: int) -> float:
-    """Return the upper bound of E[T_k] in which every bin but the last counts as its upper end (equation 27).
-
-    sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate).
-    """
+    """Return the bound sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate) of E[T_k] (equation 27)."""
     check_counts(batch)
     cuts = check_cuts(cuts_s)
     masses = times.masses(cuts)
@@ -241,11 +224,9 @@ def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: i
 
 
 def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) -> float:
-    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1).
-
-    Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
-    so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
-    """
+    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1)."""
+    # Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
+    # so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
     steps = exponential_steps(batch, bins)
     first = steps[0] if len(steps) else _harmonic(batch) - 1
     return float(1 + first) / times.rate_per_s
@@ -274,10 +255,7 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 
 
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Return up to k - 1 distinct boundaries in tokens for an engine's bins, from observed lengths.
-
-    They lie half a token above the last length of their bin; ties can leave fewer bins than requested.
-    """
+    """Return up to k - 1 distinct boundaries in tokens, half a token above the last length of their bin."""
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")
@@ -298,10 +276,8 @@ def runs(
     confusion: npt.ArrayLike | None = None,
     max_wait_s: float = math.inf,
 ) -> list[Served]:
-    """Simulate one run for each seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins.
-
-    The same seed draws the same requests for all bins, rates and confusions.
-    """
+    """Simulate a run by seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins."""
+    # The same seed draws the same requests for all bins, rates and confusions.
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
         raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
     cuts = check_cuts(cuts_s)

@@ -66,10 +66,8 @@ def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest job first, nonpreemptive.
-
-    wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)) (Phipps 1956); equal sizes are served in order.
-    """
+    """Return the sojourn under shortest job first, nonpreemptive (Phipps 1956); equal sizes are served in order."""
+    # wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x))
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
     below, up_to = _loads(sizes / slots, shares, rate_rps)
@@ -78,11 +76,8 @@ def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage and Miller 1966).
-
-    With one slot it has the smallest mean. No schedule of ``slots`` slots has a mean sojourn below that of one slot of
-    ``slots`` times the speed, ``srpt`` of the times divided by ``slots``.
-    """
+    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage, Miller 1966)."""
+    # No schedule of ``slots`` slots has a mean sojourn below that of one slot of ``slots`` times the speed.
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
     fast = sizes / slots
@@ -94,11 +89,8 @@ def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted job first, nonpreemptive.
-
-    Pairs (true size, predicted size) are equally likely. wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load
-    predicted <= y)): only the order of the predictions matters, not their scale.
-    """
+    """Return the sojourn under shortest predicted job first, nonpreemptive; pairs are equally likely."""
+    # wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load predicted <= y)), by the predictions' order alone.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     load = load_of(SampledTimes(sizes), rate_rps, slots)
     below, up_to, _ = _predicted_loads(sizes / slots, predicted, rate_rps)
@@ -107,12 +99,9 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted remaining time first, preemptive.
-
-    Pairs (true size, predicted size, in one unit) are equally likely. A request with prediction y and attained service
-    a has a predicted remainder of max(y - a, 0); one that outlives its prediction is not interrupted any more
-    (Mitzenmacher 2019). More than ``MAX_PAIRS`` pairs are thinned to evenly spaced ones by prediction.
-    """
+    """Return the sojourn under shortest predicted remaining time first, preemptive; pairs are equally likely."""
+    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
+    # its prediction is not interrupted any more (Mitzenmacher 2019). Of many pairs, evenly spaced ones count.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:
         by_prediction = np.lexsort((sizes, predicted))
@@ -136,10 +125,8 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
 def with_error(
     times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return ``count`` true and predicted sizes: the prediction is size x exp(sigma Z), of the true median.
-
-    Sizes are the cells' means, in their proportions; errors are the normal's quantiles, in random order.
-    """
+    """Return ``count`` true sizes and predictions, size x exp(sigma Z), of the true median."""
+    # Sizes are the cells' means, in their proportions; errors are the normal's quantiles, in random order.
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
     from scipy.special import ndtri
@@ -191,10 +178,8 @@ def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple
 
 @lru_cache(maxsize=64)
 def _squares_ahead(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
-    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2.
-
-    Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
-    """
+    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2."""
+    # Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
     sizes, predicted = np.frombuffer(sizes_bytes), np.frombuffer(predicted_bytes)
     ahead = np.empty(len(sizes))
     for start in range(0, len(sizes), 256):

@@ -290,11 +290,9 @@ def exponential_recursion(times: ExponentialTimes, batch: int, bins: int) -> Flo
 
 
 def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
-    """Return [k - 1] cuts with the smallest expected batch time, never worse than equal masses, for any distribution.
-
-    Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the distribution's
-    cells. With fewer distinct values than bins the cuts of empty bins repeat.
-    """
+    """Return [k - 1] cuts with the smallest expected batch time, never worse than equal masses."""
+    # Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the cells. With
+    # fewer distinct values than bins the cuts of empty bins repeat.
     check_counts(batch, bins)
     values, weights = times.cells(MAX_CELLS)
     costs = _segment_costs(values, weights, batch)
@@ -326,11 +324,9 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
 
 
 def _segment_costs(values: Floats, weights: Floats, batch: int) -> Floats:
-    """Return [m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b.
-
-    With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
-    upper end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
-    """
+    """Return [m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b."""
+    # With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
+    # upper end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
     m = len(values)
     costs = np.full((m + 1, m + 1), np.inf)
     mass, sums = np.zeros(m), np.zeros(m)  # by first cell of the bin

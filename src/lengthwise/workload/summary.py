@@ -24,10 +24,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths of prompts or outputs, in tokens.
-
-    ``quantiles`` maps "p1" to "p99"; the histogram has bins of equal width on a logarithmic scale.
-    """
+    """Lengths of prompts or outputs, in tokens; ``quantiles`` by "p1" to "p99"."""
 
     mean: float
     sd: float

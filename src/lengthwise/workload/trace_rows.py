@@ -141,10 +141,7 @@ def is_date(text: str | None) -> bool:
 
 
 def parse_dates(series: pl.Series) -> Floats | None:
-    """Return seconds [n] since the first date; None where a text is no date.
-
-    Dates are like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or all .NET ticks of 100 ns.
-    """
+    """Return seconds [n] since the first of dates or .NET ticks (100 ns), with T or a zone; None if one is no date."""
     ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)

@@ -51,10 +51,7 @@ def is_workload(source: Source) -> bool:
 
 
 def read_parquet(source: Source) -> Workload:
-    """Return the workload of a file of ``write_parquet``, of records, or with its three main columns.
-
-    Raises TraceError for a truncated or damaged file, a missing column, or an invalid value.
-    """
+    """Return a workload from ``write_parquet``, a file of records, or three columns; raise TraceError otherwise."""
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
         file_metadata = pl.read_parquet_metadata(io.BytesIO(source.data))

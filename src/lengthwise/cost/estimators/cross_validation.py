@@ -131,16 +131,14 @@ less. Factors of several transfers multiply."""
 
 @dataclass(frozen=True)
 class ValidatedFit:
-    """An operator's estimator, fitted to all points, and its error.
-
-    ``log_sd`` is the root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
-    tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
-    """
+    """An operator's estimator, fitted to all points, and its error."""
 
     operator: str
     estimator: str
     predict: Predictor
     rows: int
+    # Root mean square of log(measured / predicted) on held-out points, inside, and out of range if the tables
+    # extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
     log_sd: float | None
     compared: tuple[RegionFit, ...]
     error: tuple[float, float] | None  # (median, 95th percentile), relative; None: too few points, or ``transferred``

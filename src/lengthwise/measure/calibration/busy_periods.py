@@ -114,11 +114,9 @@ def foreign_load(run: Run, counters: Counters) -> str:
 
 
 def max_steps(r: RequestRecords) -> float:
-    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish.
-
-    A step gives one token to every decoding request. From some moment on there are hence as many steps as the decoding
-    request that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
-    """
+    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish."""
+    # A step gives one token to every decoding request. From some moment on there are hence as many steps as the request
+    # that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     if not finished[started].all():

@@ -122,11 +122,9 @@ FIRST_TOKEN_PARTS, MAX_FIRST_TOKEN_LOG_SD = ("prefill", "host"), 0.5
 def part_errors(
     given: CostTables, found: Sequence[Parameter], shares: Mapping[str, float], tpot_log_sd: float, ttft_log_sd: float
 ) -> tuple[PartError, ...]:
-    """Return errors of the parts from their parameters' intervals, and of "step" the error they leave unexplained.
-
-    ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
-    to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
-    """
+    """Return errors of the parts from their parameters' intervals, and of "step" what they leave unexplained."""
+    # ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
+    # to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}
     given_sd = {e.part: e.log_sd for e in reversed(given.errors)}

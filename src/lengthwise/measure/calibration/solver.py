@@ -309,11 +309,9 @@ def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None
 def _without_noise(
     problem: Problem, at: tuple[Floats, float, LinearModel], scale: Floats, noise: Floats, seed: int
 ) -> Floats:
-    """Return [p] values in which parameters are neutral whose move improves the agreement by no more than noise does.
-
-    Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, else by ``noise`` times as much. The
-    first trial has all parameters neutral, further ones add the least certain; each refits the others.
-    """
+    """Return [p] values without moves of parameters that improve the agreement by no more than noise does."""
+    # Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, else by ``noise`` times as much. The
+    # first trial has all parameters neutral, further ones add the least certain; each refits the others.
     z, cost, model = at
     moving, retained = model.free.copy(), np.array([prior.name == NUISANCE for prior in problem.priors])
     weight = problem.weights(scale)

@@ -24,11 +24,9 @@ from lengthwise.schema.records import Floats, Ints
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
-    """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs.
-
-    "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
-    without cached context; decodes read the cache less the prompts' own tokens.
-    """
+    """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs."""
+    # "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
+    # without cached context; decodes read the cache less the prompts' own tokens.
     cost = deployment.cost
     layers = float(cost.stage_layers.sum())
     tokens, seqs = log.prefill_tokens + log.decode_seqs, log.prefill_seqs + log.decode_seqs

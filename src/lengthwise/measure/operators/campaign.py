@@ -183,10 +183,7 @@ class Plan:
 
 
 class Campaign:
-    """Measures a plan's points on a bench, and stores each in the journal immediately.
-
-    ``clock`` returns seconds from any start; ``progress`` takes the seconds spent, the budget, and the operator.
-    """
+    """Measures a plan's points on a bench within its budget, and stores each in the journal immediately."""
 
     def __init__(
         self, plan: Plan, bench: Bench, journal: Journal, clock: Callable[[], float], progress: Progress
