@@ -9,13 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lengthwise.catalog import (
-    embedding_parameters,
-    encoder_layer_parameters,
-    kv_bytes_per_token,
-    layer_weight_bytes,
-    stage_layers,
-)
+from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
@@ -56,28 +50,29 @@ class Shard:
     @property
     def kv_bytes(self) -> float:
         """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
-        attention, layer = self.model.attention, kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
+        attention = self.model.attention
+        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
         return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
     def layers(self) -> list[int]:
         """Return [PP] decoder layers of each stage."""
-        return stage_layers(self.model, self.parallel.pp)
+        return catalog.stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
         """Return [PP] bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
-        layer = [layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
+        layer = [catalog.layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
         stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
         if model.encoder_layers:
-            encoder = np.array(stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
-            stages += encoder * encoder_layer_parameters(model) * width / tp
+            encoder = np.array(catalog.stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
+            stages += encoder * catalog.encoder_layer_parameters(model) * width / tp
         # The head is a copy of its own of a tied one if there are several stages.
         table = model.vocab * model.hidden * max(2.0, width) / tp
-        stages[0] += embedding_parameters(model) * max(2.0, width) / tp
+        stages[0] += catalog.embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
         return stages
 
@@ -99,7 +94,7 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
     if parallel.tp < 1 or model.attention.heads % parallel.tp:
         heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
         raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
-    stage_layers(model, parallel.pp)
+    catalog.stage_layers(model, parallel.pp)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
 

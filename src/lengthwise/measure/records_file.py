@@ -43,14 +43,8 @@ from lengthwise.schema.records import (
     TokenTimes,
 )
 from lengthwise.schema.workload import Predictions, Workload
-from lengthwise.workload.writers import (
-    MAIN_COLUMNS,
-    OPTIONAL_COLUMNS,
-    PREDICTION_COLUMNS,
-    extra_series,
-    lists_of,
-    to_array,
-)
+from lengthwise.workload import writers
+from lengthwise.workload.writers import MAIN_COLUMNS, OPTIONAL_COLUMNS, PREDICTION_COLUMNS
 
 T = TypeVar("T")
 _KINDS = frozenset("bif")
@@ -102,12 +96,12 @@ def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     workload.require_independent("a file of records")
     columns = {PREFIX + n: v for n in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
-    columns |= {_EXTRA + name: extra_series(name, values) for name, values in extra.items()}
+    columns |= {_EXTRA + name: writers.extra_series(name, values) for name, values in extra.items()}
     rest: dict[str, Any] = {"name": workload.name, "concurrency": workload.concurrency}
     rest["extra"] = {name: values.dtype.str for name, values in extra.items()}
     if workload.predictions is not None:
         predictions = workload.predictions
-        columns |= {_ROWS + n: lists_of(predictions.start, getattr(predictions, n)) for n in PREDICTION_COLUMNS}
+        columns |= {_ROWS + n: writers.lists_of(predictions.start, getattr(predictions, n)) for n in PREDICTION_COLUMNS}
         rest["window_tokens"] = int(predictions.window_tokens)
     return columns, rest
 
@@ -140,7 +134,7 @@ def _extra_values(series: Any, dtype: str) -> npt.NDArray[Any]:
     if not isinstance(series.dtype, pl.List):
         array: npt.NDArray[Any] = series.to_numpy()
         return np.array(series.to_list(), object) if np.dtype(dtype) == object else array.astype(dtype)
-    return to_array(series)
+    return writers.to_array(series)
 
 
 FORMAT, VERSION = "lengthwise.records", 1
@@ -158,7 +152,8 @@ def write_records(measured: Measured, path: Path | str) -> None:
     requested, workload = columns_of(measured.workload)
     columns = {_COLUMN_NAMES.get(name, name): getattr(records.requests, name) for name in names} | requested
     if tokens is not None:
-        columns |= {_AT: lists_of(tokens.start, tokens.at_s), _TOKENS: lists_of(tokens.start, tokens.tokens)}
+        columns[_AT] = writers.lists_of(tokens.start, tokens.at_s)
+        columns[_TOKENS] = writers.lists_of(tokens.start, tokens.tokens)
     if measured.client_s is not None:
         columns[_CLIENT] = measured.client_s
     meta = {

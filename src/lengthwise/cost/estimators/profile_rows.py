@@ -165,8 +165,8 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 def reach_of(source: Source, target: Target) -> Reach:
     """Return the largest step that was measured: the smallest of the operators' own maxima; None: not measured."""
-    # Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels without
-    # a shard. A request is as long as the longest sequence of either phase, for decodes in the mean.
+    # Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels if no
+    # row is of a shard. A request is as long as the longest sequence of either phase, for decodes in the mean.
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
     rows = own if len(own) else shard

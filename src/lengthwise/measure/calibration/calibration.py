@@ -9,18 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lengthwise.engine.step_time import step_time
-from lengthwise.measure.calibration import parameters, solver
+from lengthwise.measure.calibration import measured_runs, parameters, solver
 from lengthwise.measure.calibration.iteration_log import Iterations
-from lengthwise.measure.calibration.measured_runs import (
-    Mask,
-    Run,
-    Split,
-    check_enough,
-    finished_counts,
-    origin_notes,
-    seconds_of,
-    split_of,
-)
+from lengthwise.measure.calibration.measured_runs import Mask, Run, Split, seconds_of
 from lengthwise.measure.calibration.parameters import MASKED, Prior, part_errors, priors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
 from lengthwise.measure.calibration.solver import Problem, Solution, solve
@@ -323,8 +314,8 @@ def calibrate(
             raise InputError(f"{name} must be one of auto, no; it is {value!r}")
     if masks == "no" and MASKED in (fit or ()):
         raise InputError("dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two")
-    split = split_of(runs, deployment, holdout, allow)
-    check_enough(split.runs)
+    split = measured_runs.split_of(runs, deployment, holdout, allow)
+    measured_runs.check_enough(split.runs)
     steps = step_evidence_of(split.runs, deployment, iterations, counters=scrape == "auto")
     if steps.seen:
         split = seen_by_log(split)
@@ -347,7 +338,7 @@ def calibrate(
             "1 % of where they are. Measure longer requests at a higher load"
         )
     found = _result(problem, solution, split, deployment, seed, fit)
-    origin = origin_notes(found, split.runs, deployment, allow)
+    origin = measured_runs.origin_notes(found, split.runs, deployment, allow)
     masked = mask_notes(problem.values(solution.z), deployment)
     return replace(found, notes=(*origin, *found.notes, *steps.notes, *notes, *masked), origin=origin)
 
@@ -399,7 +390,7 @@ def _result(
         errors=part_errors(cost, found, shares, spread, ttft_spread),
         reach=reach_of(split.fitted, fitted, deployment),
     )
-    fitted_count, held_out_count = finished_counts(split.runs)
+    fitted_count, held_out_count = measured_runs.finished_counts(split.runs)
     sides = [
         (run, Simulation(old[id(run)], cost.front), Simulation(new[id(run)], tables.front)) for run in split.validation
     ]

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lengthwise.measure.calibration import iteration_log
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
-from lengthwise.measure.calibration.iteration_log import (
-    MIN_STEPS,
-    Iterations,
-    fitted_steps,
-    implausible_seconds,
-    in_cells,
-)
+from lengthwise.measure.calibration.iteration_log import MIN_STEPS, Iterations
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
@@ -222,8 +217,8 @@ def step_evidence_of(
 
 def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) -> StepEvidence:
     fitted = sum(bool(run.fit.any()) for run in runs)
-    taken = fitted_steps(log, runs)
-    if reason := implausible_seconds(log if taken is None else log.taken(taken), runs):
+    taken = iteration_log.fitted_steps(log, runs)
+    if reason := iteration_log.implausible_seconds(log if taken is None else log.taken(taken), runs):
         return StepEvidence(None, [f"the log of steps was not fitted: {reason}"])
     if taken is None:
         note = (
@@ -242,7 +237,7 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
 
 def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> Evidence:
     """Return the evidence of a log of steps, which counts as one more run besides ``runs``."""
-    log = in_cells(iterations)
+    log = iteration_log.in_cells(iterations)
     m, steps = len(log), np.minimum(log.steps, MAX_CELL_STEPS)
     weight = np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum()))
     block = runs * BLOCKS + np.arange(m) * BLOCKS // m

@@ -15,17 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lengthwise.measure.operators import device as hardware
 from lengthwise.measure.operators.bench import Outcome, TorchBench
 from lengthwise.measure.operators.campaign import Campaign, Journal, OperatorLine, Plan, as_profile, notes, table
-from lengthwise.measure.operators.device import (
-    Device,
-    choose,
-    cpu_load,
-    device_name,
-    emulates_bfloat16,
-    machine_facts,
-    torch_module,
-)
+from lengthwise.measure.operators.device import Device
 from lengthwise.measure.operators.kernels import HOST_NOTE
 from lengthwise.measure.operators.points import MESSAGE, Operator, Point, Reach, operators_of, unmeasured
 from lengthwise.schema.errors import InputError
@@ -51,9 +44,9 @@ def profile_notes(device: Device, tp: Sequence[int], groups: Sequence[int], mode
         found.append(f"all-reduce and send over {missing} GPUs were not measured: this machine has fewer")
     if max(tp) > 1:
         found.append("logits gather was not measured")
-    if device.kind == "cpu" and device.dtype == "bfloat16" and emulates_bfloat16():
+    if device.kind == "cpu" and device.dtype == "bfloat16" and hardware.emulates_bfloat16():
         found.append("this processor has no bfloat16: torch converts, which takes far longer")
-    if device.kind == "cpu" and (load := cpu_load()) > _BUSY:
+    if device.kind == "cpu" and (load := hardware.cpu_load()) > _BUSY:
         found.append(f"the cores were busy: {load:.1f} runnable processes a core in the last minute, this one included")
     return tuple(found)
 
@@ -180,8 +173,8 @@ def measure_operators(
     does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
     """
     started = time.perf_counter()
-    torch = torch_module()
-    where = choose(torch, model, device, dtype, threads)
+    torch = hardware.torch_module()
+    where = hardware.choose(torch, model, device, dtype, threads)
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
     reach = _reach(model, where, max_tokens, max_seqs, max_context)
@@ -190,7 +183,7 @@ def measure_operators(
     groups = [n for n in degrees if n <= torch.cuda.device_count()]
     if where.kind == "cpu":  # between two processes, whatever the degrees
         groups = [2] if degrees else []
-    name = device_name(torch, where)
+    name = hardware.device_name(torch, where)
     identity = {  # points of two runs belong together if these agree
         "model": model.name,
         "shapes": hashlib.sha256(repr(model).encode()).hexdigest()[:12],
@@ -232,7 +225,7 @@ def measure_operators(
         model=model.name,
         engine=f"torch {torch.__version__}",
         measured=datetime.now(UTC).date().isoformat(),
-        machine=machine_facts(torch, where),
+        machine=hardware.machine_facts(torch, where),
         notes=(*missing, *profile_notes(where, tp, groups, model), *notes(outcomes)),
     )
     return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
@@ -242,7 +235,7 @@ def require_measurable(
     model: ModelSpec, *, device: str, dtype: str, tp: Sequence[int], threads: int | None = None
 ) -> None:
     """Raise what ``measure_operators`` raises for these settings, before any file is touched."""
-    where = choose(torch_module(), model, device, dtype, threads)
+    where = hardware.choose(hardware.torch_module(), model, device, dtype, threads)
     operators_of(model, tp, _reach(model, where, None, None, None))
 
 
