@@ -84,7 +84,7 @@ def vidur_profile(
         if surrogates:
             source += f"; {surrogates:,} attention rows at TP {parallel.tp}: {NOT_MEASURED}"
         make_tables = monotone_tables if estimator == "monotone" else forest_tables
-        tables, report = make_tables(samples, Job(model, parallel.pp, limits, max_model_len, source))
+        tables, report = make_tables(samples, model, parallel.pp, limits, max_model_len, source)
         check(tables, source)
         return tables, report
 
@@ -216,20 +216,10 @@ def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path
 FOLDS = 5
 
 
-@dataclass(frozen=True)
-class Job:
-    """A deployment to build tables for."""
-
-    model: ModelSpec
-    pp: int
-    limits: EngineLimits
-    max_model_len: int
-    source: str
-
-
-def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables, FitReport]:
+def monotone_tables(
+    samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
+) -> tuple[CostTables, FitReport]:
     """Build tables of the rule PER_REQUEST from curves and surfaces that never fall."""
-    limits, max_model_len = job.limits, job.max_model_len
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
     by_tokens = {name: seconds(regression.fit_curve(s.x, s.ms)(tokens)) for name, s in samples.items() if s.x.ndim == 1}
     zeros = np.zeros(len(tokens))
@@ -242,7 +232,10 @@ def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTable
     cached_tokens = grid_axis(min(limits.max_num_seqs * max_model_len, LARGEST_KV_TOKENS))
     # Vidur measured batches of equal contexts, so the mean context stands for all.
     mean_context = cached_tokens[None, :] / np.maximum(seqs, 1)
-    prefill, decode = (_fit_surface(samples[name], name) for name in (PREFILL, DECODE))
+    prefill, decode = (
+        regression.fit_surface(samples[name].x, samples[name].ms, quadratic=name == PREFILL)
+        for name in (PREFILL, DECODE)
+    )
     tables = CostTables(
         layer_s=layer,
         comm_s=comm,
@@ -252,15 +245,11 @@ def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTable
         host_s=np.zeros(limits.max_num_seqs + 1),
         prefill_s=seconds(prefill(chunk, context)),
         decode_s=seconds(decode(seqs.astype(np.float64), mean_context)),
-        stage_layers=np.array(stage_layers(job.model, job.pp), dtype=np.int64),
-        source=job.source,
+        stage_layers=np.array(stage_layers(model, pp), dtype=np.int64),
+        source=source,
     )
     fits = tuple(_cross_validated(name, sample) for name, sample in samples.items())
     return tables, FitReport("monotone", f"{FOLDS}-fold", fits)
-
-
-def _fit_surface(samples: Samples, name: str) -> regression.Surface:
-    return regression.fit_surface(samples.x, samples.ms, quadratic=name == PREFILL)
 
 
 def _cross_validated(name: str, samples: Samples) -> OperatorFit:
@@ -276,7 +265,8 @@ def _cross_validated(name: str, samples: Samples) -> OperatorFit:
         if samples.x.ndim == 1:
             predicted[test] = regression.fit_curve(x, ms)(samples.x[test])
         else:
-            predicted[test] = _fit_surface(Samples(x, ms), name)(samples.x[test, 0], samples.x[test, 1])
+            surface = regression.fit_surface(x, ms, quadratic=name == PREFILL)
+            predicted[test] = surface(samples.x[test, 0], samples.x[test, 1])
     return _operator_fit(name, predicted, samples.ms)
 
 
@@ -286,12 +276,14 @@ def _operator_fit(name: str, predicted: Floats, measured: Floats) -> OperatorFit
     return OperatorFit(name, len(measured), float(np.median(error)), float(np.quantile(error, 0.95)))
 
 
-def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables, FitReport]:
+def forest_tables(
+    samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
+) -> tuple[CostTables, FitReport]:
     """Build tables of the rule MERGED from Vidur's forests; ``pp`` must divide the layers."""
-    stages = equal_stages(job.model, job.pp)
-    tokens = np.arange(1.0, max(VIDUR_TOKENS, job.limits.max_num_batched_tokens) + 1)
-    contexts = np.arange(0.0, max(VIDUR_TOKENS, job.max_model_len) + CONTEXT_STEP_TOKENS, CONTEXT_STEP_TOKENS)
-    batches = np.arange(1.0, max(HIGHEST_BATCH, job.limits.max_num_seqs) + 1)
+    stages = equal_stages(model, pp)
+    tokens = np.arange(1.0, max(VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)
+    contexts = np.arange(0.0, max(VIDUR_TOKENS, max_model_len) + CONTEXT_STEP_TOKENS, CONTEXT_STEP_TOKENS)
+    batches = np.arange(1.0, max(HIGHEST_BATCH, limits.max_num_seqs) + 1)
     axes = {PREFILL: (contexts, tokens**2), DECODE: (batches, contexts)}
     ops, fits = {}, []
     for name, sample in samples.items():
@@ -301,4 +293,4 @@ def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables,
         values = regression.predict(forest, *axes.get(name, (tokens,)))
         token_axis = int(name == PREFILL)  # an entry for no tokens is prepended to it
         ops[name] = np.pad(values, [(int(axis == token_axis), 0) for axis in range(values.ndim)])
-    return compose(ops, job.model, stages, job.source), FitReport("random_forest", "out of bag", tuple(fits))
+    return compose(ops, model, stages, source), FitReport("random_forest", "out of bag", tuple(fits))

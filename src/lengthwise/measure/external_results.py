@@ -146,7 +146,9 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
         gaps = _value(metrics, "inter_chunk_latency")
         output = _value(metrics, "output_sequence_length", "output_token_count")
         first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
-        gap_s = [_unit(metrics, "inter_chunk_latency") * float(gap) for gap in gaps] if isinstance(gaps, list) else []
+        gap_s = []
+        if isinstance(gaps, list):
+            gap_s = [_UNITS[metrics["inter_chunk_latency"].get("unit", "ms")] * float(gap) for gap in gaps]
         rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
     return Results("aiperf", rows, {}, warnings)
 
@@ -156,12 +158,9 @@ def _value(metrics: Mapping[str, Any], *names: str) -> Any:
     return next((one.get("value") if isinstance(one, dict) else one for one in found), None)
 
 
-def _unit(metrics: Mapping[str, Any], name: str) -> float:
-    return _UNITS[metrics[name].get("unit", "ms")]
-
-
 def _seconds(metrics: Mapping[str, Any], name: str) -> float:
-    return UNKNOWN if (value := _value(metrics, name)) is None else float(value) * _unit(metrics, name)
+    value = _value(metrics, name)
+    return UNKNOWN if value is None else float(value) * _UNITS[metrics[name].get("unit", "ms")]
 
 
 _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")

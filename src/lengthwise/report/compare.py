@@ -13,28 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side
-from lengthwise.report.curves import (
-    LATENCIES,
-    Figure,
-    json_number,
-    json_numbers,
-    levels,
-    needs_log_axis,
-    quantile_curve,
-)
+from lengthwise.report import curves
+from lengthwise.report.curves import LATENCIES, LATENCY_NAMES, Figure, json_number, json_numbers
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import Measured
 
-NAMES = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "tbt": "TBT",
-    "jct": "JCT",
-    "queueing_delay": "Queueing",
-    "normalized_latency": "Latency/token",
+NAMES = LATENCY_NAMES | {
     "requests_per_s": "Requests/s",
     "output_tokens_per_s": "Output tokens/s",
     "goodput": "Goodput/s",
@@ -200,20 +187,20 @@ def _error_figure(comparison: Comparison, metric: str) -> Figure:
 
 def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) -> Figure:
     scale, unit = _scale(comparison, metric)
-    at = levels(POINTS)
-    curves = []
+    at = curves.levels(POINTS)
+    found = []
     for side in sides:
-        curve = quantile_curve(side.records, metric, at, comparison.warmup_s)
+        curve = curves.quantile_curve(side.records, metric, at, comparison.warmup_s)
         assert curve is not None  # a metric without values has no distance
-        curves.append(curve * scale)
+        found.append(curve * scale)
     return {
         "id": f"cdf-{metric}",
         "kind": "cdf",
         "title": LATENCIES[metric],
         "unit": unit,
-        "log": needs_log_axis(np.concatenate(curves)),
+        "log": curves.needs_log_axis(np.concatenate(found)),
         "y": json_numbers(at),
-        "curves": [json_numbers(curve) for curve in curves],
+        "curves": [json_numbers(curve) for curve in found],
     }
 
 

@@ -15,6 +15,7 @@ from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.errors import InputError
 
+BINS = (2, 4, 8)
 WORDS: dict[str, str] = {
     "mae": "mean absolute error, tokens",
     "rmse": "root mean square error, tokens",
@@ -23,12 +24,8 @@ WORDS: dict[str, str] = {
     "log_r2": "R2 of log tokens",
     "tau": "Kendall's tau",
     "tau_within": "Kendall's tau within a model",
-    "accuracy_2": "exact, 2 bins",
-    "accuracy_4": "exact, 4 bins",
-    "accuracy_8": "exact, 8 bins",
-    "within_one_2": "within one of 2 bins",
-    "within_one_4": "within one of 4 bins",
-    "within_one_8": "within one of 8 bins",
+    **{f"accuracy_{bins}": f"exact, {bins} bins" for bins in BINS},
+    **{f"within_one_{bins}": f"within one of {bins} bins" for bins in BINS},
     "coverage90": "inside the 90 % interval",
     "width90": "width of the 90 % interval, tokens",
     "pinball": "pinball loss, tokens",
@@ -41,7 +38,6 @@ MODEL_HEADS = {
     "coverage90": "inside 90 %",
     "width90": "width of 90 %, tokens",
 }
-BINS = (2, 4, 8)
 
 
 def _texts(name: str, value: float, half_width: float = math.nan) -> tuple[str, str, str]:
@@ -122,15 +118,15 @@ def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
         "r2": [_windows(one, lambda w: w.r2_all) for one in found],
         "tau": [_windows(one, lambda w: w.tau.value, lambda w: w.tau.half_width) for one in found],
         "bins": [
-            {key: json_numbers(one.scores[f"{score}_{k}"].value for k in BINS) for key, score in BIN_SCORES.items()}
+            {
+                key: json_numbers(one.scores[f"{score}_{k}"].value for k in BINS)
+                for key, score in (("exact", "accuracy"), ("near", "within_one"))
+            }
             for one in found
         ],
         "pairs": {key: json_numbers(pairs[key]) for key in ("predicted", "low", "high", "actual")}
         | {"model": pairs["model"]},
     }
-
-
-BIN_SCORES = {"exact": "accuracy", "near": "within_one"}
 
 
 def _windows(

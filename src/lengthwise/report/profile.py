@@ -245,8 +245,7 @@ def _lines(rows: Profile, part: str) -> tuple[npt.NDArray[Any], str, list[str]]:
 
 
 def _mean_context(kv_tokens: Array, seqs: Array) -> Array:
-    mean: Array = np.rint(kv_tokens / np.maximum(seqs, 1))
-    return mean
+    return np.asarray(np.rint(kv_tokens / np.maximum(seqs, 1)))
 
 
 def _only_number(name: str) -> int:

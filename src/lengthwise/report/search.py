@@ -167,8 +167,8 @@ def _listing(plan: Plan) -> dict[str, Any]:
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
     reasons = []
     for choice in excluded[:LISTED]:
-        bound = f" (bound: {text.objective_text(plan.objective, Estimate(choice.bound))})"
-        bound = bound if math.isfinite(choice.bound) else ""
+        value = f"{text.estimate_text(Estimate(choice.bound))} {plan.objective.unit}".strip()
+        bound = f" (bound: {value})" if math.isfinite(choice.bound) else ""
         reasons.append([choice.name, choice.status.value, f"{choice.reason or choice.region}{bound}"])
     return {
         "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lengthwise.report.curves import LATENCY_NAMES
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
 from lengthwise.report.headline import LESS, MORE, NEITHER
 from lengthwise.report.result_page import METADATA
@@ -19,14 +20,6 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
-LATENCIES = {
-    "ttft": "TTFT",
-    "tbt": "TBT",
-    "tpot": "TPOT",
-    "jct": "JCT",
-    "queueing_delay": "Queueing",
-    "normalized_latency": "Latency/token",
-}
 OTHERS = {  # label, unit and better direction of metrics other than latencies
     "goodput": ("Within SLO", "share", MORE),
     "served": ("Served", "share", MORE),
@@ -62,14 +55,14 @@ class Quantity:
 def quantity(name: str) -> Quantity:
     """Return label, unit and direction of a metric; an unknown name is its own label."""
     family, _, statistic = name.partition(".")
-    if family in LATENCIES:
-        return Quantity(name, f"{LATENCIES[family]} {statistic}".strip(), "s", LESS)
+    if family in LATENCY_NAMES:
+        return Quantity(name, f"{LATENCY_NAMES[family]} {statistic}".strip(), "s", LESS)
     return Quantity(name, *OTHERS.get(name, (name.replace("_", " "), "", NEITHER)))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return metrics in the order of tables: latencies by family and statistic, then the others."""
-    families, others = list(LATENCIES), list(OTHERS)
+    families, others = list(LATENCY_NAMES), list(OTHERS)
 
     def place(name: str) -> tuple[int, int, int, str]:
         family, _, statistic = name.partition(".")
@@ -121,11 +114,6 @@ def estimate_text(estimate: Estimate) -> str:
 def objective_head(objective: Objective) -> str:
     """Return a column's head: the unit, or the label where another column has the same unit."""
     return objective.label if objective.unit in {"", "$/h", "GPUs"} else objective.unit
-
-
-def objective_text(objective: Objective, estimate: Estimate) -> str:
-    """Return an objective's value with interval and unit."""
-    return f"{estimate_text(estimate)} {objective.unit}".strip()
 
 
 def axis_labels(keys: Iterable[str]) -> dict[str, str]:

@@ -156,10 +156,6 @@ class Target:
         """Return the dtype of the layers' matrices."""
         return self.limits.weight_dtype or self.model.dtype
 
-    def with_tp(self, tp: int) -> Target:
-        """Return the target with another tensor-parallel degree."""
-        return replace(self, parallel=Parallelism(tp, self.parallel.pp, self.parallel.replicas))
-
     def operators(self) -> Operators:
         """Return the roofline's operators of one GPU."""
         shard = shard_of(self.model, self.parallel, self.limits)
@@ -210,7 +206,7 @@ def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
     for tp in rows.tensor_parallel:
         if source.model.attention.heads % tp == 0:
             own = rows.where((rows["tp"] == tp) & (rows["skew"] <= 1))
-            found.append(shard_points(operator, own.columns, source.with_tp(tp)))
+            found.append(shard_points(operator, own.columns, replace(source, parallel=replace(source.parallel, tp=tp))))
     points = [one for one in found if one is not None and len(one)]
     return concatenate(points) if points else None
 
