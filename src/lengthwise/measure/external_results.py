@@ -196,12 +196,8 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     return Results("llmservingsim", rows, {"clock": "the engine's monotonic one", "shift_s": shift_s}, warnings)
 
 
-_OLD_TIMINGS = {
-    "request_start": "start_time",
-    "first_token_iteration": "first_token_time",
-    "last_token_iteration": "last_token_time",
-    "request_end": "end_time",
-}
+_OLD_TIMINGS = {"request_start": "start_time", "request_end": "end_time"}
+_OLD_TIMINGS |= {"first_token_iteration": "first_token_time", "last_token_iteration": "last_token_time"}
 
 
 def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:

@@ -67,12 +67,8 @@ def _outcome(
     states = manifest["counts"].get("all", {})
     counts = [f"{states[name]:,} {name}" for name in FINAL_STATES if states.get(name)]
     remaining = sum(count for name, count in states.items() if name not in FINAL_STATES)
-    outcomes = {
-        "done": "The run finished",
-        "stopped": "The run was stopped",
-        "cancelled": "The run was cancelled",
-        "failed": "Engines of the run failed",
-    }
+    outcomes = {"done": "The run finished", "stopped": "The run was stopped", "cancelled": "The run was cancelled"}
+    outcomes["failed"] = "Engines of the run failed"
     end = f"{outcomes.get(manifest['how'], manifest['how'])} after {duration_text(manifest['seconds'])}"
     yield f"{end}: {', '.join(counts) or 'nothing done'}{f', {remaining:,} unfinished' if remaining else ''}."
     if plan is not None:

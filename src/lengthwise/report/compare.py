@@ -21,12 +21,8 @@ from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import Measured
 
-NAMES = LATENCY_NAMES | {
-    "requests_per_s": "Requests/s",
-    "output_tokens_per_s": "Output tokens/s",
-    "goodput": "Goodput/s",
-    "within_slo": "Within SLO",
-}
+NAMES = LATENCY_NAMES | {"requests_per_s": "Requests/s", "output_tokens_per_s": "Output tokens/s"}
+NAMES |= {"goodput": "Goodput/s", "within_slo": "Within SLO"}
 POINTS, BINS = 300, 150
 
 
@@ -213,10 +209,8 @@ def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
         r = side.records.requests
         arrival_s = r.arrival_s[np.isfinite(r.arrival_s)]
         rejected_s = r.arrival_s[np.isnan(r.finished_s) & np.isnan(r.scheduled_s) & (r.status > 0)]
-        arrived, finished, rejected = (
-            np.searchsorted(np.sort(times_s), middles, "right")
-            for times_s in (arrival_s, r.finished_s[np.isfinite(r.finished_s)], rejected_s)
-        )
+        events_s = (arrival_s, r.finished_s[np.isfinite(r.finished_s)], rejected_s)
+        arrived, finished, rejected = (np.searchsorted(np.sort(at_s), middles, "right") for at_s in events_s)
         running.append(json_numbers(arrived - finished - rejected))
         arrivals.append(json_numbers(np.histogram(arrival_s, edges)[0] / np.diff(edges)))
     shared = {"kind": "time", "x": json_numbers(middles)}

@@ -16,14 +16,8 @@ from lengthwise.schema.records import Records, TokenGaps
 Array = npt.NDArray[Any]
 Figure = dict[str, Any]  # a figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it
 
-LATENCY_NAMES = {
-    "ttft": "TTFT",
-    "tbt": "TBT",
-    "tpot": "TPOT",
-    "jct": "JCT",
-    "queueing_delay": "Queueing",
-    "normalized_latency": "Latency/token",
-}
+LATENCY_NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "jct": "JCT"}
+LATENCY_NAMES |= {"queueing_delay": "Queueing", "normalized_latency": "Latency/token"}
 LATENCIES = {  # titles of latency metrics
     "ttft": "Time to first token (TTFT)",
     "tbt": "Time between tokens (TBT)",

@@ -138,10 +138,8 @@ def write_lab_html(path: Path | str, table: LabTable) -> None:
     heads = [f"{m.label}, {m.unit}" if m.unit not in ("", "/s") else m.label for m in metrics]
     places = []
     for decision in table.decisions:
-        rows = [
-            [NAMES.get(c.policy, c.name), *(TableCell(*_texts(m, c[m.name])) for m in metrics)]
-            for c in table.at(decision.batch, decision.load)
-        ]
+        cells = table.at(decision.batch, decision.load)
+        rows = [[NAMES.get(c.policy, c.name), *(TableCell(*_texts(m, c[m.name])) for m in metrics)] for c in cells]
         places.append((place_text(table, decision.batch, decision.load), decision, rows))
     write_page(
         path,

@@ -54,13 +54,9 @@ def write_search_html(path: Path | str, study: Study) -> None:
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     own = [str(value) for key, value in plan.metadata.items() if key not in shared]
-    card: dict[str, Any] = {
-        "name": plan.name,
-        "question": [*own, *map(text.limit_text, plan.limits)],
-        "effort": text.effort_text(plan.effort),
-        "best": plan.best,
-    }
-    best = plan.best
+    question = [*own, *map(text.limit_text, plan.limits)]
+    card: dict[str, Any] = {"name": plan.name, "question": question, "effort": text.effort_text(plan.effort)}
+    best = card["best"] = plan.best
     if best is None:
         regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
         return card | {

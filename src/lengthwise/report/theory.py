@@ -44,11 +44,9 @@ def _multibin_answers(study: MultiBinStudy) -> list[str]:
     ]
     if math.isfinite(study.target_rps):
         share = percent(study.target_rps / study.capacity_rps)
-        needed = (
-            f"{counted(study.bins_needed, 'bin')} with known lengths reach"
-            if study.bins_needed
-            else "No tried number of bins reaches"
-        )
+        needed = "No tried number of bins reaches"
+        if study.bins_needed:
+            needed = f"{counted(study.bins_needed, 'bin')} with known lengths reach"
         sentences.append(f"{needed} {share} of the capacity.")
     if max_gain < MIN_RELEVANT:
         sentences.append(
@@ -158,16 +156,15 @@ def _multibin_figures(study: MultiBinStudy) -> list[Figure]:
     levels = [(study.capacity_rps, "capacity")]
     if math.isfinite(study.target_rps):
         levels.append((study.target_rps, "target"))
-    curves = [
-        _line("theory", 0, bins, [row.throughput_rps for row in study.rows]),
-        _marks("simulated", 0, bins, [row.simulated_rps for row in study.rows]),
-    ]
+
+    def curves_of(series: int, exact: str, simulated: str) -> list[Figure]:
+        line, marks = ([getattr(row, name) for row in study.rows] for name in (exact, simulated))
+        return [_line("theory", series, bins, line), _marks("simulated", series, bins, marks)]
+
+    curves = curves_of(0, "throughput_rps", "simulated_rps")
     drawn = [_figure("throughput", "Throughput by number of bins", x, requests_per_s, curves, levels)]
     if math.isfinite(study.rate_rps):
-        curves = [
-            _line("theory", 1, bins, [row.latency_s for row in study.rows]),
-            _marks("simulated", 1, bins, [row.simulated_latency_s for row in study.rows]),
-        ]
+        curves = curves_of(1, "latency_s", "simulated_latency_s")
         drawn.append(_figure("latency", "Latency without a queue, by number of bins", x, {"label": "seconds"}, curves))
     if study.saturation is not None:
         rates, found = study.saturation

@@ -114,13 +114,8 @@ def expected_batch_s(
     # distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
     check_counts(batch)
     joint = _joint_shares(times, cuts_s, confusion)
-    return float(
-        sum(
-            share * times.expected_max_s(cuts_s, joint[:, j] / share, batch)
-            for j, share in enumerate(joint.sum(axis=0))
-            if share > 0
-        )
-    )
+    shares = [(j, share) for j, share in enumerate(joint.sum(axis=0)) if share > 0]
+    return float(sum(share * times.expected_max_s(cuts_s, joint[:, j] / share, batch) for j, share in shares))
 
 
 def throughput_rps(

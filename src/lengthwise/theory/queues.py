@@ -27,13 +27,8 @@ MAX_PAIRS = 3000  # pairs of size and prediction; the work grows with their squa
 SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Errors of a predictor: standard deviations of ln(predicted / true)."""
 
-ORDERS: dict[str, str] = {
-    "fcfs": "FCFS",
-    "sjf": "SJF, known sizes",
-    "srpt": "SRPT, known sizes",
-    "spjf": "SJF, predicted",
-    "sprpt": "SRPT, predicted",
-}
+ORDERS = {"fcfs": "FCFS", "sjf": "SJF, known sizes", "srpt": "SRPT, known sizes"}
+ORDERS |= {"spjf": "SJF, predicted", "sprpt": "SRPT, predicted"}
 
 
 @dataclass(frozen=True)

@@ -202,13 +202,8 @@ def fit_forest(points: Points) -> Predictor:
     return lambda at: np.asarray(forest.predict(at.features.astype(np.float32)), dtype=np.float64)
 
 
-FITTERS: dict[str, Fitter] = {
-    "physics": fit_physics,
-    "linear": fit_linear,
-    "monotone": fit_monotone,
-    "tables": fit_tables,
-    "forest": fit_forest,
-}
+FITTERS: dict[str, Fitter] = {"physics": fit_physics, "linear": fit_linear, "monotone": fit_monotone}
+FITTERS |= {"tables": fit_tables, "forest": fit_forest}
 
 
 def can_fit(name: str, points: Points) -> bool:

@@ -133,21 +133,15 @@ def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, s
     shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
     place = [*shape, *_AXES]
     # Repeated measurements of a place count by their median.
-    left, right = (
-        table.group_by(place, maintain_order=True).agg(
-            pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
-        )
-        for table in (left, right)
-    )
+    medians = pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
+    left, right = (table.group_by(place, maintain_order=True).agg(*medians) for table in (left, right))
     both = left.join(right, on=place, suffix="_old", nulls_equal=True)
     rest = left.join(right, on=place, how="anti", nulls_equal=True)
     between = _interpolate(rest, right, shape, _LINE.get(OPERATOR_PARTS[operator], "tokens"))
     columns = ["tp", "dtype", *_AXES, "seconds", "noise", "seconds_old", "noise_old"]
     found = pl.concat([both.select(columns), between.select(columns)])
-    groups = {
-        (int(tp), str(dtype)): _pairs(group, operator)
-        for (tp, dtype), group in found.group_by("tp", "dtype", maintain_order=True)
-    }
+    by_shard = found.group_by("tp", "dtype", maintain_order=True)
+    groups = {(int(tp), str(dtype)): _pairs(group, operator) for (tp, dtype), group in by_shard}
     return groups, len(left) - len(found)
 
 

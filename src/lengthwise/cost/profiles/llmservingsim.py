@@ -125,11 +125,8 @@ def _v0_layers(layers: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> li
             tables[operator] = sums.filter(pl.col("len") == len(names))
     if unused := {str(name): len(one) for name, one in by_name.items() if name not in used}:
         shard.notes.append(f"left out, having no counterpart alone: {external_tables.row_counts(unused)}")
-    seconds = pl.col("latency(ns)") / 1e9
-    return [
-        table.select(operator=pl.lit(operator), tokens=pl.col("input"), seconds=seconds, **shared)
-        for operator, table in tables.items()
-    ]
+    columns = {"tokens": pl.col("input"), "seconds": pl.col("latency(ns)") / 1e9} | shared
+    return [table.select(operator=pl.lit(operator), **columns) for operator, table in tables.items()]
 
 
 def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr) -> pl.DataFrame:
@@ -137,11 +134,8 @@ def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **column
     backend = pl.col("attention_backend") if "attention_backend" in attention.columns else pl.lit("")
     columns |= dict.fromkeys(("dtype", "kv_dtype"), pl.lit("float16"))
     columns |= {"operator": pl.lit(f"{kind} attention"), "tp": pl.lit(shard.tp), "repeats": pl.lit(30)}
-    columns |= {
-        "seconds": median / 1e3,
-        "spread_s": std * (external_tables.QUARTILES_OF_NORMAL / 1e3),
-        "backend": backend,
-    }
+    spread_s = std * (external_tables.QUARTILES_OF_NORMAL / 1e3)
+    columns |= {"seconds": median / 1e3, "spread_s": spread_s, "backend": backend}
     return attention.filter(median.is_not_null()).select(**columns)
 
 

@@ -94,10 +94,8 @@ def foreign_load(run: Run, counters: Counters) -> str:
     if not len(counters):
         return ""
     r = run.measured.records.requests
-    generated, tokens, steps, preempted = (
-        float(column[-1] - column[0])
-        for column in (counters.generated, counters.tokens, counters.steps, counters.preempted)
-    )
+    columns = (counters.generated, counters.tokens, counters.steps, counters.preempted)
+    generated, tokens, steps, preempted = (float(column[-1] - column[0]) for column in columns)
     for verb, counted, own in (
         ("made", generated, float(r.output_tokens.sum())),
         ("computed in prompts", tokens - generated, float(r.prompt_tokens.sum())),

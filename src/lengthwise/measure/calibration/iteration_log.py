@@ -94,10 +94,8 @@ def in_cells(log: Iterations) -> Iterations:
     cell = cell.reshape(-1)
     order = np.argsort(cell, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
-    columns: dict[str, Any] = {
-        name: np.array([getattr(log, name)[rows].mean() for rows in parts])
-        for name in ("prefill_seqs", "prefill_tokens", "decode_seqs", "kv_share")
-    }
+    names = ("prefill_seqs", "prefill_tokens", "decode_seqs", "kv_share")
+    columns: dict[str, Any] = {name: np.array([getattr(log, name)[rows].mean() for rows in parts]) for name in names}
     columns["seconds"] = np.array([np.median(log.seconds[rows]) for rows in parts])  # unmoved by single delayed steps
     return Iterations(**columns, steps=np.array([len(rows) for rows in parts], dtype=np.int64))
 
@@ -225,10 +223,8 @@ def _places(log: Iterations, run: Run) -> list[tuple[int, int]]:
         return []
     prompts, decodes = _token_sums(run)
     idle = np.append(np.flatnonzero((log.decode_seqs == 0) & (log.prefill_seqs > 0)), len(log))
-    computed, decoded = (
-        np.concatenate([[0], np.cumsum(np.round(tokens).astype(np.int64))])[idle]
-        for tokens in (log.prefill_tokens, log.decode_seqs)
-    )
+    counts = (np.round(tokens).astype(np.int64) for tokens in (log.prefill_tokens, log.decode_seqs))
+    computed, decoded = (np.concatenate([[0], np.cumsum(tokens)])[idle] for tokens in counts)
     radix = decoded[-1] + decodes + 1  # both sums in one sortable number
     sums = computed * radix + decoded
     target = sums + prompts * radix + decodes

@@ -82,10 +82,8 @@ def measure_collectives(
             streams: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stderr": err_file}
             commands = [[sys.executable, "-m", _WORKER, json.dumps(settings | {"rank": n})] for n in range(gpus)]
             outputs: list[Any] = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
-            workers = [
-                subprocess.Popen(command, stdout=output, **streams)  # noqa: S603 - this very package
-                for command, output in zip(commands, outputs, strict=True)
-            ]
+            pairs = zip(commands, outputs, strict=True)
+            workers = [subprocess.Popen(command, stdout=output, **streams) for command, output in pairs]  # noqa: S603
             reason = _wait(workers, limit_s)
         complete = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         errors = err.read_text(encoding="utf-8", errors="replace").strip().splitlines()
