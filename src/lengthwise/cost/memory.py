@@ -118,14 +118,13 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks.
+    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or ``num_blocks``, regardless).
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
-    stage's layers, replicated KV heads), minus the peak of activations in a step of ``max_num_batched_tokens``, minus
-    context and communication buffers. Every layer counts with full context, sliding windows too. "vidur" follows
-    Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
-    ``max_model_len`` only. ``num_blocks`` are used regardless of the memory (vLLM: num_gpu_blocks_override).
-
+    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers. "vidur"
+    follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete requests of
+    ``max_model_len``
+        only.
     Raises DoesNotFitError, with the shortfall and a tp that fits, or InputError for an invalid argument.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}

@@ -1,10 +1,8 @@
 """Roofline work of a step's operators: FLOPs, bytes and messages of each on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and returns Work of that shape. In an
-encoder-decoder, a prompt passes the encoder and is projected to cross-attention keys and values. With equally deep
-stacks, that costs as many multiplications per token as a decoder token's self-attention, cross-attention and MLP, so
-one ``layer`` covers both. Encoder layers beyond the decoder's depth are added to the prefill, and the KV
-tokens of a decode are cross keys plus own keys.
+Every function takes numbers or arrays and returns Work of that shape. In an encoder-decoder, one ``layer`` covers a
+prompt's way through the encoder as well, which costs as many multiplications per token as a decoder layer of equally
+deep stacks; further encoder layers are added to the prefill. KV tokens of a decode are cross keys plus own keys.
 """
 
 from __future__ import annotations

@@ -166,12 +166,9 @@ def roofline(
     max_model_len: int,
     host: HostOverhead = HostOverhead(),
 ) -> CostTables:
-    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time.
-
-    Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
-    those that these sequences could cache, at most 2**24. Raises InputError if ``tp`` does not divide the heads, or
-    there are more stages than layers.
-    """
+    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time; raise InputError."""
+    # Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
+    # those that these sequences could cache, at most 2**24.
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
     seqs = np.arange(limits.max_num_seqs + 1)
@@ -207,12 +204,8 @@ def operators(
     prefill: Sequence[tuple[int, int]] = (),
     host: HostOverhead = HostOverhead(),
 ) -> list[OperatorTime]:
-    """Return the time of each operator of one step, in the order of the step.
-
-    Prompts add up to one row per operator, whose ``bound`` is that of the longest. ``decode_seqs`` sequences decode one
-    token each and have cached ``kv_tokens`` in total; ``prefill`` has (chunk, context before it) of each prompt. Raises
-    InputError for an empty step, a negative count, or as ``roofline`` does.
-    """
+    """Return the time of each operator of a step of decodes and (chunk, context) prompts; raise InputError if empty."""
+    # Prompts add up to one row per operator, whose ``bound`` is that of the longest.
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
         raise InputError(

@@ -57,13 +57,11 @@ def vidur_profile(
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
     with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
-    which Vidur does not profile. Raises ProfileError, with what is available, for a missing file, operator, model or TP
-    degree.
+    which Vidur does not profile. Raises ProfileError, with what is available, for anything missing.
 
     Args:
         model: Its name or an alias must be a folder; its shapes select the rows.
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
-        limits: The block size selects rows; largest step and batch size the tables.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
         cache: Folder for built tables; "user": that of platformdirs; None: no cache.
     """

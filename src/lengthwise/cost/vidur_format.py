@@ -48,12 +48,11 @@ def equal_stages(model: ModelSpec, pp: int) -> Ints:
 
 
 def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, source: str) -> CostTables:
-    """Return cost tables that, read by the rule MERGED, give Vidur's stage times.
+    """Return cost tables that, read by the rule MERGED, give Vidur's stage times; ``ops`` are milliseconds.
 
     All operators but the cache write are read at the step's tokens rounded up to 8. The all-reduce gets 0.02 ms of
-    launch and is paid twice per layer. Embedding, final norm, LM head, sampling and host are free, since Vidur counts
-    none of them. Merging several requests multiplies attention by 1.1 with GQA. ``ops`` are milliseconds, shaped as in
-    ``vidur_tables``; entry 0 of a tokens axis counts as 0. More than one stage needs ``send_recv``.
+    launch and is paid twice per layer. Merging several requests multiplies attention by 1.1 with GQA. Vidur counts
+    neither embedding, final norm, LM head, sampling nor host. More than one stage needs ``send_recv``.
     """
     needed = [*ONCE_A_LAYER, PREFILL, DECODE] + [SEND_RECV] * (len(stage_layers) > 1)
     if missing := [name for name in needed if name not in ops]:

@@ -39,11 +39,9 @@ def records_of(
     seed: int = 0,
     name: str = "",
 ) -> Records:
-    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``.
-
-    Columns [n] are in order of arrival (NaN: never due); unknown times are NaN. Gaps between tokens and the series of
-    outputs come from ``tokens``, the arrival times of chunks; without these, gaps come from ``gap_s``.
-    """
+    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``."""
+    # Columns [n] are in order of arrival (NaN: never due); unknown times are NaN. Gaps between tokens and the series of
+    # outputs come from ``tokens``, the arrival times of chunks; without these, gaps come from ``gap_s``.
     n, statuses = len(arrival_s), np.asarray(status, np.int8)
     started = np.isfinite(first_token_s) | (statuses == Status.FINISHED)
     scheduled_s = np.full(n, np.nan) if scheduled_s is None else scheduled_s

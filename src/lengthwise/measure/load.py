@@ -231,7 +231,7 @@ def bench(
 
     Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
     Closed loop: the next request is due when one finishes. Ctrl-C, the time limit and a lost server stop the run and
-    keep its results so far.
+    keep its results so far. Raises InputError for a number out of range, or if no server answers.
 
     Args:
         workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
@@ -244,9 +244,6 @@ def bench(
         scrape: Read the server's ``/metrics`` every second, into ``metadata["metrics"]``.
         give_up_after: Consecutive lost requests that stop the run.
         deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
-        report: Called with the numbers of finished requests and of all.
-
-    Raises InputError if a number is out of range, both rate and concurrency are given, or no server answers.
     """
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")

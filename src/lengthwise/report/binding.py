@@ -103,12 +103,8 @@ def what_binds(
     """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
 
     The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
-    pipeline bubbles take the time; else the nearer roof while busy, bandwidth (MBU) or compute (MFU), or neither if
-    both are far. Where requests were left unserved, the text does not claim that the deployment keeps up or has room.
-
-    ``max_batch_seqs`` is the largest number of sequences in a step; ``offered``: requests arrive at their own rate,
-    where a closed loop never falls behind; ``evicts_for_memory``: only a lack of memory preempts, not a rank;
-    ``queued_for_s``: mean time in queues, evictions included.
+    pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Without
+    ``offered``, in a closed loop, it never falls behind; without ``evicts_for_memory`` ranks preempt as well.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:

@@ -62,16 +62,14 @@ def serve(
     """Simulate when every request's batch is formed, started and finished; raise InputError for invalid columns.
 
     A batch is full at its last member's arrival. Full batches are served in the order in which they were formed, each
-    by the server that is free first, for as long as its longest member takes.
+    by the server that is free first (None: infinitely many), for as long as its longest member takes.
 
     Args:
         arrival_s: [n] seconds, non-decreasing.
         service_s: [n] seconds that each request takes alone, at least 0.
         bins: [n] the bin of each request, 0 to ``num_bins`` - 1.
-        batch: Requests in a full batch.
-        servers: Batches that run at a time; None for infinitely many.
-        max_wait_s: A bin is dispatched when its oldest request has waited this long; infinite in the paper. At one
-            instant, such batches leave before arrivals join.
+        max_wait_s: A bin is dispatched when its oldest request has waited this long, before arrivals of that instant
+            join.
         drain: With an infinite wait: whether to dispatch partial batches at the last arrival.
         engine: "reference" runs the same in plain Python.
     """

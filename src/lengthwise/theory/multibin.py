@@ -331,8 +331,6 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """Compute theory and simulation for several numbers of bins.
 
     Args:
-        bins: Numbers of bins.
-        rule: One of ``RULES``.
         rate_rps: Arrivals a second, for latencies.
         target_share: Share of the capacity to reach, below 1.
         error: Probability of each neighbouring bin (Section 6.2).

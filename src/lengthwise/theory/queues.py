@@ -222,12 +222,8 @@ def queue_study(
 ) -> QueueStudy:
     """Compare orders of service, with known sizes and with predictions, at each load.
 
-    Args:
-        times: Service times in a slot.
-        loads: Shares of time that a slot is busy, each between 0 and 1.
-        sigma: Error of the predictor; see :func:`with_error`.
-        sigmas: Errors of the curves of the retained share.
-        pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
+    ``sigma`` is the error of the predictor (:func:`with_error`), unless ``pairs`` gives (true, predicted) sizes of a
+    real one; ``sigmas`` are the errors of the curves of the retained share.
     """
     check_count("slots", slots)
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs

@@ -1,8 +1,7 @@
-"""Models of arrival times.
+"""Models of arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing float64 seconds from 0.
 
-``sample(n, rng)`` of each model returns ``n`` non-decreasing float64 seconds on a clock that starts at 0. The renewal
-models (Poisson, Gamma, Weibull) wait one gap before the first request; the others start at 0. Draws have unit mean and
-are divided by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
+The renewal models (Poisson, Gamma, Weibull) wait one gap before the first request. Draws have unit mean and are divided
+by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
 """
 
 from __future__ import annotations

@@ -139,13 +139,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Capped:
-    """Pairs of another model (``lengths``) within limits; None sets no limit.
+    """Pairs of another model (``lengths``) within limits; None sets no limit, and no side falls below 1.
 
-    ``max_prompt_tokens`` and ``max_output_tokens`` limit each side. An excess over ``max_total_tokens`` (at least 2) is
-    removed according to ``cut``: from the "output" first and then the prompt, as an engine finishes a request at its
-    context length; from the "prompt" first; "proportional", each side by its share of the excess, rounded up, as Vidur
-    cuts a trace; or by "redraw", which draws a pair above any limit again, as data sets are filtered. No side falls
-    below 1.
+    An excess over ``max_total_tokens`` (at least 2) is removed according to ``cut``: from the "output" first, as an
+    engine finishes a request at its context length; from the "prompt" first; "proportional", each side by its share of
+    the excess, rounded up, as Vidur cuts a trace; or by "redraw", which draws a pair above any limit again.
     """
 
     lengths: Lengths

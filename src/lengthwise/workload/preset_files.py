@@ -36,13 +36,11 @@ def generate(
     """Return a workload of ``num_requests`` requests drawn from the models; raise InputError for an invalid argument.
 
     Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
-    unchanged, and another rate only scales time.
+    unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency.
 
     Args:
-        lengths: Draws prompt and output lengths; a trace with texts draws these too, into ``extra``.
-        arrivals: Draws arrival times. A ``ClosedLoop`` also sets the workload's concurrency.
-        predicted: Column of predicted lengths: "none"; "oracle", the true lengths; "mean", the mean of the drawn
-            outputs for every request.
+        predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the drawn mean for every
+            request.
         priority: One integer for each request, or one for all; smaller ones are scheduled first.
         tenants: Number of tenants with equal shares of the requests, or weights of their shares: ``[9, 1]``.
     """

@@ -48,10 +48,8 @@ def read(  # noqa: C901 - one branch for each kind of format
 
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
-    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; rows of 0 tokens are
-                   failed requests and left out
-    vidur          csv arrived_at (s), num_prefill_tokens, num_decode_tokens, tenant (optional); without
-                   arrived_at all requests arrive at 0, and the name says so
+    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; without failures (0 tokens)
+    vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant (optional)
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
     aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
@@ -61,21 +59,16 @@ def read(  # noqa: C901 - one branch for each kind of format
     parquet        a file of ``write``, read back unchanged, on its own clock
     =============  ==================================================================================
 
+    The first arrival is at 0. ``extra`` has the format's "session", "class" and "block_ids", and the texts of columns
+    prompt, output (or response) and model. Raises TraceError, with file and line, if the file is unreadable, of no
+    known format, or has an invalid row, and UnknownNameError for an unknown ``format``.
+
     Args:
         path: The file; for ServeGen its folder or one of its two files.
-        format: One of the names above; None detects it.
         time_scale: Factor on the times; 0.5 doubles the rate.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
         count_tokens: ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
         window_s: ServeGen: start and end of the span to draw, seconds, with ``seed``.
-
-    Returns:
-        The workload, its first arrival at 0. ``extra`` has the format's "session", "class" and "block_ids", and the
-        texts of columns prompt, output (or response) and model.
-
-    Raises:
-        TraceError: The file is missing, empty, truncated or of no known format, or a row is invalid; the message names
-            the file and the line (1-based, with the header).
     """
     path = Path(path)
     if not (isfinite(time_scale) and time_scale > 0):
@@ -178,12 +171,9 @@ def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> 
 
 
 def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
-    """Return one request for each answer, its prompt being the conversation before it.
-
-    All requests arrive at 0: ShareGPT has no times. ``extra`` has "session" (the number of the conversation), "prompt"
-    (the conversation before the answer), "output" (the answer) and, where entries name it, "model". Raises TraceError
-    if the file is not JSON or has no answered message.
-    """
+    """Return one request for each answer, its prompt being the conversation before it, all at 0; raise TraceError."""
+    # ``extra`` has "session" (the number of the conversation), the texts "prompt" and "output" and, where named,
+    # "model".
     count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
     rows: list[tuple[int, str, int, int, str, str]] = []
     for session, (line, entry) in enumerate(_json_entries(source)):
@@ -246,13 +236,11 @@ _Lengths = dict[float, tuple[Empirical, Empirical]]
 
 
 def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
-    """Draw the requests of all clients in a span of the measured time, each client a session.
+    """Draw the requests of all clients in a span of the measured time, each client a session; raise TraceError.
 
-    Every 600-s window of a client has the measured number of requests; gaps are drawn from the Gamma or Weibull
-    distribution that was fitted to it and scaled to fill the window. Prompt and output lengths are drawn from the
-    client's histograms, without correlation: ServeGen gives none. Clients without histograms are left out, and the
-    name has the share of the remaining requests. ``path`` is the folder, or either file of the pair; ``window_s`` are
-    seconds on the clock of the files. Raises TraceError if a file is missing, a row is invalid, or the span is empty.
+    Every 600-s window of a client has the measured number of requests; gaps are drawn from its fitted Gamma or Weibull
+    distribution and scaled to fill the window, lengths from the client's histograms, without correlation. Clients
+    without histograms are left out, and the name has the share of the remaining requests.
     """
     start_s, end_s = window_s
     if not 0 <= start_s < end_s:

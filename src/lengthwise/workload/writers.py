@@ -152,16 +152,11 @@ WRITABLE = ("azure", "mooncake", "parquet", "vidur")  # names that ``write(forma
 def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002
     """Write a workload to a file atomically, compressed if its name ends in .gz.
 
-    Only Parquet is lossless. The other formats have arrivals and lengths, Vidur's also tenants, Mooncake's tenants,
-    "block_ids" and "session"; Azure's rounds times to 100 ns and starts them at 1970-01-01. Only Parquet can hold a
-    closed loop, and no format requests that start after others finish (InputError).
-
-    Args:
-        path: The suffix chooses the format: .parquet, .csv (Vidur's), .jsonl (Mooncake's).
-        format: "azure", "mooncake", "parquet" or "vidur", for any suffix; raises UnknownNameError for another.
-
-    Raises:
-        OutputError: The format is unclear, cannot represent the workload, or the file cannot be written.
+    Only Parquet is lossless and can hold a closed loop. The other formats have arrivals and lengths, Vidur's also
+    tenants, Mooncake's tenants, "block_ids" and "session"; Azure's rounds times to 100 ns and starts them at
+    1970-01-01. The suffix .parquet, .csv (Vidur's) or .jsonl (Mooncake's) chooses the format unless ``format`` names
+    one of WRITABLE. Raises OutputError if the format is unclear, cannot represent the workload, or the file cannot be
+    written.
     """
     workload.require_independent("a file")
     path = Path(path)

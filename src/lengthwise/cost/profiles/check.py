@@ -62,12 +62,11 @@ class ProfileCheck:
 
 
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
-    """Find operators whose times changed by more than a tolerance, beyond what the spreads explain.
+    """Find operators whose times changed by more than a tolerance (a share), beyond what the spreads explain.
 
     Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
-    of two apart is compared with their interpolation. ``tolerance`` is a share: 0.05 allows a time to be 5 % longer, or
-    shorter by the same factor. Raises InputError for a tolerance of 0 or less, ProfileError for profiles of different
-    models, kinds, dtypes, TP degrees or attention backends, or without a common point.
+    of two apart is compared with their interpolation. Raises InputError for a tolerance of 0 or less, ProfileError for
+    profiles of different models, kinds, dtypes, TP degrees or attention backends, or without a common point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")

@@ -266,12 +266,9 @@ class Solution:
 
 
 def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None = None) -> Solution:
-    """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior.
-
-    Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
-    other, unless that worsens the agreement; so does a determined one whose move improves the agreement by no more than
-    noise would. ``start``: an additional start of the search.
-    """
+    """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior."""
+    # Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
+    # other, unless that worsens the agreement; so does a determined one whose move is no better than noise.
     names = [prior.name for prior in problem.priors]
     determined = requested = np.array([name in free for name in names])
     z, scale = _search(problem, determined, seed, start)

@@ -154,21 +154,18 @@ def measure_operators(
 ) -> Measurement:
     """Measure a model's operators on this machine's device.
 
+    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
+    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
+
     Args:
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         dtype: "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU.
         tp: Tensor-parallel degrees whose shards are measured, all on the one device.
         budget_s: Total seconds, including those of an interrupted run.
-        max_tokens: Largest step; None: 2,048 on a CPU, 16,384 on a GPU.
-        max_seqs: Largest number of sequences of a step; None: 64 or 512.
-        max_context: Longest request; None: 4,096 or 32,768; never more than the model's own.
-        threads: Of a CPU; None: all cores.
+        max_tokens: Largest step; like ``max_seqs`` and ``max_context`` by default that of REACHES.
         target: Relative error, of points predicted from the others, at which to stop early.
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
-
-    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
-    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
     """
     started = time.perf_counter()
     torch = hardware.torch_module()
