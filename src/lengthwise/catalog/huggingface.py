@@ -122,10 +122,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k")
 _ACTIVATION = ("feed_forward_proj", "hidden_act", "activation_function", "hidden_activation", "activation")
-
-_FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")
-"""Keys of families (GPT-2, BLOOM, Falcon) whose MLP is 4 x hidden wide by default."""
-
+_FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")  # GPT-2, BLOOM, Falcon
 _BIASED_ATTENTION = {"qwen", "qwen2", "qwen2_moe", "qwen2_vl"}
 _BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi"}
 

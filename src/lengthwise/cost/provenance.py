@@ -59,8 +59,7 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 KEY = "made_for"
-VOCAB_TOLERANCE = 0.05
-"""A vocabulary that differs by no more than this share is the same one, padded or with tokens of a fine-tune."""
+VOCAB_TOLERANCE = 0.05  # a vocabulary so similar is the same, padded or with tokens of a fine-tune
 
 
 @dataclass(frozen=True)

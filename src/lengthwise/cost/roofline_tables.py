@@ -19,11 +19,8 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
 
 MEASURED = ("A100", "H100", "H200", "B200", "A40")  # GPU families whose kernels the roofline's constants are fitted to
-TRANSFER_FACTOR = 2.3
-"""Errors on another GPU over those where physics was fitted, 75th percentile (``estimators``' TRANSFER_FACTORS)."""
-
-UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)
-"""Error of complete steps on a GPU that only its description defines: a third to three times their time."""
+TRANSFER_FACTOR = 2.3  # errors on another GPU over those of the fit, 75th percentile (TRANSFER_FACTORS)
+UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)  # steps of a described GPU: a third to three times
 
 
 def _family(gpu: GpuSpec) -> str:

@@ -31,8 +31,7 @@ from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
 MAX_MESSAGE_CHARS, MAX_MESSAGES = 200, 8
-_REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")
-"""Ids and numbers, which make a failure's message unique to one request."""
+_REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")  # ids and numbers
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -161,8 +160,7 @@ def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measu
 EVERY_S = 1.0
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _SKIPPED = re.compile(r"_created$|^python_|^process_|^http_")
-_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"
-"""Histogram of tokens per step, which a calibration reads; of other histograms only sum and count are recorded."""
+_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"  # the only histogram of which buckets are recorded
 _BOUND = re.compile(r'(?:^|,)le="([0-9.eE+]+)"')
 
 

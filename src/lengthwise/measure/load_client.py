@@ -27,9 +27,7 @@ _TEXT = """
 """
 WORDS = tuple(_TEXT.split())
 _ANCHOR = "the"
-_SAFE_IDS = np.arange(300, 1000)
-"""Token ids without a known tokenizer: past the bytes and special tokens at the start of typical vocabularies."""
-
+_SAFE_IDS = np.arange(300, 1000)  # past the bytes and special tokens at the start of typical vocabularies
 _MIN_WORDS = 16
 
 
@@ -107,8 +105,7 @@ async def _count_tokens(client: Client, words: Sequence[str]) -> int:
 INVALID_USAGE = "lied usage"
 EMPTY = "empty answer"
 _TIMED_OUT = frozenset({"timed out", "stalled"})
-LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_OUT})
-"""Failures that suggest that the server is gone."""
+LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_OUT})  # the server may be gone
 
 
 @dataclass(slots=True)
@@ -320,9 +317,7 @@ class Run:
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
-MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))
-"""299: of fewer values, not even the largest exceeds the 99th percentile with 95 % confidence."""
-
+MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))  # 299: fewer cannot exceed it
 MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however unlikely
 
 

@@ -141,8 +141,7 @@ FORMAT, VERSION = "lengthwise.records", 1
 _KEY = "lengthwise.records"
 _AT, _TOKENS, _CLIENT = "pieces.at_s", "pieces.tokens", "client_s"
 _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series": TimeSeries}
-_COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}
-"""Columns whose names in the file differ from those in memory: the format is older than the names."""
+_COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}  # in the file, older than the names in memory
 
 
 def write_records(measured: Measured, path: Path | str) -> None:

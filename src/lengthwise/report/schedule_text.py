@@ -30,8 +30,7 @@ SPREAD_CAUSES = {
     "lengths": "the {requests:,} requests behind the lengths are sampled again",
     "costs": "costs have the estimated errors",
 }
-SIMILAR_NEIGHBOURS = 0.15
-"""Rank correlation of consecutive requests from which a watch's false-alarm probability no longer holds."""
+SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours that voids a watch's false-alarm probability
 
 
 def sentences(plan: SchedulePlan) -> list[str]:

@@ -33,9 +33,7 @@ from lengthwise.theory.service import (
 )
 
 LEVEL = 0.95  # confidence level of the intervals
-RULES = ("optimal", "equal", "learned")
-"""``optimal`` is proven in the paper for its two distributions; for others it means learned boundaries."""
-
+RULES = ("optimal", "equal", "learned")  # "optimal" is proven for the paper's distributions, and learned for others
 MAX_BINS = 1024  # with more bins one takes too long to fill, and tables grow with the square of their number
 ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighbouring bin: the range of Figure 8
 

@@ -24,9 +24,7 @@ from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, check_
 
 MAX_CELLS = 4096  # cells that represent a distribution
 MAX_PAIRS = 3000  # pairs of size and prediction; the work grows with their square
-SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Errors of a predictor: standard deviations of ln(predicted / true)."""
-
+SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # standard deviations of ln(predicted / true)
 ORDERS = {"fcfs": "FCFS", "sjf": "SJF, known sizes", "srpt": "SRPT, known sizes"}
 ORDERS |= {"spjf": "SJF, predicted", "sprpt": "SRPT, predicted"}
 
@@ -95,7 +93,7 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
     """Return the sojourn under shortest predicted remaining time first, preemptive; pairs are equally likely."""
-    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
+    # a request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
     # its prediction is not interrupted any more (Mitzenmacher 2019). Of many pairs, evenly spaced ones count.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:

@@ -231,8 +231,7 @@ class _Window:
     shape: float
 
 
-_Lengths = dict[float, tuple[Empirical, Empirical]]
-"""A client's histograms of prompts and outputs by the start of their window, in seconds."""
+_Lengths = dict[float, tuple[Empirical, Empirical]]  # histograms by the start of their window, s
 
 
 def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:

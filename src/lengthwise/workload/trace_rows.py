@@ -157,8 +157,7 @@ def parse_dates(series: pl.Series) -> Floats | None:
     return np.asarray((numbers - numbers[:1]) / per_s)
 
 
-TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}
-"""Text columns that every format may have: column -> name in the workload."""
+TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # of every format
 
 
 @dataclass(frozen=True)

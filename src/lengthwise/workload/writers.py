@@ -24,8 +24,7 @@ _INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA, _PREDICTIONS = "extra.", "predictions."
 PREDICTION_COLUMNS = ("total_tokens", "index_tokens")
 _KEY = "lengthwise.workload"
-_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."
-"""A file of records has the requested workload in columns with this prefix."""
+_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."  # prefix of the requested workload's columns
 
 
 def write_parquet(workload: Workload, path: Path) -> None:

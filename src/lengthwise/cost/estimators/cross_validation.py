@@ -115,9 +115,7 @@ def _folds(points: Points, folds: int) -> npt.NDArray[np.int64]:
     return np.asarray(turn % folds, dtype=np.int64)
 
 
-SELECTIONS = ("auto", "all")
-"""Choose the best estimator on held-out points; "all" tries the forest, too, which takes a minute."""
-
+SELECTIONS = ("auto", "all")  # by held-out points; "all" tries the forest, too, which takes a minute
 _MIN_ROWS = 8
 MIN_HELD_OUT = 3  # with fewer held-out points, the error is unknown
 TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}

@@ -19,9 +19,7 @@ from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.profile import OPERATOR_PARTS, WHOLE_COLUMNS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
-STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192
-"""Largest step, largest batch, and longest request of an unknown model."""
-
+STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192  # largest step and batch, unknown model's request
 MAX_DISTANCE = 2.05  # neighbours that are this many times apart leave a gap; doubling grids do not
 CELL = 4  # a cell of the plane of attention spans this factor along either axis
 

@@ -85,8 +85,7 @@ def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
 
 
 FOREIGN_TOKENS = 0.02  # tokens beyond the run's own, as a share of them, that show that other clients used the server
-EXTRA_STEPS = 0.1
-"""Steps beyond those that the run's tokens allow, as a share of them, that show that some were counted repeatedly."""
+EXTRA_STEPS = 0.1  # share of steps beyond those that the run's tokens allow: some were counted repeatedly
 
 
 def foreign_load(run: Run, counters: Counters) -> str:
@@ -113,7 +112,7 @@ def foreign_load(run: Run, counters: Counters) -> str:
 
 def max_steps(r: RequestRecords) -> float:
     """Return an upper bound on steps that produced a token; infinite where a request started and did not finish."""
-    # A step gives one token to every decoding request. From some moment on there are hence as many steps as the request
+    # a step gives one token to every decoding request. From some moment on there are hence as many steps as the request
     # that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)

@@ -53,11 +53,8 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
     return Reach(**dict(zip(("tokens", "seqs", "chunk", "context", "kv_tokens"), largest, strict=True)))
 
 
-UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")
-"""Engines that attend by request: effects in their runs that resemble masks have another cause."""
-
-MAX_PAIR_RATIO = 2.0
-"""A masked pair is computed like a prompt's own: beyond so many times its seconds the cause is another."""
+UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")  # engines that attend by request
+MAX_PAIR_RATIO = 2.0  # a masked pair that costs more than so many of a prompt's own has another cause
 
 
 def with_masks(

@@ -155,8 +155,7 @@ def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
     return np.asarray((second_s + SECOND_S > start_s) & (second_s < end_s))
 
 
-MIN_SECONDS_SHARE = 0.2
-"""Smallest plausible share of logged seconds in the time between tokens; 4 layers on a CPU reach a half."""
+MIN_SECONDS_SHARE = 0.2  # of logged seconds in the time between tokens; 4 layers on a CPU reach a half
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:

@@ -21,8 +21,7 @@ from lengthwise.schema.workload import Workload
 
 Mask = npt.NDArray[np.bool_]
 MIN_TPOT_TOKENS = 8
-BLOCKS = 12
-"""Blocks of time per run. Consecutive requests wait in the same queue, so that at most blocks are independent."""
+BLOCKS = 12  # blocks of time per run: requests wait in one queue, so that at most blocks are independent
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def until_s(run: Run) -> float:
     return float(due_s[len(due_s) - count]) if count else np.inf
 
 
-MIN_LATENESS_EFFECT = 0.02
-"""A client's lateness that changes TTFT's mean and 95th percentile by less is within the noise of any run."""
+MIN_LATENESS_EFFECT = 0.02  # smaller changes of TTFT's mean and 95th percentile are within the noise of any run
 
 
 def harmless_lateness(measured: Measured) -> tuple[str, ...]:
@@ -176,8 +174,7 @@ def _nonempty_strings(*values: Any) -> Iterator[str]:
 MIN_REQUESTS = 50
 ALLOWED = ("warnings", "simulated")
 CLOCK_SLACK = 1.02
-MIN_OVERLAP_SHARE = 0.05
-"""Share of a run in which more requests may seem to run than do: a client that reads late prolongs them."""
+MIN_OVERLAP_SHARE = 0.05  # share of a run in which more requests may seem to run: a late reader prolongs them
 PROMPT_SLACK = 0.02
 
 

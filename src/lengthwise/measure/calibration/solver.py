@@ -203,8 +203,7 @@ def loss(residuals: Floats, z: Floats) -> float:
 
 FLOOR = 0.02  # no engine repeats itself more closely than this; closer agreement is not evidence
 NARROW = (0.08, 0.05, 0.05)  # extents, in the log of a factor, within which residuals are linear
-MIN_EFFECT = 0.01
-"""A parameter that moves predictions by less than 1 % is undetermined, unless dropping it costs two deviations."""
+MIN_EFFECT = 0.01  # a parameter of a smaller effect is undetermined, unless dropping it costs two deviations
 
 
 def scale_at(problem: Problem, z: Floats) -> Floats:
@@ -244,11 +243,9 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
 
 FIRST_SCALE = (0.2, 0.1, 0.15, 0.15)
 SPREAD_Z, STARTS = 2.0, 3
-LIFTED_Z = 1.2
-"""Seconds near zero move nothing in log: a search that went there by mistake returns only from a raised start."""
+LIFTED_Z = 1.2  # seconds near zero move nothing in log, so that a search returns only from a raised start
 WIDE = (0.3, 0.2, 0.12)  # extents of the first models, in the log of a factor, before NARROW
-SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95
-"""Two deviations' worth of the loss; the share of rows over which an effect is measured."""
+SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95  # two deviations; share of rows over which an effect is measured
 CERTAIN_DEVIATIONS = 4.0  # a parameter so many deviations from neutral moved; no trial without it is needed
 NUISANCE = "log_step"  # parameter of the log's clock, not of the tables: whether it moved does not matter
 

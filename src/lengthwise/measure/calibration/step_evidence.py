@@ -174,8 +174,7 @@ def _sum_by_period(period: Ints, each: Floats, m: int) -> Floats:
 
 Parts = Mapping[str, Floats]
 MAX_CELL_STEPS = 10
-MAX_OBSERVATIONS = len(METRICS) * BLOCKS
-"""Weight of all evidence of steps together: as many observations as a run's requests are worth."""
+MAX_OBSERVATIONS = len(METRICS) * BLOCKS  # weight of all evidence of steps: that of a run's requests
 SEEN = "seen by the log"
 
 
