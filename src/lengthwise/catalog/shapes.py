@@ -52,7 +52,7 @@ def head_parameters(spec: ModelSpec) -> int:
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
     """Return bytes of all weights, stored as ``dtype`` (None: as published); raise UnknownNameError."""
-    # a format under 16 bits covers the layers alone, with its scales, as in published FP8, AWQ and GPTQ checkpoints.
+    # A format under 16 bits covers the layers alone, with its scales, as in published FP8, AWQ and GPTQ checkpoints.
     tables = embedding_parameters(spec) + head_parameters(spec)
     layers = parameters(spec) - tables
     return tables * _at_least_16_bit(dtype or spec.dtype) + layers * _layer_bytes(spec, dtype)

@@ -301,7 +301,7 @@ class Operators:
             window = self.model.attention.window_tokens
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
         if self.is_mla:
-            # a later chunk expands the latents of its context again; a first chunk has none.
+            # A later chunk expands the latents of its context again; a first chunk has none.
             expansion = self._up_projection("context up-projection", context)
             works.append(expansion.times(np.asarray(context) > 0))
         extra_depth = self.model.encoder_layers / self.model.layers - 1
@@ -442,7 +442,7 @@ def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
 
 def causal_pairs(chunk: Any, context: Any, window: Any = np.inf) -> tuple[Any, Any]:
     """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees."""
-    # a query at position p sees min(p + 1, window) keys.
+    # A query at position p sees min(p + 1, window) keys.
     growing = np.clip(window - context, 0, chunk)
     full = (chunk - growing) * np.where(np.isfinite(window), window, 0.0)
     return growing * (context + (growing + 1) / 2) + full, chunk + np.minimum(context, window)

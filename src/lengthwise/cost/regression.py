@@ -107,7 +107,7 @@ def _non_decreasing(values: Floats) -> Floats:
         row_rest += surface - rows
         surface = isotonic_rows((rows + column_rest).T).T
         column_rest += rows - surface
-    # a few rounds are as near as the measurements are accurate; the middle of the envelopes removes the rest.
+    # A few rounds are as near as the measurements are accurate; the middle of the envelopes removes the rest.
     above = np.maximum.accumulate(np.maximum.accumulate(surface, axis=0), axis=1)
     turned = surface[::-1, ::-1]
     below = np.minimum.accumulate(np.minimum.accumulate(turned, axis=0), axis=1)[::-1, ::-1]

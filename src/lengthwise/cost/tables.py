@@ -117,9 +117,7 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
     rule, front = tables.rule, tables.front
     arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
-        "rule_kind": rule.kind,
-        "rule_step_tokens": rule.step_tokens,
-        "rule_merge_factor": rule.merge_factor,
+        **{f"rule_{name}": getattr(rule, name) for name in ("kind", "step_tokens", "merge_factor")},
         "source": tables.source,
         "format": FORMAT,
         "version": VERSION,

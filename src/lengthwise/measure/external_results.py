@@ -175,18 +175,12 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     # The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
     shift_s = min((line["queued_ts"] - line["arrival_time"] for line in lines), default=0.0)
     waits_s = sorted(line["queued_ts"] - line["arrival_time"] - shift_s for line in lines)
-    rows = [
-        Request(
-            line["arrival_time"] + shift_s,
-            int(line["input_toks"]),
-            int(line["output_toks"]),
-            float(line["first_token_ts"]),
-            float(line["last_token_ts"]),
-            scheduled_s=float(line.get("scheduled_ts") or "nan"),
-            queued_s=float(line["queued_ts"]),
-        )
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        prompt, output = int(line["input_toks"]), int(line["output_toks"])
+        first_s, last_s, queued_s = (float(line[name]) for name in ("first_token_ts", "last_token_ts", "queued_ts"))
+        scheduled_s = float(line.get("scheduled_ts") or "nan")
+        rows.append(Request(line["arrival_time"] + shift_s, prompt, output, first_s, last_s, scheduled_s, queued_s))
     warnings = ["arrivals, of another clock than the engine's times, were aligned to the request that queued fastest"]
     if waits_s and waits_s[-1] > 0.05:
         warnings.append(

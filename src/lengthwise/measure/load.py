@@ -92,16 +92,9 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
         "prompts": run.prompts.how,
     }
     cached = cache_warning(complete)
-    return Measured(
-        records,
-        replace(workload, name=workload.name or "workload"),
-        BENCH,
-        complete,
-        (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings()),
-        dict(errors),
-        tokens,
-        client_s,
-    )
+    warnings = (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings())
+    requested = replace(workload, name=workload.name or "workload")
+    return Measured(records, requested, BENCH, complete, warnings, dict(errors), tokens, client_s)
 
 
 def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:

@@ -192,7 +192,7 @@ def _model_row(
     ran = [s for s in _engine_spans(manifest) if s.model == name and s.what == "run"]
     ran_s = union_s([(span.start_s, span.end_s) for span in ran])
     tokens = app_metadata.tokens.get(name, 0)
-    # a resumed run recorded tokens in earlier parts, whose time is not in the manifest.
+    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
     has_rate = ran_s > 0 and not manifest["resumed"]
     return [
         name,

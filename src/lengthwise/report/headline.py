@@ -115,15 +115,11 @@ def rows(results: Sequence[Result]) -> list[Row]:
         scale, unit = latency_unit(metric.key, results) if metric.unit == "s" else _UNITS[metric.unit]
         leader = _leader(metric, results, estimates)
         largest = scale if metric.unit == "share" else math.inf
-        cells = (
-            Cell(
-                *bounded_texts(e.value * scale, e.half_width * scale, largest),
-                f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else "",
-                e,
-                i == leader,
-            )
-            for i, e in enumerate(estimates)
-        )
+        cells = []
+        for i, e in enumerate(estimates):
+            texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
+            model = f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else ""
+            cells.append(Cell(*texts, model, e, i == leader))
         made.append(Row(metric, unit, tuple(cells)))
     return made
 

@@ -76,9 +76,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
         "gpus": deployment.gpus,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "replicas": parallel.replicas,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
         "max_wait_s": plain(float(scheduler.max_wait_s)),
@@ -91,17 +89,11 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "price_per_hour_usd": deployment.price_per_hour_usd,
         "cost_source": deployment.cost.source,
     }
-    decode = deployment.decode
+    decode, decode_axes = deployment.decode, ("batching", "memory", "preemption_mode", "router")
     if decode is not None:  # prefill and decode are disaggregated
         properties["decode"] = {
-            "gpus": decode.parallel.gpus,
-            "tp": decode.parallel.tp,
-            "pp": decode.parallel.pp,
-            "replicas": decode.parallel.replicas,
-            **{
-                axis: _policy_name(getattr(decode, axis))
-                for axis in ("batching", "memory", "preemption_mode", "router")
-            },
+            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "replicas")},
+            **{axis: _policy_name(getattr(decode, axis)) for axis in decode_axes},
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,
             "transfer_fixed_s": decode.kv_transfer.fixed_s,

@@ -114,7 +114,7 @@ def _grid(cells: list[Cell], decision: Verdict) -> Table:
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
-    # a column of preemptions that is 0 in every row carries no information.
+    # A column of preemptions that is 0 in every row carries no information.
     shown = [n for n in TERMINAL_HEADS if not n.endswith("_per_request") or any(cell[n].value > 0 for cell in cells)]
     for name in shown:
         made.add_column(TERMINAL_HEADS[name], justify="right", overflow="fold")

@@ -65,17 +65,12 @@ def write_predict_html(
             scores.append(
                 [words, *(TableCell(middle, half + unit) if half else middle + unit for middle, half, unit in cells)]
             )
-    models = [
-        (
-            one.name,
-            [
-                [model or "unknown model"]
-                + [f"{of[k]:,.0f}" if k == "requests" else score_text(k, of[k]) for k in MODEL_HEADS]
-                for model, of in one.by_model.items()
-            ],
-        )
-        for one in found
-    ]
+
+    def row(model: str, of: Mapping[str, float]) -> list[str]:
+        scores = [f"{of[k]:,.0f}" if k == "requests" else score_text(k, of[k]) for k in MODEL_HEADS]
+        return [model or "unknown model", *scores]
+
+    models = [(one.name, [row(model, of) for model, of in one.by_model.items()]) for one in found]
     write_page(
         path,
         "predict",

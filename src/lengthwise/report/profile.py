@@ -52,6 +52,7 @@ ROOFLINE_GROUPS = {
     "Mixed attention": ("mixed",),
     "GEMM": ("gemm",),
 }
+VIEW_FIELDS = ("operator", "tp", "dtype", "points", "axes", "seconds", "spread", "gaps", "median", "best")
 LINES = 7  # largest number of lines of a figure
 MIN_POINTS = 3  # smallest number of points of a line
 MAX_CURVE_POINTS, MAX_MAP_POINTS, MAX_ROOFLINE_POINTS = 120, 1500, 250
@@ -302,23 +303,13 @@ def _roofline(view: ProfileView) -> list[Figure]:
 
 def profile_json(view: ProfileView) -> str:
     """Return the text of a JSON file that describes a profile's operators."""
-    operators: list[Mapping[str, Any]] = [
-        {
-            "operator": one.operator,
-            "tp": one.tp,
-            "dtype": one.dtype,
-            "points": len(one.rows),
-            "axes": one.axes,
-            "seconds": one.seconds,
-            "spread": one.spread,
-            "gaps": [{name: [low, high] for name, low, high in gap.axes} for gap in one.gaps],
-            "median": one.median,
-            "best": one.best,
-        }
-        for one in view.operators
-    ]
-    fields = {"metadata": view.profile.metadata, "rows": len(view.profile), "operators": operators}
-    return json_text("profile_view", fields)
+    operators: list[Mapping[str, Any]] = []
+    for one in view.operators:
+        gaps = [{name: [low, high] for name, low, high in gap.axes} for gap in one.gaps]
+        fields = vars(one) | {"points": len(one.rows), "gaps": gaps}
+        operators.append({name: fields[name] for name in VIEW_FIELDS})
+    described = {"metadata": view.profile.metadata, "rows": len(view.profile), "operators": operators}
+    return json_text("profile_view", described)
 
 
 def check_json(found: ProfileCheck) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,6 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
         else:
             without_numbers.append(choice)
     names = text.in_order(n for c in plan.choices for p in load_curve(c) for n in p.values)
-    metrics = list(map(quantity, names))
     labels = text.axis_labels(plan.axes)
     values = {}
     for key, tried in plan.axes.items():
@@ -234,8 +233,8 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
         "live": LIVE.get(plan.objective.name, "own"),
         "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
         "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
-        "metrics": [_metric(plan, metric) for metric in metrics],
-        "choices": [_choice(plan, i, metrics, values) for i in shown],
+        "metrics": [_metric(plan, quantity(name)) for name in names],
+        "choices": [_choice(plan, i, names, values) for i in shown],
         "reasons": reasons,
         "excluded": excluded,
         "frontiers": {name: list(map(trade, trades)) for name, trades in plan.frontiers.items()},
@@ -279,7 +278,7 @@ def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
     return {"name": metric.name, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 
-def _choice(plan: Plan, index: int, metrics: Iterable[Quantity], values: dict[str, list[str]]) -> dict[str, Any]:
+def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list[str]]) -> dict[str, Any]:
     c = plan.choices[index]
     columns: dict[str, Any] = {
         "name": c.name,
@@ -292,22 +291,16 @@ def _choice(plan: Plan, index: int, metrics: Iterable[Quantity], values: dict[st
     }
     curve = load_curve(c)
     if curve:
+        known = c.at.values if c.at else {}
+        points = []
+        for p in curve:
+            rate, usd, *numbers = map(finite_number, (p.rate_rps, usd_per_thousand(c, p), *(p.value(n) for n in names)))
+            points.append([rate, usd, int(p.satisfied), *numbers])
         columns |= {
             "binds": text.metric_name(c.binds),
             "at": curve.index(c.at) if c.at else -1,
-            "halves": [
-                finite_number(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None
-                for m in metrics
-            ],
-            "points": [
-                [
-                    finite_number(p.rate_rps),
-                    finite_number(usd_per_thousand(c, p)),
-                    int(p.satisfied),
-                    *(finite_number(p.value(m.name)) for m in metrics),
-                ]
-                for p in curve
-            ],
+            "halves": [finite_number(known[name].half_width) if name in known else None for name in names],
+            "points": points,
         }
     return columns
 

@@ -85,13 +85,7 @@ def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
             "tid": track,
             "ts": _us(start_s),
             "dur": round(_us(end_s) - _us(start_s), 3),
-            "args": {
-                "decode_seqs": decodes,
-                "prefill_seqs": prefills,
-                "prefill_tokens": tokens,
-                "kv_blocks": blocks,
-                "waiting": waiting,
-            },
+            "args": dict(zip(_STEP_COLUMNS[3:], (decodes, prefills, tokens, blocks, waiting), strict=True)),
         }
         yield _counter("batch", replica, start_s, decode=decodes, prefill=prefills)
         yield _counter("waiting", replica, start_s, requests=waiting)

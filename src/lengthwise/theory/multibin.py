@@ -371,18 +371,11 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
                 rate_rps=rate_rps, servers=None, requests=requests, seeds=range(seeds), confusion=confusion,
             )  # fmt: skip
             simulated_latency = mean_estimate([run.latency_s for run in unlimited], LEVEL)
-        rows.append(
-            Bins(
-                k,
-                cuts[k],
-                expected_batch_s(times, cuts[k], batch, confusion),
-                throughput_rps(times, cuts[k], batch, confusion),
-                simulated_rps(k, math.inf, range(seeds)) if requests else UNKNOWN,
-                latency,
-                simulated_latency,
-                float(times.masses(cuts[k]) @ np.diag(confusion)),
-            )
-        )
+        batch_s = expected_batch_s(times, cuts[k], batch, confusion)
+        served_rps = throughput_rps(times, cuts[k], batch, confusion)
+        simulated = simulated_rps(k, math.inf, range(seeds)) if requests else UNKNOWN
+        right = float(times.masses(cuts[k]) @ np.diag(confusion))
+        rows.append(Bins(k, cuts[k], batch_s, served_rps, simulated, latency, simulated_latency, right))
     needed = saturation = robustness = None
     if has_target:
         needed = bins_for(

@@ -93,7 +93,7 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
     """Return the sojourn under shortest predicted remaining time first, preemptive; pairs are equally likely."""
-    # a request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
+    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
     # its prediction is not interrupted any more (Mitzenmacher 2019). Of many pairs, evenly spaced ones count.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:

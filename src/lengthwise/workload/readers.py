@@ -80,7 +80,7 @@ def read(  # noqa: C901 - one branch for each kind of format
     if path.is_dir() or format == "servegen":
         return _to_workload(path, read_servegen(path, window_s, seed), time_scale, max_requests)
     source = Source.load(path)
-    # a damaged Parquet file is undetected, but its reader reports the fault.
+    # A damaged Parquet file is undetected, but its reader reports the fault.
     detected = format or _detect(source) or ("parquet" if _is_parquet(source) else None)
     if detected is None:
         columns = source.header if source.first_object is None else list(source.first_object)

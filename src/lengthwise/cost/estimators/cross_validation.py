@@ -61,7 +61,7 @@ def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
     """Predict every interior place without its own rows, and the largest third of the places from the others."""
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
-    # a held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
+    # A held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
     fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
     predicted = np.full(len(points), np.nan)
     for number in range(fold.max() + 1):

@@ -154,7 +154,7 @@ def fit_physics(points: Points) -> Physics:
         of_log = slopes(parts, factors) / (combined(parts, factors) + 1e-12)[:, None]
         return np.concatenate([of_log, pull * np.eye(len(PARTS))])
 
-    # a part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
+    # A part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
     used = parts.max(axis=0, initial=0.0) > 0
     found = _minimize(residuals, jacobian, np.zeros(len(PARTS)), bound=np.log(_MAX_FACTOR), scale=_OUTLIER)
     return Physics(np.where(used, np.exp(found), 1.0))

@@ -109,7 +109,7 @@ def _require_same(new: Profile, old: Profile) -> None:
         if OPERATOR_PARTS[operator] not in ("prefill", "decode"):
             continue
         now, before = (sorted(set(one.of(operator)["backend"].tolist()) - {""}) for one in (new, old))
-        # a name within another, such as fa3 in a longer one, may be the same backend.
+        # A name within another, such as fa3 in a longer one, may be the same backend.
         if now and before and not any(a in b or b in a for a in now for b in before):
             raise ProfileError(
                 f"both profiles must be of one attention backend; {operator} is of {', '.join(now)} in one, "

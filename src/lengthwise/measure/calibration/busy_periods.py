@@ -75,7 +75,7 @@ def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
     """Return the scrapes, if tokens have times and counts, at those of the last counted token."""
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
-    # a scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
+    # A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
     received_s = np.repeat(tokens.at_s, tokens.tokens)
     received_s = np.sort(received_s[np.isfinite(received_s)])
     count = np.round(counters.generated - counters.generated[0]) + (received_s <= counters.at_s[0]).sum()
@@ -112,7 +112,7 @@ def foreign_load(run: Run, counters: Counters) -> str:
 
 def max_steps(r: RequestRecords) -> float:
     """Return an upper bound on steps that produced a token; infinite where a request started and did not finish."""
-    # a step gives one token to every decoding request. From some moment on there are hence as many steps as the request
+    # A step gives one token to every decoding request. From some moment on there are hence as many steps as the request
     # that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)

@@ -44,7 +44,7 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
             each.append((context, 1, context, context, context))
             continue
         prompts = steps.prefill_seqs > 0
-        # a step of several prompts has a chunk of their mean or more.
+        # A step of several prompts has a chunk of their mean or more.
         chunks = np.ceil(steps.prefill_tokens[prompts] / steps.prefill_seqs[prompts])
         tokens, seqs = steps.prefill_tokens + steps.decode_seqs, steps.decode_seqs + steps.prefill_seqs
         columns = (tokens, seqs, chunks, np.array([context]), np.append(steps.kv_blocks, 1) * deployment.kv.block_size)
@@ -118,7 +118,7 @@ def pair_ratio(values: dict[str, float], deployment: Deployment) -> float:
 
 def own_pair_s(deployment: Deployment) -> float:
     """Return a layer's seconds for one more of a prompt's own pairs, in the largest chunk of a step."""
-    # a mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
+    # A mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
     chunk = max(1, min(deployment.limits.max_num_batched_tokens, deployment.max_model_len // 2))
     seconds = step_time(deployment.cost)
     more_s = seconds(0, 0, [(chunk, chunk)]) - seconds(0, 0, [(chunk, 0)])
@@ -366,7 +366,7 @@ def _result(
     found = []
     for k, prior in enumerate(problem.priors):
         z, best, sd = (float(column[k]) for column in (solution.z, solution.best, solution.sd))
-        # a determined parameter that did not move has an interval about its best value, widened to contain neutral.
+        # A determined parameter that did not move has an interval about its best value, widened to contain neutral.
         about, value = (best if z == 0.0 else z), prior.value(z)
         low, high = (prior.center * math.exp(prior.log_sd * (about + side * sd)) for side in (-1.96, 1.96))
         found.append(

@@ -228,7 +228,7 @@ def _check_possible(measured: Measured, name: str, deployment: Deployment) -> No
         context = f"{deployment.max_model_len} tokens a request (max_model_len)"
         found = f"request {int(total.argmax())} has {longest}. Give the engine's own settings in the scenario"
         raise InputError(f"{name} must have run on this deployment, which takes {context}; {found}")
-    # a request runs at least from its first token to its last.
+    # A request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
     limit = deployment.limits.max_num_seqs * deployment.parallel.replicas

@@ -17,8 +17,7 @@ FAR_HOST, MAX_HOST_SHARE = 30.0, 0.5
 """A host that takes more than FAR_HOST times its typical seconds, and more than MAX_HOST_SHARE of the time of steps (or
 leaves means far off), likely absorbs what the kernels of wrong tables lack, so that they fit well all the same. The
 host of a slow CPU takes up to 0.4 of steps whose kernels run on it as well."""
-DEFAULT_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}
-"""Seconds of a typical engine's host; the search starts from them where the tables hold none."""
+DEFAULT_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}  # of a typical engine, where the tables hold none
 
 MIN_INCREASE = 0.005  # errors that grow by less than half a percentage point do not deserve a warning
 
@@ -118,11 +117,6 @@ class Calibration:
     def determined(self) -> tuple[Parameter, ...]:
         """The parameters that the runs determine."""
         return tuple(p for p in self.parameters if p.determined)
-
-    @property
-    def undetermined(self) -> tuple[Parameter, ...]:
-        """The parameters that stay at their prior because the runs do not determine them."""
-        return tuple(p for p in self.parameters if not p.determined)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ class Problem:
                 count, times = len(groups) + len(QUANTILES) * (len(rows) > 0), len(groups) // 2
                 group.append(np.full(count, g))
                 block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
-                # a run counts as BLOCKS observations of each metric, however many requests it has.
+                # A run counts as BLOCKS observations of each metric, however many requests it has.
                 weight.append(np.full(count, np.sqrt(BLOCKS / max(1, count))))
         if steps is not None:
             group.append(np.full(len(steps.seconds), len(METRICS)))
@@ -229,7 +229,7 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
     def sums(key: Ints) -> Floats:
         return np.array([gradient[(key == k) & timed].sum(axis=0) for k in np.unique(key[timed])])
 
-    # a simulation is no more exact than 1 %, which would shift all requests of a metric together.
+    # A simulation is no more exact than 1 %, which would shift all requests of a metric together.
     shared = np.array([(slopes * (weight * MIN_EFFECT)[:, None])[group == g].sum(axis=0) for g in np.unique(group)])
     known = shared.T @ shared + prior
     blocks, by_run = sums(block), sums(block // BLOCKS)
