@@ -13,8 +13,8 @@ from driving import assert_fetches_nothing, without_plotly
 
 from lengthwise.report import Result, write_html, write_json
 from lengthwise.report.curves import levels, over_time, quantile_curve
-from lengthwise.report.headline import rows
 from lengthwise.report.result import title, workload
+from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError, MissingExtraError, OutputError
 
 

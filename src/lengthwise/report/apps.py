@@ -192,20 +192,15 @@ def _model_row(
     ran = [s for s in _engine_spans(manifest) if s.model == name and s.what == "run"]
     ran_s = union_s([(span.start_s, span.end_s) for span in ran])
     tokens = app_metadata.tokens.get(name, 0)
-    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
-    has_rate = ran_s > 0 and not manifest["resumed"]
-    return [
-        name,
-        f"{app_metadata.answers.get(name, 0):,}",
-        f"{tokens:,}",
-        f"{tokens / ran_s:,.0f}" if has_rate else UNKNOWN,
-        *(
-            f"{duration_text(min(s.start_s for s in spans))} to {duration_text(max(s.end_s for s in spans))}"
-            if spans
-            else UNKNOWN
-            for spans in (planned, ran)
-        ),
+    periods = [
+        f"{duration_text(min(s.start_s for s in spans))} to {duration_text(max(s.end_s for s in spans))}"
+        if spans
+        else UNKNOWN
+        for spans in (planned, ran)
     ]
+    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
+    rate = f"{tokens / ran_s:,.0f}" if ran_s > 0 and not manifest["resumed"] else UNKNOWN
+    return [name, f"{app_metadata.answers.get(name, 0):,}", f"{tokens:,}", rate, *periods]
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:

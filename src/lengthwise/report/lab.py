@@ -14,9 +14,9 @@ from rich.text import Text
 
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
-from lengthwise.report.headline import LESS, MORE, NEITHER
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
+from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from lengthwise.metrics import difference
+from lengthwise.report import summary_table
 from lengthwise.report.binding import binding_of, bound_by
 from lengthwise.report.curves import LATENCIES, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
-from lengthwise.report.headline import METRICS, MIN_SHARE, NEITHER, Row, latency_unit, paired, rows
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import deployment_facts
 from lengthwise.report.result import Result, check_results, hardware, slo_text, title, workload
-from lengthwise.report.summary_table import counts_note, intervals_note, model_note, notes_of
+from lengthwise.report.summary_table import METRICS, MIN_SHARE, NEITHER, Row
 from lengthwise.schema.estimate import Estimate
 
 CARDS = {
@@ -80,10 +80,15 @@ def write_html(path: Path | str, results: list[Result]) -> None:
     check_results(results)
     drawn = figures(results)
     shared, differing = _what_ran(results)
-    model = model_note(results)
+    model = summary_table.model_note(results)
     bindings = [binding_of(result) for result in results]
     verdicts = [
-        {"name": r.name, "binding": b, "by": bound_by(b).capitalize(), "counts": counts_note(r.summary.counts)}
+        {
+            "name": r.name,
+            "binding": b,
+            "by": bound_by(b).capitalize(),
+            "counts": summary_table.counts_note(r.summary.counts),
+        }
         for r, b in zip(results, bindings, strict=True)
     ]
     write_page(
@@ -93,13 +98,13 @@ def write_html(path: Path | str, results: list[Result]) -> None:
         heading=title(results),
         metadata=_header(results),
         results=results,
-        notes=notes_of(results),
-        intervals=f"{capitalized(intervals_note(results))}. {f'{model}; shaded on the bars.' if model else ''}".strip(),
+        notes=summary_table.notes_of(results),
+        intervals=f"{capitalized(summary_table.intervals_note(results))}. {f'{model}; shaded on the bars.' if model else ''}".strip(),
         cards=_cards(results),
         verdicts=verdicts,
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
         parts=[(part["part"], part["label"]) for figure in drawn["shares"] for part in figure["parts"]],
-        rows=rows(results),
+        rows=summary_table.rows(results),
         differences=_differences(results),
         shared=shared,
         differing=differing,
@@ -126,7 +131,7 @@ def _header(results: Sequence[Result]) -> list[str]:
 
 
 def _cards(results: Sequence[Result]) -> list[dict[str, Any]]:
-    shown = {row.metric.key: row for row in rows(results)}
+    shown = {row.metric.key: row for row in summary_table.rows(results)}
     titles = dict(CARDS)
     if "rates.goodput" not in shown:
         titles = {("rates.requests" if k == "rates.goodput" else k): v for k, v in CARDS.items()}
@@ -164,7 +169,7 @@ def _bars(row: Row, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _differences(results: Sequence[Result]) -> list[list[str | TableCell]]:
     """Return paired differences from the first variant, a row per metric; empty without common seeds."""
-    if not paired(results):
+    if not summary_table.paired(results):
         return []
     first, *others = results
     gaps = [difference(r.summaries, first.summaries, relative=True) for r in others]
@@ -242,7 +247,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
 
 def _cdf(results: Sequence[Result], name: str, at: np.ndarray) -> Figure:
     key = f"{name}_s"
-    scale, unit = latency_unit(key, results)
+    scale, unit = summary_table.latency_unit(key, results)
     curves = {i: curve for i, r in enumerate(results) if (curve := quantile_curve(r.records, name, at)) is not None}
     goodputs = (r.summary.goodput for r in results)
     limits = {g.slo.limits[key] for g in goodputs if g is not None and key in g.slo.limits}

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from lengthwise.report.curves import LATENCY_NAMES
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
-from lengthwise.report.headline import LESS, MORE, NEITHER
 from lengthwise.report.result_page import METADATA
+from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
