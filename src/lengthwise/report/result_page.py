@@ -80,17 +80,11 @@ def write_html(path: Path | str, results: list[Result]) -> None:
     check_results(results)
     drawn = figures(results)
     shared, differing = _what_ran(results)
-    model = summary_table.model_note(results)
-    bindings = [binding_of(result) for result in results]
-    verdicts = [
-        {
-            "name": r.name,
-            "binding": b,
-            "by": bound_by(b).capitalize(),
-            "counts": summary_table.counts_note(r.summary.counts),
-        }
-        for r, b in zip(results, bindings, strict=True)
-    ]
+    intervals, model = f"{capitalized(summary_table.intervals_note(results))}.", summary_table.model_note(results)
+    verdicts = []
+    for r in results:
+        binding, counts = binding_of(r), summary_table.counts_note(r.summary.counts)
+        verdicts.append({"name": r.name, "binding": binding, "by": bound_by(binding).capitalize(), "counts": counts})
     write_page(
         path,
         "result",
@@ -99,7 +93,7 @@ def write_html(path: Path | str, results: list[Result]) -> None:
         metadata=_header(results),
         results=results,
         notes=summary_table.notes_of(results),
-        intervals=f"{capitalized(summary_table.intervals_note(results))}. {f'{model}; shaded on the bars.' if model else ''}".strip(),
+        intervals=f"{intervals} {model}; shaded on the bars." if model else intervals,
         cards=_cards(results),
         verdicts=verdicts,
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
