@@ -128,10 +128,8 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
         return found
     unknown = sum(not any(row.counts) for row in finished)
     if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.ids_each):
-        found.append(
-            f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, their number unknown: "
-            "times between tokens (TBT) are times between chunks there"
-        )
+        detail = "their number unknown: times between tokens (TBT) are times between chunks there"
+        found.append(f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, {detail}")
     return found
 
 

@@ -409,16 +409,12 @@ class Monitor:
                 "waited to be read, so that TTFT is too long and the times between tokens are too short"
             )
         if (share := self.metadata["cpu_share"]) > _BUSY:
-            found.append(
-                f"the client kept {100 * share:.0f} % of a core busy: it may itself be what was measured; "
-                "lower the load, or use a machine of its own"
-            )
+            reason = "it may itself be what was measured; lower the load, or use a machine of its own"
+            found.append(f"the client kept {100 * share:.0f} % of a core busy: {reason}")
         skew = abs(self.metadata["clock_skew_s"])
         if skew > _SKEW_S + _SKEW_SHARE * self.metadata["span_s"]:
-            found.append(
-                f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; times are of the "
-                "monotonic one, but logs with wall times will not fit"
-            )
+            problem = "times are of the monotonic one, but logs with wall times will not fit"
+            found.append(f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; {problem}")
         return found
 
 

@@ -52,10 +52,8 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
     if cached is None or _shared_prefix(metadata) > 0 or _found_share(cached) <= MAX_CACHED_SHARE:
         return None
     hint = "" if metadata.get("prompts") == "texts" else "send prompts that are new to it (another salt), or "
-    return (
-        f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: TTFT is that of "
-        f"shorter prompts; {hint}start it without that cache (vLLM: --no-enable-prefix-caching)"
-    )
+    reason = f"TTFT is that of shorter prompts; {hint}start it without that cache (vLLM: --no-enable-prefix-caching)"
+    return f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: {reason}"
 
 
 def prefix_warnings(measured: Measured) -> list[str]:

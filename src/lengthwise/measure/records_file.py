@@ -209,10 +209,8 @@ def read_records(path: Path | str) -> Measured:
             f"{path} must be a file of records (of `simulate --records` or `bench --records`); it is {found}"
         )
     if meta.get("version") != VERSION:
-        raise InputError(
-            f"{path} must be of version {VERSION}; it is of {meta.get('version')!r}, written by "
-            f"{meta.get('made_by', 'unknown')}: write it again with this version"
-        )
+        detail = f"written by {meta.get('made_by', 'unknown')}: write it again with this version"
+        raise InputError(f"{path} must be of version {VERSION}; it is of {meta.get('version')!r}, {detail}")
     try:
         return _measured(frame, meta)
     except damages as error:

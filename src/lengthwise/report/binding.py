@@ -203,10 +203,8 @@ def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
-        return (
-            f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {seconds(wait_s)} before they "
-            "are first scheduled, the rest after preemptions."
-        )
+        reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
+        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason}"
     if _is_queueing(summary):
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT."

@@ -123,10 +123,8 @@ def _search_sentence(plan: SchedulePlan) -> str:
     more = "a higher throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
     if all(side.at_most_proved for side in plan.sides if side.evaluated):
         return f"{text}; as far as the estimates are monotone, none has {more}."
-    return (
-        f"{text}; by the bounds of the search none has {more}. This is not proved: RRA's estimates are not monotone "
-        "for short phases, so these were evaluated as well."
-    )
+    hint = "This is not proved: RRA's estimates are not monotone for short phases, so these were evaluated as well."
+    return f"{text}; by the bounds of the search none has {more}. {hint}"
 
 
 def _drift_sentences(plan: SchedulePlan) -> list[str]:
@@ -260,10 +258,8 @@ def watch_sentences(report: Watched) -> list[str]:
             "that lengths may change further; --margin 0 uses them."
         )
     if math.isfinite(report.bound_s):
-        made.append(
-            f"With the first schedule unchanged, about {report.late:,.0f} requests would have taken longer than "
-            f"{report.bound_s:g} s."
-        )
+        detail = f"about {report.late:,.0f} requests would have taken longer than {report.bound_s:g} s."
+        made.append(f"With the first schedule unchanged, {detail}")
     deployed = "the first schedule" if report.deployed == planned else report.deployed.words
     evidence = f"evidence for another change: {amount(report.evidence)} of {threshold}"
     return [*made, f"At the end, {deployed} runs; {evidence}."]
@@ -320,7 +316,5 @@ def _repaid(repaid_s: float) -> str:
 
 
 def _lengths(lengths: LengthFacts) -> str:
-    return (
-        f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, outputs {lengths.output_mean:.0f} "
-        f"{PLUS_MINUS} {lengths.output_sd:.0f} tokens"
-    )
+    detail = f"outputs {lengths.output_mean:.0f} {PLUS_MINUS} {lengths.output_sd:.0f} tokens"
+    return f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, {detail}"

@@ -240,10 +240,8 @@ def model_note(results: Sequence[Result]) -> str:
     drawn = next((r for r in results if r.model_draws), None)
     if drawn is None:
         return ""
-    return (
-        f"In brackets: {100 * drawn.summary.model_level:g} % intervals of the cost model's error, from "
-        f"{drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
-    )
+    detail = f"from {drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
+    return f"In brackets: {100 * drawn.summary.model_level:g} % intervals of the cost model's error, {detail}"
 
 
 def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:

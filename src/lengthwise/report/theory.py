@@ -49,10 +49,8 @@ def _multibin_answers(study: MultiBinStudy) -> list[str]:
             needed = f"{counted(study.bins_needed, 'bin')} with known lengths reach"
         sentences.append(f"{needed} {share} of the capacity.")
     if max_gain < MIN_RELEVANT:
-        sentences.append(
-            "Bins are not worth it: the lengths differ so little that even infinitely many bins gain only "
-            f"{percent(max_gain)}."
-        )
+        reason = f"the lengths differ so little that even infinitely many bins gain only {percent(max_gain)}."
+        sentences.append(f"Bins are not worth it: {reason}")
     if math.isfinite(study.rate_rps) and study.rate_rps >= study.one_bin_rps:
         enough = next((row.bins for row in study.rows if row.throughput_rps > study.rate_rps), None)
         answer = f"{counted(enough, 'bin')} can" if enough else "with one server, none of the tried numbers of bins can"

@@ -43,10 +43,8 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
     check_count("slots", slots)
     load = rate_rps * times.mean_s / slots
     if not (math.isfinite(load) and 0 < load < 1):
-        raise InputError(
-            f"the load (arrival rate x mean service time / slots) must lie between 0 and 1; it is {load:g}. "
-            f"{slots / times.mean_s:g} requests a second would be 1"
-        )
+        found = f"it is {load:g}. {slots / times.mean_s:g} requests a second would be 1"
+        raise InputError(f"the load (arrival rate x mean service time / slots) must lie between 0 and 1; {found}")
     return load
 
 

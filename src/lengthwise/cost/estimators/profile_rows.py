@@ -125,10 +125,8 @@ def _require_attention_backend(rows: Profile, requested: str, model: ModelSpec, 
         return
     listed = "; ".join(f"{operator} with {', '.join(names)}" for operator, names in others.items())
     if len(others) < len(backends):
-        raise ProfileError(
-            f"the profile {rows.metadata.name} must be of the attention backend {requested}; it has {listed} alone. "
-            f"Use a profile of {requested}, or name no backend"
-        )
+        found = f"it has {listed} alone. Use a profile of {requested}, or name no backend"
+        raise ProfileError(f"the profile {rows.metadata.name} must be of the attention backend {requested}; {found}")
     contrast = f", not with {requested}" if requested else ": right if the deployment's is the same"
     notes.append(f"measured {listed}{contrast}")
 

@@ -323,17 +323,13 @@ def calibrate(
     notes: list[str] = []
     unmasked = without_masks([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
-        notes.append(
-            f"dense masks were not looked for: {', '.join(unmasked)} attends by request (--fit with masked among the "
-            "names looks all the same)"
-        )
+        reason = f"{', '.join(unmasked)} attends by request (--fit with masked among the names looks all the same)"
+        notes.append(f"dense masks were not looked for: {reason}")
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():
-        raise InputError(
-            "the runs must determine at least one parameter; whatever moves, they stay within "
-            "1 % of where they are. Measure longer requests at a higher load"
-        )
+        found = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
+        raise InputError(f"the runs must determine at least one parameter; {found}")
     found = _result(problem, solution, split, deployment, seed, fit)
     origin = measured_runs.origin_notes(found, split.runs, deployment, allow)
     masked = mask_notes(problem.values(solution.z), deployment)

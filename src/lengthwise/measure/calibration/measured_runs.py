@@ -184,10 +184,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
     if simulated and "simulated" not in allow:
-        raise InputError(
-            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the "
-            "simulator. Measure with `lengthwise bench`, or allow it (--force)"
-        )
+        found = "simulated runs would only repeat the simulator. Measure with `lengthwise bench`, or allow it (--force)"
+        raise InputError(f"{', '.join(simulated)} must be measured on a real engine; {found}")
     doubtful = {}
     for run, name in zip(runs, names, strict=True):
         clock, harmless = clock_warning(run.records.requests, run.records.end_s), harmless_lateness(run)
@@ -345,10 +343,8 @@ def split_of(
         for i in range(len(runs), len(every)):
             fitted = [other for other in loads[_requests(every[i])] if other < len(runs)]
             if fitted:
-                notes.append(
-                    f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): it measures noise, not a "
-                    "new load"
-                )
+                reason = "it measures noise, not a new load"
+                notes.append(f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): {reason}")
     elif len(loads) >= MIN_LOADS:
         held_out = _middle(runs, list(loads.values()), share)
         shares = [1.0 if i in held_out else 0.0 for i in range(len(runs))]
