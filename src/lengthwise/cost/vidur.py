@@ -12,26 +12,10 @@ import polars as pl
 
 from lengthwise.catalog import stage_layers
 from lengthwise.cost import regression
+from lengthwise.cost import vidur_format as layout
 from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS
 from lengthwise.cost.tables import FitReport, OperatorFit, cache_path, cached, check
-from lengthwise.cost.vidur_format import (
-    ALL_REDUCE,
-    ALL_REDUCE_LAUNCH_MS,
-    CACHE_SAVE,
-    CONTEXT_STEP_TOKENS,
-    DECODE,
-    HIGHEST_BATCH,
-    ONCE_A_LAYER,
-    PREFILL,
-    SECOND_NORM,
-    SEND_RECV,
-    VIDUR_TOKENS,
-    ProfileFiles,
-    compose,
-    equal_stages,
-    find_files,
-    seconds,
-)
+from lengthwise.cost.vidur_format import ALL_REDUCE, CACHE_SAVE, DECODE, ONCE_A_LAYER, PREFILL, SECOND_NORM, SEND_RECV
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
@@ -46,7 +30,7 @@ def vidur_profile(
     gpu_name: str,
     parallel: Parallelism,
     limits: EngineLimits,
-    max_model_len: int = VIDUR_TOKENS,
+    max_model_len: int = layout.VIDUR_TOKENS,
     *,
     node: NodeSpec | None = None,
     estimator: str = "monotone",
@@ -67,12 +51,16 @@ def vidur_profile(
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
-    files = find_files(Path(folder), model, gpu_name, parallel, node)
+    files = layout.find_files(Path(folder), model, gpu_name, parallel, node)
     stored = None
     if cache is not None:
         sizes = limits.max_num_batched_tokens, max_model_len, limits.max_num_seqs
         if estimator == "random_forest":  # its tables have at least Vidur's own sizes
-            sizes = max(VIDUR_TOKENS, sizes[0]), max(VIDUR_TOKENS, sizes[1]), max(HIGHEST_BATCH, sizes[2])
+            sizes = (
+                max(layout.VIDUR_TOKENS, sizes[0]),
+                max(layout.VIDUR_TOKENS, sizes[1]),
+                max(layout.HIGHEST_BATCH, sizes[2]),
+            )
         arguments = (estimator, model, parallel.tp, parallel.pp, *sizes, limits.block_size)
         stored = cache_path(cache, files.paths(), arguments)
 
@@ -102,7 +90,7 @@ class Samples:
 
 
 def read_samples(
-    files: ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
+    files: layout.ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
 ) -> tuple[dict[str, Samples], int]:
     """Return samples by operator and the number of surrogate attention rows at the TP degree."""
     # Filtered as in Vidur by shapes, TP degree and links, but not by vocabulary, on which no such operator depends.
@@ -219,10 +207,11 @@ def monotone_tables(
 ) -> tuple[CostTables, FitReport]:
     """Build tables of the rule PER_REQUEST from curves and surfaces that never fall."""
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
-    by_tokens = {name: seconds(regression.fit_curve(s.x, s.ms)(tokens)) for name, s in samples.items() if s.x.ndim == 1}
+    by_one = {name: sample for name, sample in samples.items() if sample.x.ndim == 1}
+    by_tokens = {n: layout.seconds(regression.fit_curve(s.x, s.ms)(tokens)) for n, s in by_one.items()}
     zeros = np.zeros(len(tokens))
     layer = sum((by_tokens.get(n, zeros) for n in (*ONCE_A_LAYER, SECOND_NORM, CACHE_SAVE)), zeros)
-    comm = 2 * (by_tokens[ALL_REDUCE] + ALL_REDUCE_LAUNCH_MS / 1000) if ALL_REDUCE in by_tokens else zeros
+    comm = 2 * (by_tokens[ALL_REDUCE] + layout.ALL_REDUCE_LAUNCH_MS / 1000) if ALL_REDUCE in by_tokens else zeros
     comm[0] = 0.0
     chunk = grid_axis(max(limits.max_num_batched_tokens, max_model_len)).astype(np.float64)[:, None]
     context = grid_axis(max_model_len).astype(np.float64)
@@ -241,8 +230,8 @@ def monotone_tables(
         send_s=by_tokens.get(SEND_RECV, zeros),
         head_s=np.zeros(limits.max_num_seqs + 1),
         host_s=np.zeros(limits.max_num_seqs + 1),
-        prefill_s=seconds(prefill(chunk, context)),
-        decode_s=seconds(decode(seqs.astype(np.float64), mean_context)),
+        prefill_s=layout.seconds(prefill(chunk, context)),
+        decode_s=layout.seconds(decode(seqs.astype(np.float64), mean_context)),
         stage_layers=np.array(stage_layers(model, pp), dtype=np.int64),
         source=source,
     )
@@ -278,10 +267,11 @@ def forest_tables(
     samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
 ) -> tuple[CostTables, FitReport]:
     """Build tables of the rule MERGED from Vidur's forests; ``pp`` must divide the layers."""
-    stages = equal_stages(model, pp)
-    tokens = np.arange(1.0, max(VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)
-    contexts = np.arange(0.0, max(VIDUR_TOKENS, max_model_len) + CONTEXT_STEP_TOKENS, CONTEXT_STEP_TOKENS)
-    batches = np.arange(1.0, max(HIGHEST_BATCH, limits.max_num_seqs) + 1)
+    stages = layout.equal_stages(model, pp)
+    tokens = np.arange(1.0, max(layout.VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)
+    step = layout.CONTEXT_STEP_TOKENS
+    contexts = np.arange(0.0, max(layout.VIDUR_TOKENS, max_model_len) + step, step)
+    batches = np.arange(1.0, max(layout.HIGHEST_BATCH, limits.max_num_seqs) + 1)
     axes = {PREFILL: (contexts, tokens**2), DECODE: (batches, contexts)}
     ops, fits = {}, []
     for name, sample in samples.items():
@@ -291,4 +281,4 @@ def forest_tables(
         values = regression.predict(forest, *axes.get(name, (tokens,)))
         token_axis = int(name == PREFILL)  # an entry for no tokens is prepended to it
         ops[name] = np.pad(values, [(int(axis == token_axis), 0) for axis in range(values.ndim)])
-    return compose(ops, model, stages, source), FitReport("random_forest", "out of bag", tuple(fits))
+    return layout.compose(ops, model, stages, source), FitReport("random_forest", "out of bag", tuple(fits))

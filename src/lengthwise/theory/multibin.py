@@ -19,18 +19,7 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.statistics import mean_estimate
 from lengthwise.theory import service
 from lengthwise.theory.batch_server import Served, serve
-from lengthwise.theory.service import (
-    ExponentialTimes,
-    Floats,
-    SampledTimes,
-    ServiceTimes,
-    UniformTimes,
-    bin_of,
-    check_count,
-    check_counts,
-    check_cuts,
-    exponential_steps,
-)
+from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes, check_counts
 
 LEVEL = 0.95  # confidence level of the intervals
 RULES = ("optimal", "equal", "learned")  # "optimal" is proven for the paper's distributions, and learned for others
@@ -99,7 +88,7 @@ def _checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
 
 def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.ArrayLike | None) -> Floats:
     """Return [true bin, predicted bin] shares of all requests."""
-    masses = times.masses(check_cuts(cuts_s))
+    masses = times.masses(service.check_cuts(cuts_s))
     matrix = np.eye(len(masses)) if confusion is None else _checked_confusion(confusion, len(masses))
     return np.asarray(masses[:, None] * matrix)
 
@@ -120,14 +109,14 @@ def throughput_rps(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
     """Return the requests a second of ``servers`` that always have a batch: B / E[T_k] (Proposition 4.1)."""
-    check_count("servers", servers)
+    service.check_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
     """Return the limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
     check_counts(batch)
-    check_count("servers", servers)
+    service.check_count("servers", servers)
     return servers * batch / times.mean_s
 
 
@@ -195,7 +184,7 @@ def _check_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
 def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: int) -> float:
     """Return the bound sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate) of E[T_k] (equation 27)."""
     check_counts(batch)
-    cuts = check_cuts(cuts_s)
+    cuts = service.check_cuts(cuts_s)
     masses = times.masses(cuts)
     start = cuts[-1] if len(cuts) else 0.0
     return float(masses[:-1] @ cuts + masses[-1] * (start + _harmonic(batch) / times.rate_per_s))
@@ -205,7 +194,7 @@ def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) ->
     """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1)."""
     # Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
     # so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
-    steps = exponential_steps(batch, bins)
+    steps = service.exponential_steps(batch, bins)
     first = steps[0] if len(steps) else _harmonic(batch) - 1
     return float(1 + first) / times.rate_per_s
 
@@ -237,7 +226,7 @@ def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")
-    times = SampledTimes(lengths)
+    times = service.SampledTimes(lengths)
     cuts = np.unique(np.floor(cuts_of(times, batch, bins, rule)))
     return [float(cut) + 0.5 for cut in cuts if cut < float(times.quantile(1.0))]
 
@@ -258,13 +247,13 @@ def runs(
     # The same seed draws the same requests for all bins, rates and confusions.
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
         raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
-    cuts = check_cuts(cuts_s)
+    cuts = service.check_cuts(cuts_s)
     served = []
     for seed in seeds:
         gaps, sizes, predictions = np.random.default_rng(seed).spawn(3)
         service_s = np.asarray(times.quantile(sizes.random(requests)))
         arrival_s = np.cumsum(gaps.standard_exponential(requests)) / rate_rps
-        bins = bin_of(service_s, cuts)
+        bins = service.bin_of(service_s, cuts)
         if confusion is not None:
             bins = confuse(bins, confusion, predictions.random(requests))
         num_bins = len(cuts) + 1
@@ -338,9 +327,9 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """
     accuracies = dict(accuracy or {})
     has_target, has_rate = not math.isnan(target_share), not math.isnan(rate_rps)
-    check_count("batch", batch)
+    service.check_count("batch", batch)
     for count in bins:
-        check_count("bins", count)
+        service.check_count("bins", count)
         if count > MAX_BINS:
             raise InputError(f"bins must be at most {MAX_BINS:,}; they are {count:,}; request fewer")
     if extra := [k for k in accuracies if k not in bins]:
