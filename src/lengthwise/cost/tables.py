@@ -15,16 +15,8 @@ import numpy as np
 
 from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
-from lengthwise.schema.cost_tables import (
-    MERGED,
-    PER_REQUEST,
-    AttentionRule,
-    CostTables,
-    FitError,
-    Front,
-    PartError,
-    Reach,
-)
+from lengthwise.schema import cost_tables
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, CostTables, Front, PartError, Reach
 from lengthwise.schema.errors import OutputError, ProfileError
 from lengthwise.schema.specs import ModelSpec
 
@@ -155,7 +147,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
     try:
         if "fit_operator" in arrays:
             rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
-            values["fit"] = tuple(FitError(*row) for row in rows)
+            values["fit"] = tuple(cost_tables.FitError(*row) for row in rows)
         if "error_part" in arrays:
             log_sds = arrays["error_log_sd"].tolist()
             slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
@@ -181,7 +173,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
     tables = CostTables(
         **values,
         stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
-        rule=AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
+        rule=cost_tables.AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
         source=str(arrays["source"]),
     )
     check(tables, path)

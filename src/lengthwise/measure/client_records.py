@@ -9,17 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import (
-    Floats,
-    Ints,
-    Records,
-    ReplicaTotals,
-    RequestRecords,
-    Status,
-    TimeSeries,
-    TokenGaps,
-    TokenTimes,
-)
+from lengthwise.schema import records
+from lengthwise.schema.records import Floats, Ints, Records, RequestRecords, Status, TokenTimes
 
 _BINS = 400
 
@@ -53,7 +44,7 @@ def records_of(
         together = int(np.maximum(tokens.tokens - 1, 0).sum())
     integers = {"steps", "tokens"}
     totals: dict[str, Any] = {
-        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(ReplicaTotals)
+        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(records.ReplicaTotals)
     }
     return Records(
         requests=RequestRecords(
@@ -71,7 +62,7 @@ def records_of(
         ),
         steps=None,
         gaps=_gaps(np.zeros(0) if gap_s is None else np.asarray(gap_s, np.float64), together),
-        totals=ReplicaTotals(**totals),
+        totals=records.ReplicaTotals(**totals),
         series=_series(end_s, tokens),
         end_s=float(end_s),
         seed=seed,
@@ -79,7 +70,7 @@ def records_of(
     )
 
 
-def _gaps(gap_s: Floats, together: int) -> TokenGaps:
+def _gaps(gap_s: Floats, together: int) -> records.TokenGaps:
     edges = gap_edges()
     values, count = np.unique(np.concatenate([np.zeros(min(together, 1)), gap_s]), return_counts=True)
     if together:
@@ -87,12 +78,12 @@ def _gaps(gap_s: Floats, together: int) -> TokenGaps:
     bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     histogram = np.bincount(bins, weights=count, minlength=len(edges) - 1).astype(np.int64)
     longest_s = float(values[-1]) if len(values) else 0.0
-    return TokenGaps(
+    return records.TokenGaps(
         histogram, edges, int(count.sum()), float(values @ count), longest_s, values, count.astype(np.int64)
     )
 
 
-def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
+def _series(end_s: float, tokens: TokenTimes | None) -> records.TimeSeries:
     bin_s = max(end_s / _BINS, 1e-6)
     bins = int(end_s / bin_s) + 1
     output = np.zeros(bins)
@@ -100,4 +91,4 @@ def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
         at = np.clip((tokens.at_s / bin_s).astype(np.int64), 0, bins - 1)
         output = np.bincount(at, weights=np.maximum(tokens.tokens, 1), minlength=bins).astype(np.float64)
     step_s, seqs_s, waiting_s, kv_blocks_s, prefill = (np.zeros(bins) for _ in range(5))
-    return TimeSeries(bin_s, step_s, seqs_s, waiting_s, kv_blocks_s, prefill, output)
+    return records.TimeSeries(bin_s, step_s, seqs_s, waiting_s, kv_blocks_s, prefill, output)

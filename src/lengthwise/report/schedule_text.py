@@ -6,19 +6,8 @@ import math
 from collections.abc import Sequence
 
 from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, percent, seconds, span
-from lengthwise.schema.schedule import (
-    SYSTEM_NAMES,
-    Adaptation,
-    Change,
-    DriftRow,
-    LengthFacts,
-    OtherSystem,
-    SchedulePlan,
-    ScheduleRow,
-    ScheduleSide,
-    Spread,
-    Watched,
-)
+from lengthwise.schema import schedule
+from lengthwise.schema.schedule import SYSTEM_NAMES, DriftRow, OtherSystem, SchedulePlan, ScheduleRow, Spread
 
 OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "x chosen")
 SPREAD_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound met in")
@@ -201,7 +190,7 @@ def spread_cells(spread: Spread) -> list[str]:
     ]
 
 
-def side_cells(side: ScheduleSide) -> list[str]:
+def side_cells(side: schedule.ScheduleSide) -> list[str]:
     """Return the cells of a strategy and degree under ``SIDE_HEADS``."""
     limit_rps = side.at_most_rps
     at_most = amount(limit_rps) if math.isfinite(limit_rps) and limit_rps > 0 else UNKNOWN
@@ -231,7 +220,7 @@ def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
     ]
 
 
-def watch_sentences(report: Watched) -> list[str]:
+def watch_sentences(report: schedule.Watched) -> list[str]:
     """Return what was watched, whether lengths changed, and the effect of not adapting."""
     planned = report.planned
     cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
@@ -265,7 +254,7 @@ def watch_sentences(report: Watched) -> list[str]:
     return [*made, f"At the end, {deployed} runs; {evidence}."]
 
 
-def adaptation_sentences(one: Adaptation) -> list[str]:
+def adaptation_sentences(one: schedule.Adaptation) -> list[str]:
     """Return one alarm, the effect of not adapting, and what was done."""
     change, elsewhere = one.change, one.change.elsewhere
     when = f"Request {one.request:,} ({seconds(one.at_s)})" if one.at_s else f"Request {one.request:,}"
@@ -284,7 +273,7 @@ def adaptation_sentences(one: Adaptation) -> list[str]:
     return made
 
 
-def _unchanged(change: Change) -> str:
+def _unchanged(change: schedule.Change) -> str:
     if change.retained is None:
         limit = "the memory" if math.isinf(change.kept_held_s) else "the concurrency limit"
         return f"The running schedule would exceed {limit}."
@@ -297,7 +286,7 @@ def _unchanged(change: Change) -> str:
     return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {late}."
 
 
-def _done(change: Change) -> str:
+def _done(change: schedule.Change) -> str:
     if change.new is None:
         return f"Not changed: {change.cause}."
     margin = ""
@@ -315,6 +304,6 @@ def _repaid(repaid_s: float) -> str:
     return f", repaid after {seconds(repaid_s)}" if 0 < repaid_s < math.inf else ""
 
 
-def _lengths(lengths: LengthFacts) -> str:
+def _lengths(lengths: schedule.LengthFacts) -> str:
     detail = f"outputs {lengths.output_mean:.0f} {PLUS_MINUS} {lengths.output_sd:.0f} tokens"
     return f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, {detail}"
