@@ -31,11 +31,9 @@ PREFILL, DECODE = "attn_prefill", "attn_decode"
 
 
 def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read cost tables from Vidur's complete prediction tables (milliseconds per layer, one array per operator).
-
-    The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk], ``attn_decode``
-    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU. Raises ProfileError if one is missing.
-    """
+    """Read cost tables from Vidur's prediction tables, milliseconds per layer by operator; raise ProfileError."""
+    # The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk],
+    # ``attn_decode`` [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
     ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
     return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
 

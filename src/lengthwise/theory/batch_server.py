@@ -1,7 +1,4 @@
-"""Simulation of the system of Multi-Bin Batching: bins fill, batches queue, servers run them.
-
-Without randomness: arrivals, service times and (true or predicted) bins are columns, so that runs can share them.
-"""
+"""Simulation of Multi-Bin Batching without randomness: bins fill, batches queue, servers run them."""
 
 from __future__ import annotations
 

@@ -41,11 +41,8 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
 
 
 def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
-    """Return [k, k] a confusion matrix with this mean accuracy.
-
-    ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly over the other
-    bins. Raise InputError if there is no such matrix.
-    """
+    """Return [k, k] a confusion matrix with this mean accuracy; raise InputError if there is none."""
+    # ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly.
     check_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
         raise InputError(f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}")

@@ -216,11 +216,9 @@ def queue_study(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> QueueStudy:
-    """Compare orders of service, with known sizes and with predictions, at each load.
-
-    ``sigma`` is the error of the predictor (:func:`with_error`), unless ``pairs`` gives (true, predicted) sizes of a
-    real one; ``sigmas`` are the errors of the curves of the retained share.
-    """
+    """Compare orders of service, with known sizes and with predictions, at each load."""
+    # ``sigma`` is the error of the predictor (``with_error``), unless ``pairs`` gives (true, predicted) sizes of a real
+    # one; ``sigmas`` are the errors of the curves of the retained share.
     check_count("slots", slots)
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]

@@ -18,10 +18,9 @@ _THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above
 
 
 class ServiceTimes(Protocol):
-    """Interface of distributions of service times, in seconds, tokens or another additive unit.
+    """Interface of distributions of service times, in seconds, tokens or another additive unit."""
 
-    ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
-    """
+    # ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
 
     @property
     def mean_s(self) -> float:

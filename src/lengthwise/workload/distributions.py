@@ -310,11 +310,9 @@ class Quantiles:
     def from_mean_median_p90(
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
-        """Return a smooth table with these statistics, in tokens; raise InputError if none has this mean.
-
-        It is a log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
-        leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
-        """
+        """Return a smooth table with these statistics, in tokens; raise InputError if none has this mean."""
+        # A log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
+        # leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:

@@ -47,11 +47,10 @@ def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
 
 @dataclass(frozen=True)
 class Joint:
-    """Two marginals joined by a Gaussian copula.
+    """Two marginals joined by a Gaussian copula; ``correlation`` is Spearman's r, -1 to 1."""
 
-    ``correlation`` is Spearman's r, -1 to 1: the underlying normals have correlation ``2 sin(pi r / 6)``. Ties of
-    rounded lengths weaken it slightly. Prompts do not depend on it, nor the first k requests on n.
-    """
+    # The underlying normals have correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken it slightly. Prompts
+    # do not depend on it, nor the first k requests on n.
 
     prompt: Marginal
     output: Marginal

@@ -30,11 +30,9 @@ class Shard:
 
 
 def import_llmservingsim(folder: Path | str) -> Profile:
-    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError.
-
-    v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
-    tpN/{dense,attention,per_sequence,moe,skew}.csv. Notes of the profile's metadata list what is left out or converted.
-    """
+    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError."""
+    # v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
+    # tpN/{dense,attention,per_sequence,moe,skew}.csv.
     root = Path(folder)
     if not root.is_dir():
         raise ProfileError(f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one")
