@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise import Status, Workload
-from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import EngineError
 from lengthwise.schema.records import BENCH, Measured, StepRecords, TokenTimes
 
@@ -137,15 +137,17 @@ def measured(report: Mapping[str, Any], workload: Workload, metadata: Mapping[st
         tokens=np.ones(sum(lengths), dtype=np.int64),
     )
     first_s, last_s = (np.array([row["token_s"][at] if row["token_s"] else np.nan for row in rows]) for at in (0, -1))
-    columns = RequestColumns(
+    records = records_of(
         arrival_s=sent_s if closed else workload.arrival_s,
         prompt_tokens=workload.prompt_tokens,
         output_tokens=np.array([row["output_tokens"] for row in rows]),
         status=np.where(finished, Status.FINISHED, Status.UNFINISHED),
         first_token_s=first_s,
         finished_s=last_s,
+        end_s=float(report["end_s"]),
+        tokens=tokens,
+        name=workload.name,
     )
-    records = records_of(columns, end_s=float(report["end_s"]), tokens=tokens, name=workload.name)
     steps = np.array(report["steps"], dtype=np.float64).reshape(len(report["steps"]), -1)
     column = dict(zip(report["step_columns"], steps.T, strict=True))
     none = np.zeros(len(steps), dtype=np.int64)

@@ -94,7 +94,7 @@ def test_all_parameters_at_once_agree_with_what_was_planted(deployment):
     run = measured(requests(n=240), deployment, truth)
     calibration = calibrate([run], deployment)
     assert calibration["work"].low <= 1.3 <= calibration["work"].high
-    for parameter in calibration.undetermined:
+    for parameter in (p for p in calibration.parameters if not p.determined):
         assert parameter.value == parameter.prior
     for metric in ("tpot", "jct"):
         assert errors(calibration, metric, "each")[0].after < 2 * NOISE

@@ -12,7 +12,7 @@ from rich.console import Console
 from lengthwise.metrics import combine, summarize
 from lengthwise.report import Result, table
 from lengthwise.report.formatting import percent, rounded, seconds
-from lengthwise.report.headline import bounded_texts, rows
+from lengthwise.report.summary_table import bounded_texts, rows
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 

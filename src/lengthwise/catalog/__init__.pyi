@@ -1,6 +1,5 @@
 from .shapes import (
     active_parameters,
-    cross_kv_bytes_per_token,
     embedding_parameters,
     encoder_layer_parameters,
     head_parameters,
@@ -15,7 +14,6 @@ from .store import default_node, find_gpu, gpu, gpus, links, model, model_from_c
 
 __all__ = [
     "active_parameters",
-    "cross_kv_bytes_per_token",
     "default_node",
     "embedding_parameters",
     "encoder_layer_parameters",

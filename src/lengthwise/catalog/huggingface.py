@@ -20,12 +20,11 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen": {"hidden_act": "silu"},
 }
 
-_UNTIED_BY_CLASS = (
+_UNTIED_BY_CLASS = (  # types whose class does not tie head and embedding by default
     *("codellama", "deepseek_v2", "deepseek_v3", "gpt_neox", "gptj", "internlm", "internlm2", "llama"),
     *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     "stablelm",
 )
-"""Types whose class does not tie head and embedding by default."""
 
 
 class ConfigKeys:
@@ -123,10 +122,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k")
 _ACTIVATION = ("feed_forward_proj", "hidden_act", "activation_function", "hidden_activation", "activation")
-
-_FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")
-"""Keys of families (GPT-2, BLOOM, Falcon) whose MLP is 4 x hidden wide by default."""
-
+_FOUR_TIMES_HIDDEN = ("n_inner", "n_embd", "n_embed", "alibi", "new_decoder_architecture")  # GPT-2, BLOOM, Falcon
 _BIASED_ATTENTION = {"qwen", "qwen2", "qwen2_moe", "qwen2_vl"}
 _BIASED = {"bart", "bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi"}
 

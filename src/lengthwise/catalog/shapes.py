@@ -64,28 +64,16 @@ def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) ->
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one token adds to the KV cache over all (decoder) layers; raise UnknownNameError.
-
-    Keys and values of every KV head, or one latent per layer for MLA. Layers with a sliding window count too: a token
-    inside the window is in their cache. ``dtype`` None takes the weights' dtype, but at least 16 bits.
-    """
+    """Return a token's bytes in the KV cache of all (decoder) layers, windowed ones too; by default 16 bits or more."""
     attention = spec.attention
     latent, heads = attention.kv_lora_rank + attention.rope_head_dim, attention.head_dim + _v_head_dim(spec)
     elements = latent if attention.is_mla else attention.kv_heads * heads
     return spec.layers * elements * (dtype_bytes(dtype) if dtype else _at_least_16_bit(spec.dtype))
 
 
-def cross_kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes that one encoder token caches for cross-attention in all decoder layers; 0 without encoder."""
-    return kv_bytes_per_token(spec, dtype) if spec.encoder_layers else 0.0
-
-
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
-    """Return the layers (``encoder``: those of the encoder) of each of ``pp`` stages, split as in vLLM.
-
-    The split is even; remaining layers go one each to the stages before the last one, backwards, since the last stage
-    also holds the head and the first one the embedding. Raises InputError if ``pp`` is not in 1..layers.
-    """
+    """Return the layers of each of ``pp`` stages, split as in vLLM; raise InputError if ``pp`` is not in 1..layers."""
+    # Remaining layers go one each to the stages before the last one, which also holds the head, backwards.
     layers = spec.encoder_layers if encoder else spec.layers
     if not 1 <= pp <= layers:
         raise InputError(f"pipeline stages (pp) of {spec.name} must be in 1..{layers}; it is {pp}")

@@ -23,11 +23,7 @@ Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
-    """Return a model by name or alias, or from a Hugging Face ``config.json`` or the folder that holds one.
-
-    A name of the catalog wins over a folder of that name; write ``./name`` for the folder. Raises UnknownNameError for
-    neither a known name nor a file, InputError with the keys that a file lacks.
-    """
+    """Return a model by name, alias, ``config.json`` or its folder ``./name``; raise UnknownNameError or InputError."""
     path = Path(name_or_path).expanduser()
     if (known := _lookup(str(name_or_path), models())) is not None:
         return known
@@ -89,7 +85,6 @@ def _tables(name: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def _entries(kind: str) -> dict[str, Any]:
-    """Return the entries of "model", "GPU", "link" or "node" by name."""
     make = {"model": _model, "GPU": _gpu, "link": _link, "node": _node}[kind]
     return {name: make(name, table, f"{kind} {name}") for name, table in _tables(f"{kind.lower()}s").items()}
 
@@ -115,7 +110,6 @@ def nodes() -> dict[str, NodeSpec]:
 
 
 def _lookup(name: str, known: Mapping[str, Spec]) -> Spec | None:
-    """Return the entry of a name or alias; None if there is none."""
     wanted = normalized(name)
     for key, spec in known.items():
         aliases: tuple[str, ...] = spec.metadata.aliases if isinstance(spec, ModelSpec) else spec.aliases

@@ -9,13 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lengthwise.catalog import (
-    embedding_parameters,
-    encoder_layer_parameters,
-    kv_bytes_per_token,
-    layer_weight_bytes,
-    stage_layers,
-)
+from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
@@ -56,28 +50,29 @@ class Shard:
     @property
     def kv_bytes(self) -> float:
         """Return bytes of one token's cache in one layer on this GPU; every GPU holds an MLA latent."""
-        attention, layer = self.model.attention, kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
+        attention = self.model.attention
+        layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.layers
         return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
     def layers(self) -> list[int]:
         """Return [PP] decoder layers of each stage."""
-        return stage_layers(self.model, self.parallel.pp)
+        return catalog.stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
         """Return [PP] bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
-        layer = [layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
+        layer = [catalog.layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
         stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
         if model.encoder_layers:
-            encoder = np.array(stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
-            stages += encoder * encoder_layer_parameters(model) * width / tp
+            encoder = np.array(catalog.stage_layers(model, self.parallel.pp, encoder=True), dtype=np.float64)
+            stages += encoder * catalog.encoder_layer_parameters(model) * width / tp
         # The head is a copy of its own of a tied one if there are several stages.
         table = model.vocab * model.hidden * max(2.0, width) / tp
-        stages[0] += embedding_parameters(model) * max(2.0, width) / tp
+        stages[0] += catalog.embedding_parameters(model) * max(2.0, width) / tp
         stages[-1] += 0.0 if model.tied_embeddings and self.parallel.pp == 1 else table
         return stages
 
@@ -99,7 +94,7 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
     if parallel.tp < 1 or model.attention.heads % parallel.tp:
         heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
         raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
-    stage_layers(model, parallel.pp)
+    catalog.stage_layers(model, parallel.pp)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
 
@@ -108,15 +103,9 @@ FRAMEWORK_BYTES = 0.6 * GIB
 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
 
 NCCL_BYTES = {1: 0, 2: 342 * MIB}
-NCCL_BYTES_MORE = 392 * MIB
-"""Communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files."""
-
-LOGIT_COPIES = 3
-"""fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted."""
-
-HOST_LINK_BYTES_PER_S = 25e9
-"""Measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory."""
-
+NCCL_BYTES_MORE = 392 * MIB  # communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files
+LOGIT_COPIES = 3  # fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted
+HOST_LINK_BYTES_PER_S = 25e9  # measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory
 VIDUR_MARGIN = 0.1
 
 
@@ -129,17 +118,14 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks.
+    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or ``num_blocks``, regardless).
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
-    stage's layers, replicated KV heads), minus the peak of activations in a step of ``max_num_batched_tokens``, minus
-    context and communication buffers. Every layer counts with full context, sliding windows too. "vidur" follows
-    Vidur's memory planner: no embedding or head, no activations, 10 % margin on the nominal GiB, complete requests of
-    ``max_model_len`` only. ``num_blocks`` are used regardless of the memory (vLLM: num_gpu_blocks_override).
-
-    Raises:
-        DoesNotFitError: Weights, or one request, do not fit; the message gives the shortfall and a tp that fits.
-        InputError: ``tp`` does not divide the heads, ``num_blocks`` is below 1, or there is no such planner.
+    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers. "vidur"
+    follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete requests of
+    ``max_model_len``
+        only.
+    Raises DoesNotFitError, with the shortfall and a tp that fits, or InputError for an invalid argument.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
     if planner not in planners:

@@ -14,14 +14,11 @@ from lengthwise.schema.deployment import Deployment
 
 DRAWS = 16
 LEVEL = 0.9
-LARGEST_RUN = 50_000
-"""Requests of a run up to which it is repeated by default."""
+LARGEST_RUN = 50_000  # requests of a run up to which it is repeated by default
 _NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
-PARTS = {name: f"{name}_s" for name in _NAMES}
-"""The parts of a step; "front", a request's way into the engine, is another part with errors."""
+PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; "front", the way into the engine, has errors as well
 _DESIGNS = 200
-_Part = tuple[str, int]
-"""A part, and the index of its error, of which there is rarely more than one."""
+_Part = tuple[str, int]  # a part, and the index of its error, of which there is rarely more than one
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:

@@ -1,10 +1,8 @@
 """Roofline work of a step's operators: FLOPs, bytes and messages of each on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays (tokens, sequences, chunks, contexts) and returns Work of that shape. In an
-encoder-decoder, a prompt passes the encoder and is projected to cross-attention keys and values. With equally deep
-stacks, that costs as many multiplications per token as a decoder token's self-attention, cross-attention and MLP, so
-one ``layer`` covers both. Encoder layers beyond the decoder's depth are added to the prefill, and the KV
-tokens of a decode are cross keys plus own keys.
+Every function takes numbers or arrays and returns Work of that shape. In an encoder-decoder, one ``layer`` covers a
+prompt's way through the encoder as well, which costs as many multiplications per token as a decoder layer of equally
+deep stacks; further encoder layers are added to the prefill. KV tokens of a decode are cross keys plus own keys.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
 
-OVERLAP_POWER = 4
-"""Compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum."""
-
+OVERLAP_POWER = 4  # compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
 """Bytes of scales read with a weight: NVFP4 has an 8-bit scale per 16 weights, AWQ 16 bits and a 4-bit zero per 128."""
 
@@ -238,8 +234,7 @@ DIRECT_HOP_S = 0.7e-6
 """Added latency per doubling of the GPUs in vLLM's custom all-reduce (CUDA graph, smallest messages): 4.9, 5.2 and
 5.7 us over 2, 4 and 8 A100s, 4.3, 4.6 and 4.7 us over H100s (AIConfigurator, Apache-2.0). NCCL: 10, 14 and 23 us."""
 
-P2P_LATENCY_S = 8e-6
-"""Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX."""
+P2P_LATENCY_S = 8e-6  # Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX
 
 
 class Operators:
@@ -380,7 +375,6 @@ class Operators:
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
     def _moe(self, tokens: Any) -> list[Work]:
-        """Return the work of the router, the routed experts and the shared expert."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
@@ -439,11 +433,9 @@ class Operators:
 
 
 def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
-    """Return the link of a collective over GPUs, and the seconds of its smallest message.
-
-    Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one message
-    and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
-    """
+    """Return the link of a collective over GPUs, and the seconds of its smallest message."""
+    # Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one
+    # message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
     link, hops = node.link_for(gpus), math.log2(max(gpus, 1))
     return link, link.latency_s + DIRECT_HOP_S * hops if gpus <= node.link_group else 2 * hops * link.latency_s
 

@@ -40,10 +40,8 @@ def read_npz(path: Path | str, only: Collection[str] | None = None) -> dict[str,
 
 def _file_kind(start: bytes, path: Path | str) -> str:
     if start.startswith(b"PAR1"):
-        return (
-            f"a Parquet file. A profile of operators is taken as profile:{path}, or converted to an npz by "
-            f"`lengthwise profile fit {path} --out FILE.npz`"
-        )
+        detail = f"or converted to an npz by `lengthwise profile fit {path} --out FILE.npz`"
+        return f"a Parquet file. A profile of operators is taken as profile:{path}, {detail}"
     known = {b"\x93NUMPY": "a single array (npy)", b"\x1f\x8b": "packed by gzip", b"": "of another kind"}
     return next(kind for magic, kind in known.items() if start.startswith(magic)) if start else "empty"
 
@@ -59,8 +57,7 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 KEY = "made_for"
-VOCAB_TOLERANCE = 0.05
-"""A vocabulary that differs by no more than this share is the same one, padded or with tokens of a fine-tune."""
+VOCAB_TOLERANCE = 0.05  # a vocabulary so similar is the same, padded or with tokens of a fine-tune
 
 
 @dataclass(frozen=True)

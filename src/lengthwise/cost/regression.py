@@ -47,11 +47,10 @@ def fit_curve(x: Floats, y: Floats) -> Curve:
 
 @dataclass(frozen=True)
 class Surface:
-    """A surface over (rows, columns), non-decreasing in both, linear between its points, constant before the first.
+    """A surface over (rows, columns), non-decreasing in both, linear between its points, constant before the first."""
 
-    After the last column it continues linearly; after the last row it grows with the row, and its first column with the
-    row's square if ``quadratic``: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
-    """
+    # After the last column it continues linearly; after the last row it grows with the row, and its first column with
+    # the row's square if ``quadratic``: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
 
     rows: Floats
     columns: Floats

@@ -18,14 +18,9 @@ from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, dtype_name
 
-MEASURED = ("A100", "H100", "H200", "B200", "A40")
-"""GPU families whose kernels the roofline's constants are fitted to."""
-
-TRANSFER_FACTOR = 2.3
-"""Errors on another GPU over those where physics was fitted, 75th percentile (``estimators``' TRANSFER_FACTORS)."""
-
-UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)
-"""Error of complete steps on a GPU that only its description defines: a third to three times their time."""
+MEASURED = ("A100", "H100", "H200", "B200", "A40")  # GPU families whose kernels the roofline's constants are fitted to
+TRANSFER_FACTOR = 2.3  # errors on another GPU over those of the fit, 75th percentile (TRANSFER_FACTORS)
+UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)  # steps of a described GPU: a third to three times
 
 
 def _family(gpu: GpuSpec) -> str:
@@ -33,7 +28,6 @@ def _family(gpu: GpuSpec) -> str:
 
 
 def _is_only_described(gpu: GpuSpec) -> bool:
-    """Return whether a GPU is neither in the catalog nor of a measured family."""
     return _family(gpu) not in MEASURED and gpu.name not in catalog.gpus()
 
 
@@ -64,8 +58,7 @@ ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
 HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_LOG_SD = 0.5, 0.7, 1.6
-_MEDIAN, _P95 = 0.6745, 1.96
-"""Quantiles of the absolute value of a standard normal."""
+_MEDIAN, _P95 = 0.6745, 1.96  # quantiles of the absolute value of a standard normal
 
 
 def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:
@@ -170,12 +163,9 @@ def roofline(
     max_model_len: int,
     host: HostOverhead = HostOverhead(),
 ) -> CostTables:
-    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time.
-
-    Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
-    those that these sequences could cache, at most 2**24. Raises InputError if ``tp`` does not divide the heads, or
-    there are more stages than layers.
-    """
+    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time; raise InputError."""
+    # Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
+    # those that these sequences could cache, at most 2**24.
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
     seqs = np.arange(limits.max_num_seqs + 1)
@@ -211,18 +201,12 @@ def operators(
     prefill: Sequence[tuple[int, int]] = (),
     host: HostOverhead = HostOverhead(),
 ) -> list[OperatorTime]:
-    """Return the time of each operator of one step, in the order of the step.
-
-    Prompts add up to one row per operator, whose ``bound`` is that of the longest. ``decode_seqs`` sequences decode one
-    token each and have cached ``kv_tokens`` in total; ``prefill`` has (chunk, context before it) of each prompt. Raises
-    InputError for an empty step, a negative count, or as ``roofline`` does.
-    """
+    """Return the time of each operator of a step of decodes and (chunk, context) prompts; raise InputError if empty."""
+    # Prompts add up to one row per operator, whose ``bound`` is that of the longest.
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
-        raise InputError(
-            "a step must hold a sequence or a chunk of a prompt, and no negative counts; it is "
-            f"decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
-        )
+        found = f"it is decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
+        raise InputError(f"a step must hold a sequence or a chunk of a prompt, and no negative counts; {found}")
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens, seqs = decode_seqs + sum(chunk for chunk, _ in prefill), decode_seqs + len(prefill)
     layers, stages = model.layers, parallel.pp
@@ -270,11 +254,7 @@ HOST_NAMES = ("default", *ENGINE_HOSTS)
 
 
 def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
-    """Return the overhead of a host (a name of HOST_NAMES, or seconds); None for "default": the cost source's own.
-
-    With ``experts`` in the model, requests wait longer in front of a named engine. Raises UnknownNameError for another
-    name, InputError for negative or infinite seconds.
-    """
+    """Return the overhead of a host; None for "default" (the source's own); raise UnknownNameError or InputError."""
     if isinstance(host, str):
         if host not in HOST_NAMES:
             raise UnknownNameError("host", host, HOST_NAMES)

@@ -15,16 +15,8 @@ import numpy as np
 
 from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
-from lengthwise.schema.cost_tables import (
-    MERGED,
-    PER_REQUEST,
-    AttentionRule,
-    CostTables,
-    FitError,
-    Front,
-    PartError,
-    Reach,
-)
+from lengthwise.schema import cost_tables
+from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, CostTables, Front, PartError, Reach
 from lengthwise.schema.errors import OutputError, ProfileError
 from lengthwise.schema.specs import ModelSpec
 
@@ -40,11 +32,7 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write an npz, of tables that obey ``check``, that ``load`` reads back bit for bit, completely or not at all.
-
-    ``made_for`` names the deployment of the tables; it is stored with them, so that others are refused. Raises
-    ProfileError or OutputError.
-    """
+    """Write an npz that ``load`` reads back bit for bit, refused for others than ``made_for``; raise OutputError."""
     check(tables, "the tables to save")
     write_npz(
         path, to_arrays(tables) | ({} if made_for is None else {KEY: json.dumps(asdict(made_for), sort_keys=True)})
@@ -57,11 +45,7 @@ def load(path: Path | str) -> CostTables:
 
 
 def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read cost tables from an npz that ``save`` wrote or from one of Vidur's prediction tables.
-
-    ``model`` and ``pp`` split Vidur's tables into stages; saved tables have stages of their own, which must match.
-    Raises ProfileError for any other file.
-    """
+    """Read tables that ``save`` wrote, or Vidur's, split by ``model`` and ``pp``; raise ProfileError otherwise."""
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
@@ -125,9 +109,7 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
     rule, front = tables.rule, tables.front
     arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
-        "rule_kind": rule.kind,
-        "rule_step_tokens": rule.step_tokens,
-        "rule_merge_factor": rule.merge_factor,
+        **{f"rule_{name}": getattr(rule, name) for name in ("kind", "step_tokens", "merge_factor")},
         "source": tables.source,
         "format": FORMAT,
         "version": VERSION,
@@ -165,7 +147,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
     try:
         if "fit_operator" in arrays:
             rows = zip(*(arrays[f"fit_{key}"].tolist() for key in ("operator", "median", "p95")), strict=True)
-            values["fit"] = tuple(FitError(*row) for row in rows)
+            values["fit"] = tuple(cost_tables.FitError(*row) for row in rows)
         if "error_part" in arrays:
             log_sds = arrays["error_log_sd"].tolist()
             slow = np.asarray(arrays.get("error_slow_log_sd", np.full(len(log_sds), np.nan))).tolist()
@@ -191,7 +173,7 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:  # noqa: C9
     tables = CostTables(
         **values,
         stage_layers=np.ascontiguousarray(arrays["stage_layers"], dtype=np.int64),
-        rule=AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
+        rule=cost_tables.AttentionRule(int(kind), int(step_tokens), float(merge_factor)),
         source=str(arrays["source"]),
     )
     check(tables, path)

@@ -12,26 +12,10 @@ import polars as pl
 
 from lengthwise.catalog import stage_layers
 from lengthwise.cost import regression
+from lengthwise.cost import vidur_format as layout
 from lengthwise.cost.roofline_tables import LARGEST_KV_TOKENS
 from lengthwise.cost.tables import FitReport, OperatorFit, cache_path, cached, check
-from lengthwise.cost.vidur_format import (
-    ALL_REDUCE,
-    ALL_REDUCE_LAUNCH_MS,
-    CACHE_SAVE,
-    CONTEXT_STEP_TOKENS,
-    DECODE,
-    HIGHEST_BATCH,
-    ONCE_A_LAYER,
-    PREFILL,
-    SECOND_NORM,
-    SEND_RECV,
-    VIDUR_TOKENS,
-    ProfileFiles,
-    compose,
-    equal_stages,
-    find_files,
-    seconds,
-)
+from lengthwise.cost.vidur_format import ALL_REDUCE, CACHE_SAVE, DECODE, ONCE_A_LAYER, PREFILL, SECOND_NORM, SEND_RECV
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, grid_axis
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
@@ -46,7 +30,7 @@ def vidur_profile(
     gpu_name: str,
     parallel: Parallelism,
     limits: EngineLimits,
-    max_model_len: int = VIDUR_TOKENS,
+    max_model_len: int = layout.VIDUR_TOKENS,
     *,
     node: NodeSpec | None = None,
     estimator: str = "monotone",
@@ -57,25 +41,26 @@ def vidur_profile(
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
     with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
-    which Vidur does not profile. Raises ProfileError, with what is available, for a missing file, operator, model or TP
-    degree.
+    which Vidur does not profile. Raises ProfileError, with what is available, for anything missing.
 
     Args:
-        folder: Holds compute/ and network/.
         model: Its name or an alias must be a folder; its shapes select the rows.
         gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
-        limits: The block size selects rows; largest step and batch size the tables.
         node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
         cache: Folder for built tables; "user": that of platformdirs; None: no cache.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
-    files = find_files(Path(folder), model, gpu_name, parallel, node)
+    files = layout.find_files(Path(folder), model, gpu_name, parallel, node)
     stored = None
     if cache is not None:
         sizes = limits.max_num_batched_tokens, max_model_len, limits.max_num_seqs
         if estimator == "random_forest":  # its tables have at least Vidur's own sizes
-            sizes = max(VIDUR_TOKENS, sizes[0]), max(VIDUR_TOKENS, sizes[1]), max(HIGHEST_BATCH, sizes[2])
+            sizes = (
+                max(layout.VIDUR_TOKENS, sizes[0]),
+                max(layout.VIDUR_TOKENS, sizes[1]),
+                max(layout.HIGHEST_BATCH, sizes[2]),
+            )
         arguments = (estimator, model, parallel.tp, parallel.pp, *sizes, limits.block_size)
         stored = cache_path(cache, files.paths(), arguments)
 
@@ -85,7 +70,7 @@ def vidur_profile(
         if surrogates:
             source += f"; {surrogates:,} attention rows at TP {parallel.tp}: {NOT_MEASURED}"
         make_tables = monotone_tables if estimator == "monotone" else forest_tables
-        tables, report = make_tables(samples, Job(model, parallel.pp, limits, max_model_len, source))
+        tables, report = make_tables(samples, model, parallel.pp, limits, max_model_len, source)
         check(tables, source)
         return tables, report
 
@@ -93,8 +78,7 @@ def vidur_profile(
 
 
 TP = "num_tensor_parallel_workers"
-SURROGATE = "SURROGATE"
-"""Value of ``profile_method`` for rows that are made up and not measured."""
+SURROGATE = "SURROGATE"  # value of ``profile_method`` for rows that are made up and not measured
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ class Samples:
 
 
 def read_samples(
-    files: ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
+    files: layout.ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
 ) -> tuple[dict[str, Samples], int]:
     """Return samples by operator and the number of surrogate attention rows at the TP degree."""
     # Filtered as in Vidur by shapes, TP degree and links, but not by vocabulary, on which no such operator depends.
@@ -218,25 +202,16 @@ def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path
 FOLDS = 5
 
 
-@dataclass(frozen=True)
-class Job:
-    """A deployment to build tables for."""
-
-    model: ModelSpec
-    pp: int
-    limits: EngineLimits
-    max_model_len: int
-    source: str
-
-
-def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables, FitReport]:
+def monotone_tables(
+    samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
+) -> tuple[CostTables, FitReport]:
     """Build tables of the rule PER_REQUEST from curves and surfaces that never fall."""
-    limits, max_model_len = job.limits, job.max_model_len
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
-    by_tokens = {name: seconds(regression.fit_curve(s.x, s.ms)(tokens)) for name, s in samples.items() if s.x.ndim == 1}
+    by_one = {name: sample for name, sample in samples.items() if sample.x.ndim == 1}
+    by_tokens = {n: layout.seconds(regression.fit_curve(s.x, s.ms)(tokens)) for n, s in by_one.items()}
     zeros = np.zeros(len(tokens))
     layer = sum((by_tokens.get(n, zeros) for n in (*ONCE_A_LAYER, SECOND_NORM, CACHE_SAVE)), zeros)
-    comm = 2 * (by_tokens[ALL_REDUCE] + ALL_REDUCE_LAUNCH_MS / 1000) if ALL_REDUCE in by_tokens else zeros
+    comm = 2 * (by_tokens[ALL_REDUCE] + layout.ALL_REDUCE_LAUNCH_MS / 1000) if ALL_REDUCE in by_tokens else zeros
     comm[0] = 0.0
     chunk = grid_axis(max(limits.max_num_batched_tokens, max_model_len)).astype(np.float64)[:, None]
     context = grid_axis(max_model_len).astype(np.float64)
@@ -244,7 +219,10 @@ def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTable
     cached_tokens = grid_axis(min(limits.max_num_seqs * max_model_len, LARGEST_KV_TOKENS))
     # Vidur measured batches of equal contexts, so the mean context stands for all.
     mean_context = cached_tokens[None, :] / np.maximum(seqs, 1)
-    prefill, decode = (_fit_surface(samples[name], name) for name in (PREFILL, DECODE))
+    prefill, decode = (
+        regression.fit_surface(samples[name].x, samples[name].ms, quadratic=name == PREFILL)
+        for name in (PREFILL, DECODE)
+    )
     tables = CostTables(
         layer_s=layer,
         comm_s=comm,
@@ -252,17 +230,13 @@ def monotone_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTable
         send_s=by_tokens.get(SEND_RECV, zeros),
         head_s=np.zeros(limits.max_num_seqs + 1),
         host_s=np.zeros(limits.max_num_seqs + 1),
-        prefill_s=seconds(prefill(chunk, context)),
-        decode_s=seconds(decode(seqs.astype(np.float64), mean_context)),
-        stage_layers=np.array(stage_layers(job.model, job.pp), dtype=np.int64),
-        source=job.source,
+        prefill_s=layout.seconds(prefill(chunk, context)),
+        decode_s=layout.seconds(decode(seqs.astype(np.float64), mean_context)),
+        stage_layers=np.array(stage_layers(model, pp), dtype=np.int64),
+        source=source,
     )
     fits = tuple(_cross_validated(name, sample) for name, sample in samples.items())
     return tables, FitReport("monotone", f"{FOLDS}-fold", fits)
-
-
-def _fit_surface(samples: Samples, name: str) -> regression.Surface:
-    return regression.fit_surface(samples.x, samples.ms, quadratic=name == PREFILL)
 
 
 def _cross_validated(name: str, samples: Samples) -> OperatorFit:
@@ -278,7 +252,8 @@ def _cross_validated(name: str, samples: Samples) -> OperatorFit:
         if samples.x.ndim == 1:
             predicted[test] = regression.fit_curve(x, ms)(samples.x[test])
         else:
-            predicted[test] = _fit_surface(Samples(x, ms), name)(samples.x[test, 0], samples.x[test, 1])
+            surface = regression.fit_surface(x, ms, quadratic=name == PREFILL)
+            predicted[test] = surface(samples.x[test, 0], samples.x[test, 1])
     return _operator_fit(name, predicted, samples.ms)
 
 
@@ -288,12 +263,15 @@ def _operator_fit(name: str, predicted: Floats, measured: Floats) -> OperatorFit
     return OperatorFit(name, len(measured), float(np.median(error)), float(np.quantile(error, 0.95)))
 
 
-def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables, FitReport]:
+def forest_tables(
+    samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
+) -> tuple[CostTables, FitReport]:
     """Build tables of the rule MERGED from Vidur's forests; ``pp`` must divide the layers."""
-    stages = equal_stages(job.model, job.pp)
-    tokens = np.arange(1.0, max(VIDUR_TOKENS, job.limits.max_num_batched_tokens) + 1)
-    contexts = np.arange(0.0, max(VIDUR_TOKENS, job.max_model_len) + CONTEXT_STEP_TOKENS, CONTEXT_STEP_TOKENS)
-    batches = np.arange(1.0, max(HIGHEST_BATCH, job.limits.max_num_seqs) + 1)
+    stages = layout.equal_stages(model, pp)
+    tokens = np.arange(1.0, max(layout.VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)
+    step = layout.CONTEXT_STEP_TOKENS
+    contexts = np.arange(0.0, max(layout.VIDUR_TOKENS, max_model_len) + step, step)
+    batches = np.arange(1.0, max(layout.HIGHEST_BATCH, limits.max_num_seqs) + 1)
     axes = {PREFILL: (contexts, tokens**2), DECODE: (batches, contexts)}
     ops, fits = {}, []
     for name, sample in samples.items():
@@ -303,4 +281,4 @@ def forest_tables(samples: Mapping[str, Samples], job: Job) -> tuple[CostTables,
         values = regression.predict(forest, *axes.get(name, (tokens,)))
         token_axis = int(name == PREFILL)  # an entry for no tokens is prepended to it
         ops[name] = np.pad(values, [(int(axis == token_axis), 0) for axis in range(values.ndim)])
-    return compose(ops, job.model, stages, job.source), FitReport("random_forest", "out of bag", tuple(fits))
+    return layout.compose(ops, model, stages, source), FitReport("random_forest", "out of bag", tuple(fits))

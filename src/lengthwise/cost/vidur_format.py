@@ -19,8 +19,7 @@ CONTEXT_STEP_TOKENS = 64
 ALL_REDUCE_LAUNCH_MS = 0.02
 MERGE_OVERHEAD = 0.1
 HIGHEST_BATCH = 128
-VIDUR_TOKENS = 4096
-"""Largest step, chunk and context that Vidur's prediction tables cover by default."""
+VIDUR_TOKENS = 4096  # largest step, chunk and context that Vidur's prediction tables cover by default
 
 ONCE_A_LAYER = (
     "attn_pre_proj", "attn_rope", "attn_post_proj", "input_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
@@ -32,11 +31,9 @@ PREFILL, DECODE = "attn_prefill", "attn_decode"
 
 
 def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read cost tables from Vidur's complete prediction tables (milliseconds per layer, one array per operator).
-
-    The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk], ``attn_decode``
-    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU. Raises ProfileError if one is missing.
-    """
+    """Read cost tables from Vidur's prediction tables, milliseconds per layer by operator; raise ProfileError."""
+    # The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk],
+    # ``attn_decode`` [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
     ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
     return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
 
@@ -49,12 +46,11 @@ def equal_stages(model: ModelSpec, pp: int) -> Ints:
 
 
 def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, source: str) -> CostTables:
-    """Return cost tables that, read by the rule MERGED, give Vidur's stage times.
+    """Return cost tables that, read by the rule MERGED, give Vidur's stage times; ``ops`` are milliseconds.
 
     All operators but the cache write are read at the step's tokens rounded up to 8. The all-reduce gets 0.02 ms of
-    launch and is paid twice per layer. Embedding, final norm, LM head, sampling and host are free, since Vidur counts
-    none of them. Merging several requests multiplies attention by 1.1 with GQA. ``ops`` are milliseconds, shaped as in
-    ``vidur_tables``; entry 0 of a tokens axis counts as 0. More than one stage needs ``send_recv``.
+    launch and is paid twice per layer. Merging several requests multiplies attention by 1.1 with GQA. Vidur counts
+    neither embedding, final norm, LM head, sampling nor host. More than one stage needs ``send_recv``.
     """
     needed = [*ONCE_A_LAYER, PREFILL, DECODE] + [SEND_RECV] * (len(stage_layers) > 1)
     if missing := [name for name in needed if name not in ops]:

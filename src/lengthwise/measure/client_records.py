@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import gap_edges
-from lengthwise.schema.records import (
-    Floats,
-    Ints,
-    Records,
-    ReplicaTotals,
-    RequestRecords,
-    Status,
-    TimeSeries,
-    TokenGaps,
-    TokenTimes,
-)
+from lengthwise.schema import records
+from lengthwise.schema.records import Floats, Ints, Records, RequestRecords, Status, TokenTimes
 
 _BINS = 400
 
 
-@dataclass(frozen=True)
-class RequestColumns:
-    """[n] observations of requests, in order of arrival (NaN: never due); unknown times are NaN."""
-
-    arrival_s: Floats
-    prompt_tokens: Ints
-    output_tokens: Ints
-    status: npt.ArrayLike
-    first_token_s: Floats
-    finished_s: Floats
-    scheduled_s: Floats | None = None
-
-
 def records_of(
-    columns: RequestColumns,
     *,
+    arrival_s: Floats,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+    status: npt.ArrayLike,
+    first_token_s: Floats,
+    finished_s: Floats,
     end_s: float,
+    scheduled_s: Floats | None = None,
     tokens: TokenTimes | None = None,
     gap_s: Floats | None = None,
     seed: int = 0,
     name: str = "",
 ) -> Records:
-    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``.
-
-    Gaps between tokens and the series of outputs come from ``tokens``, the arrival times of chunks; without these, gaps
-    come from ``gap_s``.
-    """
-    n = len(columns.arrival_s)
-    status = np.asarray(columns.status, np.int8)
-    started = np.isfinite(columns.first_token_s) | (status == Status.FINISHED)
-    scheduled_s = np.full(n, np.nan) if columns.scheduled_s is None else columns.scheduled_s
+    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``."""
+    # Columns [n] are in order of arrival (NaN: never due); unknown times are NaN. Gaps between tokens and the series of
+    # outputs come from ``tokens``, the arrival times of chunks; without these, gaps come from ``gap_s``.
+    n, statuses = len(arrival_s), np.asarray(status, np.int8)
+    started = np.isfinite(first_token_s) | (statuses == Status.FINISHED)
+    scheduled_s = np.full(n, np.nan) if scheduled_s is None else scheduled_s
     together = 0  # tokens that arrived in a chunk with the one before, so with a gap of 0
     if tokens is not None:
         within = np.ones(len(tokens.at_s), bool)
@@ -63,25 +44,25 @@ def records_of(
         together = int(np.maximum(tokens.tokens - 1, 0).sum())
     integers = {"steps", "tokens"}
     totals: dict[str, Any] = {
-        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(ReplicaTotals)
+        f.name: np.zeros(1, np.int64 if f.name in integers else float) for f in fields(records.ReplicaTotals)
     }
     return Records(
         requests=RequestRecords(
-            arrival_s=np.asarray(columns.arrival_s, np.float64),
-            prompt_tokens=np.asarray(columns.prompt_tokens, np.int64),
-            output_tokens=np.asarray(columns.output_tokens, np.int64),
-            status=status,
+            arrival_s=np.asarray(arrival_s, np.float64),
+            prompt_tokens=np.asarray(prompt_tokens, np.int64),
+            output_tokens=np.asarray(output_tokens, np.int64),
+            status=statuses,
             replica=np.where(started, 0, -1).astype(np.int32),
             scheduled_s=scheduled_s,
-            first_token_s=np.asarray(columns.first_token_s, np.float64),
-            finished_s=np.asarray(columns.finished_s, np.float64),
+            first_token_s=np.asarray(first_token_s, np.float64),
+            finished_s=np.asarray(finished_s, np.float64),
             preemptions=np.zeros(n, np.int32),
-            queued_for_s=scheduled_s - columns.arrival_s,
+            queued_for_s=scheduled_s - arrival_s,
             rejection=np.zeros(n, np.int8),
         ),
         steps=None,
         gaps=_gaps(np.zeros(0) if gap_s is None else np.asarray(gap_s, np.float64), together),
-        totals=ReplicaTotals(**totals),
+        totals=records.ReplicaTotals(**totals),
         series=_series(end_s, tokens),
         end_s=float(end_s),
         seed=seed,
@@ -89,7 +70,7 @@ def records_of(
     )
 
 
-def _gaps(gap_s: Floats, together: int) -> TokenGaps:
+def _gaps(gap_s: Floats, together: int) -> records.TokenGaps:
     edges = gap_edges()
     values, count = np.unique(np.concatenate([np.zeros(min(together, 1)), gap_s]), return_counts=True)
     if together:
@@ -97,12 +78,12 @@ def _gaps(gap_s: Floats, together: int) -> TokenGaps:
     bins = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     histogram = np.bincount(bins, weights=count, minlength=len(edges) - 1).astype(np.int64)
     longest_s = float(values[-1]) if len(values) else 0.0
-    return TokenGaps(
+    return records.TokenGaps(
         histogram, edges, int(count.sum()), float(values @ count), longest_s, values, count.astype(np.int64)
     )
 
 
-def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
+def _series(end_s: float, tokens: TokenTimes | None) -> records.TimeSeries:
     bin_s = max(end_s / _BINS, 1e-6)
     bins = int(end_s / bin_s) + 1
     output = np.zeros(bins)
@@ -110,4 +91,4 @@ def _series(end_s: float, tokens: TokenTimes | None) -> TimeSeries:
         at = np.clip((tokens.at_s / bin_s).astype(np.int64), 0, bins - 1)
         output = np.bincount(at, weights=np.maximum(tokens.tokens, 1), minlength=bins).astype(np.float64)
     step_s, seqs_s, waiting_s, kv_blocks_s, prefill = (np.zeros(bins) for _ in range(5))
-    return TimeSeries(bin_s, step_s, seqs_s, waiting_s, kv_blocks_s, prefill, output)
+    return records.TimeSeries(bin_s, step_s, seqs_s, waiting_s, kv_blocks_s, prefill, output)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.client_records import records_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Measured, Status, TokenTimes
 from lengthwise.schema.workload import Workload
@@ -71,7 +71,8 @@ def measured_of(results: Results, name: str) -> Measured:
     arrival_s, first_s, last_s, queued_s = (times(each) for each in ("arrival_s", "first_s", "last_s", "queued_s"))
     status = np.array([row.status for row in rows])
     finished = [row for row in rows if row.status == Status.FINISHED]
-    columns = RequestColumns(
+    tokens = _token_times(rows, zero_s)
+    records = records_of(
         arrival_s=arrival_s,
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         output_tokens=np.array([row.output_tokens for row in rows]),
@@ -79,10 +80,6 @@ def measured_of(results: Results, name: str) -> Measured:
         first_token_s=first_s,
         finished_s=np.where(status == Status.FINISHED, last_s, np.nan),
         scheduled_s=times("scheduled_s"),
-    )
-    tokens = _token_times(rows, zero_s)
-    records = records_of(
-        columns,
         end_s=float(np.nanmax(np.concatenate([last_s, first_s, arrival_s]))),
         tokens=tokens,
         gap_s=np.array([gap for row in rows for gap in row.gap_s], float),
@@ -146,12 +143,12 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
             reason = f"http {code}" if http else str(error.get("type") or "cancelled")
             rows.append(Request(arrival_s, prompt, 0, failure="" if cut_off else reason, cut_off=cut_off))
             continue
-        gaps, output = (
-            _value(metrics, "inter_chunk_latency"),
-            _value(metrics, "output_sequence_length", "output_token_count"),
-        )
+        gaps = _value(metrics, "inter_chunk_latency")
+        output = _value(metrics, "output_sequence_length", "output_token_count")
         first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
-        gap_s = [_unit(metrics, "inter_chunk_latency") * float(gap) for gap in gaps] if isinstance(gaps, list) else []
+        gap_s = []
+        if isinstance(gaps, list):
+            gap_s = [_UNITS[metrics["inter_chunk_latency"].get("unit", "ms")] * float(gap) for gap in gaps]
         rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
     return Results("aiperf", rows, {}, warnings)
 
@@ -161,12 +158,9 @@ def _value(metrics: Mapping[str, Any], *names: str) -> Any:
     return next((one.get("value") if isinstance(one, dict) else one for one in found), None)
 
 
-def _unit(metrics: Mapping[str, Any], name: str) -> float:
-    return _UNITS[metrics[name].get("unit", "ms")]
-
-
 def _seconds(metrics: Mapping[str, Any], name: str) -> float:
-    return UNKNOWN if (value := _value(metrics, name)) is None else float(value) * _unit(metrics, name)
+    value = _value(metrics, name)
+    return UNKNOWN if value is None else float(value) * _UNITS[metrics[name].get("unit", "ms")]
 
 
 _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
@@ -181,18 +175,12 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     # The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
     shift_s = min((line["queued_ts"] - line["arrival_time"] for line in lines), default=0.0)
     waits_s = sorted(line["queued_ts"] - line["arrival_time"] - shift_s for line in lines)
-    rows = [
-        Request(
-            line["arrival_time"] + shift_s,
-            int(line["input_toks"]),
-            int(line["output_toks"]),
-            float(line["first_token_ts"]),
-            float(line["last_token_ts"]),
-            scheduled_s=float(line.get("scheduled_ts") or "nan"),
-            queued_s=float(line["queued_ts"]),
-        )
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        prompt, output = int(line["input_toks"]), int(line["output_toks"])
+        first_s, last_s, queued_s = (float(line[name]) for name in ("first_token_ts", "last_token_ts", "queued_ts"))
+        scheduled_s = float(line.get("scheduled_ts") or "nan")
+        rows.append(Request(line["arrival_time"] + shift_s, prompt, output, first_s, last_s, scheduled_s, queued_s))
     warnings = ["arrivals, of another clock than the engine's times, were aligned to the request that queued fastest"]
     if waits_s and waits_s[-1] > 0.05:
         warnings.append(
@@ -202,12 +190,8 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     return Results("llmservingsim", rows, {"clock": "the engine's monotonic one", "shift_s": shift_s}, warnings)
 
 
-_OLD_TIMINGS = {
-    "request_start": "start_time",
-    "first_token_iteration": "first_token_time",
-    "last_token_iteration": "last_token_time",
-    "request_end": "end_time",
-}
+_OLD_TIMINGS = {"request_start": "start_time", "request_end": "end_time"}
+_OLD_TIMINGS |= {"first_token_iteration": "first_token_time", "last_token_iteration": "last_token_time"}
 
 
 def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
@@ -235,10 +219,8 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
             first, last = at.get("first_token_iteration"), at.get("last_token_iteration")
             last = last if last is not None else at.get("request_end")
             failure = str(request.get("error") or (request.get("info") or {}).get("error") or "failed")
-            prompt, output = (
-                _tokens(request, f"{side}_tokens", f"{metrics}_metrics")
-                for side, metrics in (("prompt", "input"), ("output", "output"))
-            )
+            prompt = _tokens(request, "prompt_tokens", "input_metrics")
+            output = _tokens(request, "output_tokens", "output_metrics")
             first_s, last_s = (UNKNOWN if at_s is None else float(at_s) for at_s in (first, last))
             reason = failure.partition(":")[0][:60] if outcome == "errored" else ""
             cut_off = outcome == "incomplete"
@@ -306,21 +288,16 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     return Results("vllm bench serve", rows, metadata, [SENT_ARRIVALS if starts_s else no_starts], concurrency)
 
 
-FORMATS = {
+FORMATS = {  # formats that ``read_foreign`` reads
     "vllm": "vllm bench serve --save-result --save-detailed, one JSON object",
     "guidellm": "GuideLLM's benchmarks.json",
     "aiperf": "AIPerf's profile_export.jsonl",
     "llmservingsim": "JSON lines of queued_ts, scheduled_ts, first_token_ts, last_token_ts",
 }
-"""Formats that ``read_foreign`` reads."""
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> Measured:
-    """Read another program's results, packed by gzip or not, as the records of a run; raise InputError.
-
-    Limits of the format (unknown due times, unknown times between single tokens) become warnings. ``benchmark`` is the
-    index of one of several benchmarks in a GuideLLM report.
-    """
+    """Read another program's results, of GuideLLM the indexed ``benchmark``, as records of a run; raise InputError."""
     path = Path(path)
     try:
         data = path.read_bytes()

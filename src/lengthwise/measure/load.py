@@ -22,7 +22,7 @@ import numpy as np
 from lengthwise import catalog
 from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
-from lengthwise.measure.client_records import RequestColumns, records_of
+from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
 from lengthwise.schema.errors import InputError
@@ -30,10 +30,8 @@ from lengthwise.schema.records import BENCH, Measured, Status, TokenTimes, shape
 from lengthwise.schema.workload import Workload
 from lengthwise.workload import Poisson
 
-MAX_MESSAGE_CHARS = 200
-MAX_MESSAGES = 8
-_REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")
-"""Ids and numbers, which make a failure's message unique to one request."""
+MAX_MESSAGE_CHARS, MAX_MESSAGES = 200, 8
+_REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12,}\b|\d+")  # ids and numbers
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -68,17 +66,19 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
     if workload.concurrency is not None:
         arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
     counted = [row.usage.prompt_tokens if row and row.usage and not row.invalid_prompt_usage else 0 for row in rows]
-    columns = RequestColumns(
+    finished = [row if row and row.status == Status.FINISHED else None for row in rows]
+    records = records_of(
         arrival_s=arrival_s,
         prompt_tokens=np.where(counted, counted, workload.prompt_tokens),
         output_tokens=np.array([row.output_tokens if row else 0 for row in rows]),
         status=[row.status if row else Status.UNFINISHED for row in rows],
         first_token_s=np.array([row.at_s[0] - run.start_s if row and row.at_s else np.nan for row in rows]),
-        finished_s=np.array(
-            [row.at_s[-1] - run.start_s if row and row.status == Status.FINISHED else np.nan for row in rows]
-        ),
+        finished_s=np.array([row.at_s[-1] - run.start_s if row else np.nan for row in finished]),
+        end_s=end_s - run.start_s,
+        tokens=tokens,
+        seed=seed,
+        name=workload.name,
     )
-    records = records_of(columns, end_s=end_s - run.start_s, tokens=tokens, seed=seed, name=workload.name)
     client_s = np.array([row.sent_s - row.deadline_s if row and row.sent_s is not None else np.nan for row in rows])
     errors = Counter(row.reason for row in sent if row.reason)
     ttft_s = records.requests.first_token_s - records.requests.arrival_s
@@ -92,20 +92,12 @@ def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str,
         "prompts": run.prompts.how,
     }
     cached = cache_warning(complete)
-    return Measured(
-        records,
-        replace(workload, name=workload.name or "workload"),
-        BENCH,
-        complete,
-        (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings()),
-        dict(errors),
-        tokens,
-        client_s,
-    )
+    warnings = (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings())
+    requested = replace(workload, name=workload.name or "workload")
+    return Measured(records, requested, BENCH, complete, warnings, dict(errors), tokens, client_s)
 
 
 def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> list[str]:
-    """Return warnings on an early stop, failures, lengths other than requested, and unknown token counts."""
     found = list(run.prompts.warnings)
     finished = [row for row in sent if row.status == Status.FINISHED]
     if run.stop_reason:
@@ -136,10 +128,8 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
         return found
     unknown = sum(not any(row.counts) for row in finished)
     if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.ids_each):
-        found.append(
-            f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, their number unknown: "
-            "times between tokens (TBT) are times between chunks there"
-        )
+        detail = "their number unknown: times between tokens (TBT) are times between chunks there"
+        found.append(f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, {detail}")
     return found
 
 
@@ -161,13 +151,11 @@ def deployment_facts(measured: Measured, deployment: Mapping[str, Any]) -> Measu
 EVERY_S = 1.0
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _SKIPPED = re.compile(r"_created$|^python_|^process_|^http_")
-_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"
-"""Histogram of tokens per step, which a calibration reads; of other histograms only sum and count are recorded."""
+_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"  # the only histogram of which buckets are recorded
 _BOUND = re.compile(r'(?:^|,)le="([0-9.eE+]+)"')
 
 
 async def _page(client: Client) -> str | None:
-    """Return the server's ``/metrics``; None if it does not answer."""
     try:
         status, text = await client.fetch("GET", f"{client.server.root}/metrics")
     except RequestError:
@@ -206,8 +194,7 @@ def samples(text: str) -> dict[str, float]:
 
 
 INTERRUPTED = "an interruption"
-_METRICS_TIMEOUT_S = 2.0
-"""Limit for reading the server's counters before and after a run."""
+_METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and after a run
 
 
 def bench(
@@ -233,7 +220,7 @@ def bench(
 
     Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
     Closed loop: the next request is due when one finishes. Ctrl-C, the time limit and a lost server stop the run and
-    keep its results so far.
+    keep its results so far. Raises InputError for a number out of range, or if no server answers.
 
     Args:
         workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
@@ -241,18 +228,11 @@ def bench(
         concurrency: A closed loop of so many requests instead.
         salt: Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, recorded in
             ``metadata["arguments"]``; the same seed and salt send the same bytes.
-        warmup_requests: Uncounted requests before the run.
         exact: Request outputs of exactly the workload's lengths; otherwise these are maxima.
         shared_prefix: Share of each prompt's tokens, from its start, that all prompts have in common.
-        priorities: Send the workload's priorities, to servers that support them.
         scrape: Read the server's ``/metrics`` every second, into ``metadata["metrics"]``.
         give_up_after: Consecutive lost requests that stop the run.
-        capabilities: The server's capabilities, if probed before.
         deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
-        report: Called with the numbers of finished requests and of all.
-
-    Raises:
-        InputError: Both rate and concurrency are given, a number is out of range, or no server answers.
     """
     if salt is not None and salt < 0:
         raise InputError(f"salt must be from 0; it is {salt}: leave it out for a new one")

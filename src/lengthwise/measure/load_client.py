@@ -27,9 +27,7 @@ _TEXT = """
 """
 WORDS = tuple(_TEXT.split())
 _ANCHOR = "the"
-_SAFE_IDS = np.arange(300, 1000)
-"""Token ids without a known tokenizer: past the bytes and special tokens at the start of typical vocabularies."""
-
+_SAFE_IDS = np.arange(300, 1000)  # past the bytes and special tokens at the start of typical vocabularies
 _MIN_WORDS = 16
 
 
@@ -96,7 +94,6 @@ async def _single_token_words(client: Client, words: Sequence[str], overhead: in
 
 
 async def _count_tokens(client: Client, words: Sequence[str]) -> int:
-    """Return the server's count of prompt tokens for the anchor and these words."""
     body = client.body(" ".join([_ANCHOR, *words]), 1)
     try:
         counts = [chunk.usage.prompt_tokens async for chunk in client.stream(body) if chunk.usage is not None]
@@ -108,8 +105,7 @@ async def _count_tokens(client: Client, words: Sequence[str]) -> int:
 INVALID_USAGE = "lied usage"
 EMPTY = "empty answer"
 _TIMED_OUT = frozenset({"timed out", "stalled"})
-LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_OUT})
-"""Failures that suggest that the server is gone."""
+LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_OUT})  # the server may be gone
 
 
 @dataclass(slots=True)
@@ -321,11 +317,8 @@ class Run:
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
-MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))
-"""299: of fewer values, not even the largest exceeds the 99th percentile with 95 % confidence."""
-
-MIN_EXCEEDANCES = 2
-"""A single exceedance in few requests is chance, however unlikely."""
+MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))  # 299: fewer cannot exceed it
+MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however unlikely
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
@@ -351,9 +344,7 @@ _TICK_S = 0.02
 _LATE_S, _LATE_SHARE, _MIN_LATE_S = 0.010, 0.05, 0.001
 """A request is late if sent 10 ms, or 5 % of a median TTFT, after it was due; no event loop wakes within 1 ms."""
 
-_LAG_SHARE = 0.5
-"""A loop that wakes later than this share of a median TTFT reads many tokens at once."""
-
+_LAG_SHARE = 0.5  # a loop that wakes later than this share of a median TTFT reads many tokens at once
 _BUSY = 0.8
 _READINGS = 5
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
@@ -418,16 +409,12 @@ class Monitor:
                 "waited to be read, so that TTFT is too long and the times between tokens are too short"
             )
         if (share := self.metadata["cpu_share"]) > _BUSY:
-            found.append(
-                f"the client kept {100 * share:.0f} % of a core busy: it may itself be what was measured; "
-                "lower the load, or use a machine of its own"
-            )
+            reason = "it may itself be what was measured; lower the load, or use a machine of its own"
+            found.append(f"the client kept {100 * share:.0f} % of a core busy: {reason}")
         skew = abs(self.metadata["clock_skew_s"])
         if skew > _SKEW_S + _SKEW_SHARE * self.metadata["span_s"]:
-            found.append(
-                f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; times are of the "
-                "monotonic one, but logs with wall times will not fit"
-            )
+            problem = "times are of the monotonic one, but logs with wall times will not fit"
+            found.append(f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; {problem}")
         return found
 
 

@@ -8,9 +8,7 @@ from typing import Any
 from lengthwise.schema.records import Measured
 
 KEY = "prefix_cache"
-MAX_CACHED_SHARE = 0.03
-"""Share of cached prompt tokens beyond which a run's TTFT is not that of its prompts."""
-
+MAX_CACHED_SHARE = 0.03  # share of cached prompt tokens beyond which a run's TTFT is not that of its prompts
 LOOKED_UP = ("vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total")
 FOUND = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total", "sglang:cached_tokens_total")
 """Names of vLLM 0.32 (``vllm/v1/metrics/loggers.py``; recomputed prompts of preempted requests do not count) and of
@@ -54,10 +52,8 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
     if cached is None or _shared_prefix(metadata) > 0 or _found_share(cached) <= MAX_CACHED_SHARE:
         return None
     hint = "" if metadata.get("prompts") == "texts" else "send prompts that are new to it (another salt), or "
-    return (
-        f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: TTFT is that of "
-        f"shorter prompts; {hint}start it without that cache (vLLM: --no-enable-prefix-caching)"
-    )
+    reason = f"TTFT is that of shorter prompts; {hint}start it without that cache (vLLM: --no-enable-prefix-caching)"
+    return f"the server had {_words(cached)} in its prefix cache, though no shared prefix was requested: {reason}"
 
 
 def prefix_warnings(measured: Measured) -> list[str]:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
@@ -42,6 +43,8 @@ from lengthwise.schema.records import (
     TokenTimes,
 )
 from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.workload import writers
+from lengthwise.workload.writers import MAIN_COLUMNS, OPTIONAL_COLUMNS, PREDICTION_COLUMNS
 
 T = TypeVar("T")
 _KINDS = frozenset("bif")
@@ -86,33 +89,30 @@ def unpacked(kind: type[T], text: Mapping[str, Any] | None) -> T:
 PREFIX = "workload."
 _EXTRA = PREFIX + "extra."
 _ROWS = PREFIX + "predictions."
-_REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-_OPTIONAL = ("predicted_tokens", "priority", "tenant")
-_PREDICTIONS = ("total_tokens", "index_tokens")
 
 
 def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return columns by name, a row per request, and everything else as plain values; raises OutputError."""
     workload.require_independent("a file of records")
-    columns = {PREFIX + n: v for n in (*_REQUIRED, *_OPTIONAL) if (v := getattr(workload, n)) is not None}
+    columns = {PREFIX + n: v for n in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
-    columns |= {_EXTRA + name: _extra_column(name, values) for name, values in extra.items()}
+    columns |= {_EXTRA + name: writers.extra_series(name, values) for name, values in extra.items()}
     rest: dict[str, Any] = {"name": workload.name, "concurrency": workload.concurrency}
     rest["extra"] = {name: values.dtype.str for name, values in extra.items()}
     if workload.predictions is not None:
         predictions = workload.predictions
-        columns |= {_ROWS + n: lists(predictions.start, getattr(predictions, n)) for n in _PREDICTIONS}
+        columns |= {_ROWS + n: writers.lists_of(predictions.start, getattr(predictions, n)) for n in PREDICTION_COLUMNS}
         rest["window_tokens"] = int(predictions.window_tokens)
     return columns, rest
 
 
 def workload_of(frame: Any, rest: dict[str, Any]) -> Workload:
     """Return the workload of ``columns_of``; raises whatever polars, numpy or the workload raise for anything else."""
-    given = {n: frame[PREFIX + n].to_numpy() for n in _REQUIRED}
-    given |= {n: frame[PREFIX + n].to_numpy() for n in _OPTIONAL if PREFIX + n in frame.columns}
+    given = {n: frame[PREFIX + n].to_numpy() for n in MAIN_COLUMNS}
+    given |= {n: frame[PREFIX + n].to_numpy() for n in OPTIONAL_COLUMNS if PREFIX + n in frame.columns}
     predictions = None
     if "window_tokens" in rest:
-        (start, total), (_, index) = (flat(frame[_ROWS + name]) for name in _PREDICTIONS)
+        (start, total), (_, index) = (flat(frame[_ROWS + name]) for name in PREDICTION_COLUMNS)
         predictions = Predictions(rest["window_tokens"], start, total, index)
     return Workload(
         **given,
@@ -123,72 +123,36 @@ def workload_of(frame: Any, rest: dict[str, Any]) -> Workload:
     )
 
 
-def lists(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
-    """Return a column of lists: row i has ``values[start[i]:start[i + 1]]``."""
-    import polars as pl
-
-    inner = pl.from_numpy(np.asarray(values), schema=["v"])["v"]
-    row = pl.Series("row", np.repeat(np.arange(len(start) - 1), np.diff(start)))
-    every = pl.DataFrame({"row": pl.Series(np.arange(len(start) - 1))})
-    grouped = pl.DataFrame([row, inner]).group_by("row", maintain_order=True).agg("v")
-    joined = every.join(grouped, on="row", how="left", maintain_order="left")["v"]
-    return joined.fill_null(pl.Series([[]], dtype=pl.List(inner.dtype)))
-
-
 def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Return starts and values of a column of ``lists``."""
+    """Return starts and values of a column of ``lists_of``."""
     lengths = series.list.len().to_numpy().astype(np.int64)
     start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return start, series.filter(series.list.len() > 0).explode().to_numpy()
 
 
-def _extra_column(name: str, values: npt.NDArray[Any]) -> Any:
-    import polars as pl
-
-    try:
-        if values.dtype != object:
-            return pl.Series(values)
-        plain = [item.tolist() if isinstance(item, np.ndarray) else item for item in values]
-        kinds = {item.dtype for item in values if isinstance(item, np.ndarray)}
-        if len(kinds) == 1 and not any(plain):  # polars cannot infer a type from empty lists
-            return pl.Series(plain, dtype=pl.List(pl.Series(np.empty(0, kinds.pop())).dtype))
-        return pl.Series(plain, strict=True)
-    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-        raise OutputError(
-            f"extra[{name!r}] must hold numbers, texts or lists of one kind; it cannot be stored: {error}"
-        ) from error
-
-
 def _extra_values(series: Any, dtype: str) -> npt.NDArray[Any]:
-    import polars as pl
-
     if not isinstance(series.dtype, pl.List):
         array: npt.NDArray[Any] = series.to_numpy()
         return np.array(series.to_list(), object) if np.dtype(dtype) == object else array.astype(dtype)
-    rows = np.empty(len(series), object)
-    for at, item in enumerate(series):
-        rows[at] = None if item is None else item.to_numpy()
-    return rows
+    return writers.to_array(series)
 
 
 FORMAT, VERSION = "lengthwise.records", 1
 _KEY = "lengthwise.records"
 _AT, _TOKENS, _CLIENT = "pieces.at_s", "pieces.tokens", "client_s"
 _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series": TimeSeries}
-_COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}
-"""Columns whose names in the file differ from those in memory: the format is older than the names."""
+_COLUMN_NAMES = {"queued_for_s": "waited_s", "rejection": "refusal"}  # in the file, older than the names in memory
 
 
 def write_records(measured: Measured, path: Path | str) -> None:
     """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
-    import polars as pl
-
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)
     columns = {_COLUMN_NAMES.get(name, name): getattr(records.requests, name) for name in names} | requested
     if tokens is not None:
-        columns |= {_AT: lists(tokens.start, tokens.at_s), _TOKENS: lists(tokens.start, tokens.tokens)}
+        columns[_AT] = writers.lists_of(tokens.start, tokens.at_s)
+        columns[_TOKENS] = writers.lists_of(tokens.start, tokens.tokens)
     if measured.client_s is not None:
         columns[_CLIENT] = measured.client_s
     meta = {
@@ -219,8 +183,6 @@ def write_records(measured: Measured, path: Path | str) -> None:
 
 def read_records(path: Path | str) -> Measured:
     """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
-    import polars as pl
-
     path = Path(path)
     damages = (
         KeyError, ValueError, TypeError, AttributeError, OSError, InputError, zlib.error, pl.exceptions.PolarsError,
@@ -247,10 +209,8 @@ def read_records(path: Path | str) -> Measured:
             f"{path} must be a file of records (of `simulate --records` or `bench --records`); it is {found}"
         )
     if meta.get("version") != VERSION:
-        raise InputError(
-            f"{path} must be of version {VERSION}; it is of {meta.get('version')!r}, written by "
-            f"{meta.get('made_by', 'unknown')}: write it again with this version"
-        )
+        detail = f"written by {meta.get('made_by', 'unknown')}: write it again with this version"
+        raise InputError(f"{path} must be of version {VERSION}; it is of {meta.get('version')!r}, {detail}")
     try:
         return _measured(frame, meta)
     except damages as error:

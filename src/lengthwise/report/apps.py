@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.report.apps_text import (
-    IDLE_REASONS,
-    AppFacts,
-    difference_text,
-    duration_text,
-    estimate_duration_text,
-    gpus_text,
-    idle_shares,
-    sentences,
-    shape,
-    slowest_switches,
-    time_scale,
-    what_if_text,
-)
+from lengthwise.report import apps_text as text
+from lengthwise.report.apps_text import IDLE_REASONS, AppFacts, duration_text, estimate_duration_text, time_scale
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, counted, percent
 from lengthwise.report.html_page import write_page
@@ -31,11 +19,9 @@ MODEL_HEADS = ("model", "answers", "output tokens", "tokens/s while running", "p
 STAGE_HEADS = ("stage", "from", "to", "model", "dp", "tp", "pp", "GPUs", "on", "made ready", "finishes first")
 METHOD_HEADS = ("method", "makespan", "on the planning samples", "search", "stages", "relative end-to-end time")
 WHAT_IF_HEADS = ("with", "makespan", "difference")
-MAX_MARKS = 60
-"""Largest number of stages that a chart marks; more lines would hide the bars."""
+MAX_MARKS = 60  # largest number of stages that a chart marks; more lines would hide the bars
 
-Lane = tuple[str, int]
-"""A row of a chart: ("", GPU number), or (model, number of a given engine)."""
+Lane = tuple[str, int]  # a row of a chart: ("", GPU number), or (model, number of a given engine)
 OPENING_EVENTS = {"start": "load", "wake": "load", "ready": "run"}
 CLOSING_EVENTS = ("stop", "sleep", "died")
 FINAL_STATES = ("done", "skipped", "dead", "blocked")
@@ -44,18 +30,10 @@ FINAL_STATES = ("done", "skipped", "dead", "blocked")
 def write_app_html(
     path: Path | str, plan: AppPlan | None, app_metadata: AppFacts, models: Sequence[str] | None = None
 ) -> None:
-    """Write a self-contained page of a plan, of a run (``app_metadata.manifest``), or of both.
-
-    Args:
-        plan: The plan; None where engines were given.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a page of a plan (None: given engines), a run or both; raise MissingExtraError or OutputError."""
     names = list(plan.models if plan is not None else models or ())
     manifest = app_metadata.manifest
-    answers = sentences(plan, app_metadata) if plan is not None and manifest is None else []
+    answers = text.sentences(plan, app_metadata) if plan is not None and manifest is None else []
     if manifest is not None:
         answers = list(_outcome(plan, names, app_metadata, manifest))
     context: dict[str, Any] = {"models": [], "stages": [], "idle": [], "methods": [], "what_ifs": [], "assumptions": []}
@@ -74,8 +52,8 @@ def write_app_html(
         has_plan=plan is not None,
         names=names,
         idle_kinds=[
-            (kind, text)
-            for kind, text in IDLE_REASONS.items()
+            (kind, words)
+            for kind, words in IDLE_REASONS.items()
             if plan is not None and any(span.what == kind for span in plan.spans)
         ],
         heads={"models": MODEL_HEADS, "stages": STAGE_HEADS, "methods": METHOD_HEADS, "what_ifs": WHAT_IF_HEADS},
@@ -86,16 +64,11 @@ def write_app_html(
 def _outcome(
     plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts, manifest: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield sentences on how a run ended, how it compares with its plan, and what went wrong."""
     states = manifest["counts"].get("all", {})
     counts = [f"{states[name]:,} {name}" for name in FINAL_STATES if states.get(name)]
     remaining = sum(count for name, count in states.items() if name not in FINAL_STATES)
-    outcomes = {
-        "done": "The run finished",
-        "stopped": "The run was stopped",
-        "cancelled": "The run was cancelled",
-        "failed": "Engines of the run failed",
-    }
+    outcomes = {"done": "The run finished", "stopped": "The run was stopped", "cancelled": "The run was cancelled"}
+    outcomes["failed"] = "Engines of the run failed"
     end = f"{outcomes.get(manifest['how'], manifest['how'])} after {duration_text(manifest['seconds'])}"
     yield f"{end}: {', '.join(counts) or 'nothing done'}{f', {remaining:,} unfinished' if remaining else ''}."
     if plan is not None:
@@ -124,33 +97,31 @@ def _outcome(
 
 
 def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
-    """Return the rows of all tables about a plan."""
     stages = []
     for number, stage in enumerate(plan.stages, 1):
-        switches = slowest_switches(stage)
-        for k, one in enumerate(stage.plans):
+        switches = text.slowest_switches(stage)
+        when = [str(number), duration_text(stage.start_s), duration_text(stage.end_s)]
+        for one in stage.plans:
             how, ready_s = switches.get(one.model, ("", 0.0))
             stages.append(
                 [
-                    *(
-                        (str(number), duration_text(stage.start_s), duration_text(stage.end_s))
-                        if k == 0
-                        else ("", "", "")
-                    ),
+                    *when,
                     plan.models[one.model],
                     str(one.dp),
                     str(one.tp),
                     str(one.pp),
-                    gpus_text(one, is_mixed=app_metadata.is_mixed),
+                    text.gpus_text(one, is_mixed=app_metadata.is_mixed),
                     " ".join(",".join(map(str, replica)) for replica in stage.placement.get(one.model, ())),
                     f"{how} {duration_text(ready_s)}" if how else "",
                     "yes" if stage.ends_by == one.model else "",
                 ]
             )
+            when = ["", "", ""]
     gpus = len(app_metadata.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
     total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
-    shares = idle_shares(plan, gpus)
+    shares = text.idle_shares(plan, gpus)
     busy = max(0.0, 1.0 - sum(share for _, share in shares))
+    planned_s = plan.makespan.value
     times = [("models run", busy), *((IDLE_REASONS.get(name, name), share) for name, share in shares)]
     return {
         "stages": stages,
@@ -167,7 +138,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
             for one in plan.methods
         ],
         "what_ifs": [
-            [what_if_text(w), estimate_duration_text(w.makespan), difference_text(w.difference, plan.makespan.value)]
+            [text.what_if_text(w), estimate_duration_text(w.makespan), text.difference_text(w.difference, planned_s)]
             for w in plan.what_ifs
         ],
         "assumptions": plan.notes,
@@ -176,17 +147,14 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineSpan:
-    """A period in which an engine on one GPU, or one given engine, loads or runs a model.
-
-    ``what`` is "load" or "run"; ``ended_by`` is the event that ended the period, "" at the run's end.
-    """
+    """A period in which an engine on one GPU, or one given engine, loads or runs a model."""
 
     lane: Lane
     model: str
-    what: str
+    what: str  # "load" or "run"
     start_s: float
     end_s: float
-    ended_by: str = ""
+    ended_by: str = ""  # an event; "" at the run's end
 
 
 def _has_given_engines(manifest: Mapping[str, Any]) -> bool:
@@ -195,7 +163,6 @@ def _has_given_engines(manifest: Mapping[str, Any]) -> bool:
 
 
 def _engine_spans(manifest: Mapping[str, Any]) -> list[EngineSpan]:
-    """Return the periods of all engines from the events of a run."""
     is_given = _has_given_engines(manifest)
     open_spans: dict[Lane, tuple[str, str, float]] = {}
     found: list[EngineSpan] = []
@@ -221,25 +188,19 @@ def _engine_spans(manifest: Mapping[str, Any]) -> list[EngineSpan]:
 def _model_row(
     plan: AppPlan | None, model: int, name: str, app_metadata: AppFacts, manifest: Mapping[str, Any]
 ) -> list[str]:
-    """Return a model's cells under ``MODEL_HEADS``."""
     planned = [s for s in plan.spans if s.model == model and s.what == "run"] if plan is not None else []
     ran = [s for s in _engine_spans(manifest) if s.model == name and s.what == "run"]
     ran_s = union_s([(span.start_s, span.end_s) for span in ran])
     tokens = app_metadata.tokens.get(name, 0)
-    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
-    has_rate = ran_s > 0 and not manifest["resumed"]
-    return [
-        name,
-        f"{app_metadata.answers.get(name, 0):,}",
-        f"{tokens:,}",
-        f"{tokens / ran_s:,.0f}" if has_rate else UNKNOWN,
-        *(
-            f"{duration_text(min(s.start_s for s in spans))} to {duration_text(max(s.end_s for s in spans))}"
-            if spans
-            else UNKNOWN
-            for spans in (planned, ran)
-        ),
+    periods = [
+        f"{duration_text(min(s.start_s for s in spans))} to {duration_text(max(s.end_s for s in spans))}"
+        if spans
+        else UNKNOWN
+        for spans in (planned, ran)
     ]
+    # A resumed run recorded tokens in earlier parts, whose time is not in the manifest.
+    rate = f"{tokens / ran_s:,.0f}" if ran_s > 0 and not manifest["resumed"] else UNKNOWN
+    return [name, f"{app_metadata.answers.get(name, 0):,}", f"{tokens:,}", rate, *periods]
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:
@@ -269,10 +230,10 @@ def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts
         for span in _engine_spans(manifest):
             died = ", then its engine died" if span.ended_by == "died" else ""
             state = "runs" if span.what == "run" else "is loaded"
-            text = f"{span.model} {state}{died}\n{_period(span.start_s, span.end_s)}"
+            hover = f"{span.model} {state}{died}\n{_period(span.start_s, span.end_s)}"
             label = "died" if died else ""
             model = number_of.get(span.model, -1)
-            bars.append((row_of[span.lane], span.start_s, span.end_s, model, span.what, label, text))
+            bars.append((row_of[span.lane], span.start_s, span.end_s, model, span.what, label, hover))
         charts.append(("run", list(lanes.values()), bars, []))
     end_s = max((bar[2] for _, _, bars, _ in charts for bar in bars), default=0.0)
     scale, unit = time_scale(end_s)
@@ -301,19 +262,11 @@ def _planned_bar(span: AppSpan, models: Sequence[str]) -> Bar:
     if span.plan is not None:
         dp, tp, pp = span.plan.dp, span.plan.tp, span.plan.pp
         label = f"{dp}{TIMES}{tp}" + (f"{TIMES}{pp}" if pp > 1 else "")
-        how = f", {shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {dp}, {tp}, {pp})"
+        how = f", {text.shape(span.plan)} (dp {TIMES} tp {TIMES} pp: {dp}, {tp}, {pp})"
     idle = f"idle: {IDLE_REASONS.get(span.what, span.what)}" + (f" ({name})" if name else "")
-    text = {"run": f"{name} runs{how}", "load": f"{name} is loaded{how}"}.get(span.what, idle)
-    shown = label if span.what == "run" else ""
-    return (
-        span.gpu,
-        span.start_s,
-        span.end_s,
-        span.model,
-        span.what,
-        shown,
-        f"{text}\n{_period(span.start_s, span.end_s)}",
-    )
+    words = {"run": f"{name} runs{how}", "load": f"{name} is loaded{how}"}.get(span.what, idle)
+    hover = f"{words}\n{_period(span.start_s, span.end_s)}"
+    return span.gpu, span.start_s, span.end_s, span.model, span.what, label if span.what == "run" else "", hover
 
 
 def _period(start_s: float, end_s: float) -> str:
@@ -321,7 +274,6 @@ def _period(start_s: float, end_s: float) -> str:
 
 
 def _lanes(manifest: Mapping[str, Any], gpus: Sequence[str]) -> dict[Lane, str]:
-    """Return the rows of a run's chart and their names."""
     if _has_given_engines(manifest):
         engines = sorted({(e["model"], gpu) for e in manifest["events"] if e["model"] for gpu in e["gpus"]})
         return {(model, gpu): f"{model} {gpu}" for model, gpu in engines}

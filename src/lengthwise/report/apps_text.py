@@ -12,35 +12,27 @@ from lengthwise.report.formatting import MINUS, PLUS_MINUS, TIMES, UNKNOWN, amou
 from lengthwise.schema.app import AppPlan, AppStage, AppWhatIf, ModelPlan
 from lengthwise.schema.estimate import Estimate
 
-IDLE_REASONS = {
+IDLE_REASONS = {  # reasons for GPU time in which no model runs
     "load": "loading",
     "waiting_for_parents": "waiting for other models",
     "no_plan_fits": "no plan fits the free GPUs",
     "left_free": "left free",
     "tail": "tail: all remaining models run",
 }
-"""Reasons for GPU time in which no model runs."""
-NEGLIGIBLE_SHARE = 1e-6
-"""Relative differences below it come from the order of additions."""
-MIN_SHARE = 0.005
-"""Smaller shares of GPU time are not named."""
+NEGLIGIBLE_SHARE = 1e-6  # relative differences below it come from the order of additions
+MIN_SHARE = 0.005  # smaller shares of GPU time are not named
 
 
 @dataclass(frozen=True)
 class AppFacts:
-    """What was planned, on which hardware, and the outcome of a run.
-
-    Attributes:
-        manifest: The run's manifest; None where it was only planned.
-        tokens: Recorded output tokens, by model name.
-    """
+    """What was planned, on which hardware, and the outcome of a run."""
 
     name: str
     metadata: Sequence[str] = ()
     gpus: Sequence[str] = ()
     is_mixed: bool = False
-    manifest: Mapping[str, Any] | None = None
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    manifest: Mapping[str, Any] | None = None  # the run's manifest; None where it was only planned
+    tokens: Mapping[str, int] = field(default_factory=dict)  # recorded output tokens, by model name
     answers: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lengthwise.metrics import Counts, Hardware, Summary
-from lengthwise.report.formatting import percent, seconds
+from lengthwise.report.formatting import buckets, percent, seconds
 from lengthwise.report.result import Result, scenario_of
 from lengthwise.schema.records import Records
 
@@ -18,19 +18,13 @@ OVERHEAD_SHARE = 0.3
 KV_FULL_SHARE = 0.9
 PREEMPTED_SHARE = 0.05
 AT_LIMIT_SHARE = 0.9
-CLOSED_LOOP_SHARE = 0.5
-"""Share of arrivals at the moment of a completion from which the load is a closed loop."""
-REQUEUED_SHARE = 0.1
-"""Preemptions per request from which the time before the first admission is not the complete wait."""
-LONG_WAIT_SHARE = 0.25
-"""Share of the JCT in queues from which a deployment does not keep up with its load."""
-NEAR_ROOF_SHARE = 0.3
-"""Utilization below which neither compute nor bandwidth is the bottleneck."""
+CLOSED_LOOP_SHARE = 0.5  # share of arrivals at the moment of a completion from which the load is a closed loop
+REQUEUED_SHARE = 0.1  # preemptions per request from which the time before the first admission is not the complete wait
+LONG_WAIT_SHARE = 0.25  # share of the JCT in queues from which a deployment does not keep up with its load
+NEAR_ROOF_SHARE = 0.3  # utilization below which neither compute nor bandwidth is the bottleneck
 REJECTED_SHARE = 0.5
-UNSERVED_SHARE = 0.01
-"""Share of requests without an answer from which the report warns about them first."""
-
-PARTS = {
+UNSERVED_SHARE = 0.01  # share of requests without an answer from which the report warns about them first
+PARTS = {  # parts of a step's time
     "linear": "linear layers",
     "prefill_attention": "prefill attention",
     "decode_attention": "decode attention",
@@ -41,21 +35,15 @@ PARTS = {
     "swap": "swapping KV blocks",
     "host": "the host",
 }
-"""Parts of a step's time."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The ``resource`` that limits a variant and, in one ``description``, the evidence.
+    """The resource that limits a variant, and the evidence."""
 
-    The resource is "idle", "KV memory", "limits", "host", "network", "pipeline", "memory bandwidth", "compute",
-    "kernels" (far from both roofs) or "unknown". ``warning`` names requests that were not served and precedes
-    everything else; it is empty where nearly all were served.
-    """
-
-    resource: str
+    resource: str  # idle, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
     description: str
-    warning: str = ""
+    warning: str = ""  # on requests that were not served; precedes everything else
 
 
 def bound_by(binding: Binding) -> str:
@@ -98,8 +86,7 @@ def unserved(counts: Counts) -> str:
     missing = counts.arrivals - counts.finished
     if missing <= UNSERVED_SHARE * counts.arrivals:
         return ""
-    buckets = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
-    outcomes = ", ".join(f"{n:,} {name}" for name, n in buckets.items() if n)
+    outcomes = ", ".join(buckets(counts)[1:])
     if not counts.finished:
         return f"No request was served ({outcomes})."
     return f"{percent(missing / counts.arrivals)} of requests were not served ({outcomes}); latencies cover the rest."
@@ -116,15 +103,8 @@ def what_binds(
     """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
 
     The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
-    pipeline bubbles take the time; else the nearer roof while busy, bandwidth (MBU) or compute (MFU), or neither if
-    both are far. Where requests were left unserved, the text does not claim that the deployment keeps up or has room.
-
-    Args:
-        summary: Numbers of the variant.
-        max_batch_seqs: Largest number of sequences in a step, where it is known.
-        offered: Whether requests arrive at their own rate; a closed loop never falls behind.
-        evicts_for_memory: Whether only a lack of memory preempts; False where the scheduler preempts by rank.
-        queued_for_s: Mean time in queues, evictions included, where it is known.
+    pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Without
+    ``offered``, in a closed loop, it never falls behind; without ``evicts_for_memory`` ranks preempt as well.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:
@@ -223,10 +203,8 @@ def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
-        return (
-            f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {seconds(wait_s)} before they "
-            "are first scheduled, the rest after preemptions."
-        )
+        reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
+        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason}"
     if _is_queueing(summary):
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT."

@@ -8,14 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lengthwise.report.curves import Figure, json_numbers, needs_log_axis
+from lengthwise.report.curves import LATENCIES, Figure, json_numbers, needs_log_axis
 from lengthwise.report.html_page import write_page
 
-TITLES = {
-    "ttft": "Time to first token (TTFT)",
-    "tpot": "Time per output token (TPOT)",
-    "jct": "Job completion time (JCT)",
-}
 LINES = ("measured", "before", "after")
 
 Rows = Sequence[Sequence[str]]
@@ -47,12 +42,7 @@ class CalibrationPage:
 
 
 def write_calibration_html(path: Path | str, page: CalibrationPage) -> None:
-    """Write a self-contained page: warnings, distributions before and after, errors, factors, limits of trust.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a calibration; raise MissingExtraError or OutputError."""
     figures = [_figure(i, pair) for i, pair in enumerate(page.cdfs)]
     context = {"heading": page.heading, "metadata": page.metadata, "page": page, "lines": LINES}
     write_page(path, "calibrate", data=figures, ids=[figure["id"] for figure in figures], **context)
@@ -64,7 +54,7 @@ def _figure(index: int, pair: CdfPair) -> Figure:
     scale, unit = (1.0, "s") if max(finite, default=0.0) >= 1 else (1e3, "ms")
     return {
         "id": f"cdf-{index}-{pair.metric}",
-        "title": f"{TITLES[pair.metric]}, {pair.run}".replace("<", "&lt;"),
+        "title": f"{LATENCIES[pair.metric]}, {pair.run}".replace("<", "&lt;"),
         "unit": unit,
         "log": needs_log_axis(finite),
         "y": [round(level, 5) for level in pair.levels],

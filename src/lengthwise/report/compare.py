@@ -5,46 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side, request_column
-from lengthwise.report.curves import Figure, gap_curve, json_number, json_numbers, levels, needs_log_axis
+from lengthwise.metrics import STATS, Comparison, MetricDistance, MetricError, Side
+from lengthwise.report import curves
+from lengthwise.report.curves import LATENCIES, LATENCY_NAMES, Figure, json_number, json_numbers
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.records import Measured
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
-NAMES = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "tbt": "TBT",
-    "jct": "JCT",
-    "queueing_delay": "Queueing",
-    "normalized_latency": "Latency/token",
-    "requests_per_s": "Requests/s",
-    "output_tokens_per_s": "Output tokens/s",
-    "goodput": "Goodput/s",
-    "within_slo": "Within SLO",
-}
-LATENCIES = {
-    "ttft": "Time to first token (TTFT)",
-    "tpot": "Time per output token (TPOT)",
-    "tbt": "Time between tokens (TBT)",
-    "jct": "Job completion time (JCT)",
-    "queueing_delay": "Queueing delay",
-    "normalized_latency": "Latency per token",
-}
+NAMES = LATENCY_NAMES | {"requests_per_s": "Requests/s", "output_tokens_per_s": "Output tokens/s"}
+NAMES |= {"goodput": "Goodput/s", "within_slo": "Within SLO"}
 POINTS, BINS = 300, 150
 
 
 def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
-    """Return factor and unit for both sides of a metric."""
     if metric == "within_slo":
         return 100.0, "%"
     if metric not in LATENCIES:
@@ -54,7 +36,6 @@ def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
 
 
 def _signed(share: float) -> str:
-    """Return a share as a percentage with its sign; with one decimal below 10 %."""
     return f"{100 * share:+z,.{1 if abs(share) < 0.1 else 0}f}".replace("-", MINUS)
 
 
@@ -63,7 +44,6 @@ def _percent(share: float) -> str:
 
 
 def _interval(error: MetricError) -> str:
-    """Return the interval of an error in percent ("-1.0 to +7.4"); empty where it is unknown."""
     return f"{_signed(error.low)} to {_signed(error.high)}" if error.has_interval else ""
 
 
@@ -72,7 +52,6 @@ def _is_significant(error: MetricError) -> bool:
 
 
 def _distance_cells(comparison: Comparison, one: MetricDistance) -> list[str]:
-    """Return the cells of a metric under ``_distance_heads``."""
     pairs = (one.mape, one.median_ape) if comparison.paired else ()
     distance, *apes = (_percent(share).lstrip("+") for share in (one.wasserstein, *pairs))
     return [distance, f"{one.kolmogorov_smirnov:.3f}", *apes]
@@ -92,21 +71,12 @@ def _client(side: Side) -> str:
 
 
 def _method(comparison: Comparison) -> str:
-    """Return how the intervals were computed."""
     requests = "the same requests, paired" if comparison.paired else "different requests"
     return f"{100 * comparison.level:g} % intervals of (A - B) / B by a bootstrap over blocks of requests; {requests}"
 
 
 def compare_table(comparison: Comparison) -> Group:
-    """Return warnings, a row per metric with A, B, the error and its interval, then distances and request counts.
-
-    Yellow marks significant errors: their interval excludes 0.
-    """
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+    """Return warnings, errors with intervals (yellow: significant), distances and request counts."""
     warnings = [Text.assemble(("warning: ", "bold yellow"), warning) for warning in comparison.warnings]
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
@@ -139,14 +109,9 @@ def compare_table(comparison: Comparison) -> Group:
 
 
 def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b: Measured) -> None:
-    """Write a self-contained page: warnings, errors with intervals, distributions, both runs over time.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a comparison; raise MissingExtraError or OutputError."""
     drawn = _figures(comparison, a, b)
-    latencies = [metric for metric in LATENCIES if any(e.metric == metric for e in comparison.errors)]
+    latencies = dict.fromkeys(e.metric for e in comparison.errors if e.metric in LATENCIES)
     errors: list[Row] = [
         [
             TableCell(NAMES[metric], unit=_scale(comparison, metric)[1]),
@@ -188,7 +153,6 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: Measured, b:
 
 
 def _error_cell(comparison: Comparison, error: MetricError) -> TableCell:
-    """Return an error with its interval; ``unit`` holds both values."""
     scale, _ = _scale(comparison, error.metric)
     values = f"{amount(error.a * scale)} : {amount(error.b * scale)}"
     css = "worse" if _is_significant(error) else ""
@@ -196,7 +160,6 @@ def _error_cell(comparison: Comparison, error: MetricError) -> TableCell:
 
 
 def _figures(comparison: Comparison, a: Measured, b: Measured) -> dict[str, list[Figure]]:
-    """Return figures by section: "errors" by statistic, "cdf" of each metric, "time"."""
     metrics = [one.metric for one in comparison.distances]
     return {
         "errors": [_error_figure(comparison, metric) for metric in metrics],
@@ -207,42 +170,37 @@ def _figures(comparison: Comparison, a: Measured, b: Measured) -> dict[str, list
 
 def _error_figure(comparison: Comparison, metric: str) -> Figure:
     rows = [one for one in comparison.errors if one.metric == metric]
-    columns = {"y": "error", "low": "low", "high": "high"}
     return {
         "id": f"error-{metric}",
         "kind": "errors",
         "title": LATENCIES[metric],
         "x": [one.stat for one in rows],
-        **{key: [json_number(getattr(one, name)) for one in rows] for key, name in columns.items()},
+        "y": [json_number(one.error) for one in rows],
+        "low": [json_number(one.low) for one in rows],
+        "high": [json_number(one.high) for one in rows],
     }
 
 
 def _cdf(comparison: Comparison, metric: str, sides: tuple[Measured, Measured]) -> Figure:
     scale, unit = _scale(comparison, metric)
-    at = levels(POINTS)
-    curves = []
+    at = curves.levels(POINTS)
+    found = []
     for side in sides:
-        r = side.records.requests
-        if metric == "tbt":
-            curve = gap_curve(side.records.gaps, at)
-            assert curve is not None  # a metric without values has no distance
-        else:
-            values = request_column(r, f"{metric}_s")[r.arrival_s >= comparison.warmup_s]
-            curve = np.quantile(values[np.isfinite(values)], at, method="inverted_cdf")
-        curves.append(curve * scale)
+        curve = curves.quantile_curve(side.records, metric, at, comparison.warmup_s)
+        assert curve is not None  # a metric without values has no distance
+        found.append(curve * scale)
     return {
         "id": f"cdf-{metric}",
         "kind": "cdf",
         "title": LATENCIES[metric],
         "unit": unit,
-        "log": needs_log_axis(np.concatenate(curves)),
+        "log": curves.needs_log_axis(np.concatenate(found)),
         "y": json_numbers(at),
-        "curves": [json_numbers(curve) for curve in curves],
+        "curves": [json_numbers(curve) for curve in found],
     }
 
 
 def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
-    """Return requests in the system and arrivals per second, over the time of both runs."""
     end_s = max(side.records.end_s for side in sides)
     edges = np.linspace(0.0, end_s if end_s > 0 else 1.0, BINS + 1)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -251,10 +209,8 @@ def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
         r = side.records.requests
         arrival_s = r.arrival_s[np.isfinite(r.arrival_s)]
         rejected_s = r.arrival_s[np.isnan(r.finished_s) & np.isnan(r.scheduled_s) & (r.status > 0)]
-        arrived, finished, rejected = (
-            np.searchsorted(np.sort(times_s), middles, "right")
-            for times_s in (arrival_s, r.finished_s[np.isfinite(r.finished_s)], rejected_s)
-        )
+        events_s = (arrival_s, r.finished_s[np.isfinite(r.finished_s)], rejected_s)
+        arrived, finished, rejected = (np.searchsorted(np.sort(at_s), middles, "right") for at_s in events_s)
         running.append(json_numbers(arrived - finished - rejected))
         arrivals.append(json_numbers(np.histogram(arrival_s, edges)[0] / np.diff(edges)))
     shared = {"kind": "time", "x": json_numbers(middles)}
@@ -265,26 +221,12 @@ def _over_time(sides: tuple[Measured, Measured]) -> list[Figure]:
 
 
 def write_compare_json(path: Path | str, comparison: Comparison) -> None:
-    """Write every number of a comparison to a JSON file.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write every number of a comparison to a JSON file; raise OutputError if it cannot be written."""
     fields = {
-        "paired": comparison.paired,
-        "level": comparison.level,
-        "draws": comparison.draws,
-        "warmup_s": comparison.warmup_s,
+        **{name: getattr(comparison, name) for name in ("paired", "level", "draws", "warmup_s")},
         "slo": comparison.slo.limits if comparison.slo else None,
-        "warnings": comparison.warnings,
-        "a": comparison.a,
-        "b": comparison.b,
-        "errors": {
-            e.key: {"a": e.a, "b": e.b, "error": e.error, "low": e.low, "high": e.high} for e in comparison.errors
-        },
-        "distances": {
-            one.metric: {key: value for key, value in dataclasses.asdict(one).items() if key != "metric"}
-            for one in comparison.distances
-        },
+        **{name: getattr(comparison, name) for name in ("warnings", "a", "b")},
+        "errors": {e.key: {n: getattr(e, n) for n in ("a", "b", "error", "low", "high")} for e in comparison.errors},
+        "distances": {d.metric: {k: v for k, v in vars(d).items() if k != "metric"} for d in comparison.distances},
     }
     write_whole(path, json_text("comparison", fields).encode())

@@ -11,17 +11,20 @@ import numpy.typing as npt
 
 from lengthwise.metrics import request_column
 from lengthwise.report.result import Result
-from lengthwise.schema.records import TokenGaps
+from lengthwise.schema.records import Records, TokenGaps
 
 Array = npt.NDArray[Any]
-Figure = dict[str, Any]
-"""A figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it."""
+Figure = dict[str, Any]  # a figure as JSON: ``id`` of its box, ``title``, and what the page's script needs to draw it
 
-CDFS = {
-    "ttft_s": "Time to first token (TTFT)",
-    "tbt_s": "Time between tokens (TBT)",
-    "tpot_s": "Time per output token (TPOT)",
-    "jct_s": "Job completion time (JCT)",
+LATENCY_NAMES = {"ttft": "TTFT", "tbt": "TBT", "tpot": "TPOT", "jct": "JCT"}
+LATENCY_NAMES |= {"queueing_delay": "Queueing", "normalized_latency": "Latency/token"}
+LATENCIES = {  # titles of latency metrics
+    "ttft": "Time to first token (TTFT)",
+    "tbt": "Time between tokens (TBT)",
+    "tpot": "Time per output token (TPOT)",
+    "jct": "Job completion time (JCT)",
+    "queueing_delay": "Queueing delay",
+    "normalized_latency": "Latency per token",
 }
 
 
@@ -47,11 +50,11 @@ def levels(points: int) -> Array:
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, points - len(tail)), tail]), 5))
 
 
-def quantile_curve(result: Result, name: str, at: Array) -> Array | None:
-    """Return [levels] quantiles of a latency in seconds; None where no request has one."""
-    if name == "tbt_s":
-        return gap_curve(result.records.gaps, at)
-    column = request_column(result.records.requests, name)
+def quantile_curve(records: Records, metric: str, at: Array, from_s: float = -math.inf) -> Array | None:
+    """Return [levels] quantiles in seconds of a latency of requests from ``from_s`` on; None where none has one."""
+    if metric == "tbt":
+        return gap_curve(records.gaps, at)
+    column = request_column(records.requests, f"{metric}_s")[records.requests.arrival_s >= from_s]
     column = column[np.isfinite(column)]
     return np.quantile(column, at, method="inverted_cdf") if len(column) else None
 
@@ -65,8 +68,7 @@ def gap_curve(gaps: TokenGaps, at: Array) -> Array | None:
     else:
         values, count = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s), gaps.histogram
     cumulative = np.cumsum(count)
-    curve: Array = values[np.searchsorted(cumulative, np.maximum(1, np.ceil(at * cumulative[-1])))]
-    return curve
+    return np.asarray(values[np.searchsorted(cumulative, np.maximum(1, np.ceil(at * cumulative[-1])))])
 
 
 def over_time(result: Result, points: int) -> dict[str, Array]:
@@ -76,14 +78,12 @@ def over_time(result: Result, points: int) -> dict[str, Array]:
 
     def folded(column: Array) -> Array:
         padded = np.concatenate([column, np.zeros(-len(column) % fold)])
-        total: Array = padded.reshape(-1, fold).sum(axis=1)
-        return total
+        return np.asarray(padded.reshape(-1, fold).sum(axis=1))
 
     step_s = folded(series.step_s)
 
     def mean(column: Array) -> Array:
-        means: Array = np.full(len(step_s), np.nan)
-        return np.divide(folded(column), step_s, out=means, where=step_s > 0)
+        return np.divide(folded(column), step_s, out=np.full(len(step_s), np.nan), where=step_s > 0)
 
     width_s = fold * series.bin_s
     blocks = np.nan if result.deployment is None else result.deployment.kv.num_blocks

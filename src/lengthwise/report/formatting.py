@@ -13,11 +13,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """Return a value and its half-width as text: two digits of the half-width, at most four of the value.
-
-    A half-width always shows a digit other than 0. Without one, the value has three digits and the second text is
-    empty.
-    """
+    """Return a value with four digits at most, and its half-width with two; the second empty if unknown."""
     if not math.isfinite(value):
         return UNKNOWN, ""
     if not (math.isfinite(half_width) and half_width > 0):

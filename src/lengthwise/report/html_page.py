@@ -29,23 +29,15 @@ class TableCell:
     sort: str | None = None
 
 
-Row = Sequence[str | TableCell]
-"""A row of a table; the first cell is its label."""
+Row = Sequence[str | TableCell]  # a row of a table; the first cell is its label
 
 
 def write_page(path: Path | str, template: str, *, data: Any, **context: Any) -> None:
-    """Render ``template`` and write the page.
+    """Render ``template``, a file in ``_templates`` without its ending; equal arguments give equal bytes.
 
-    A content security policy forbids the page to fetch anything, and equal arguments give equal bytes.
-
-    Args:
-        template: Name of a file in ``_templates``, without its ending.
-        data: What the page's scripts draw; must be JSON without NaN.
-        context: Variables of the template; its base layout needs ``heading`` and ``metadata``.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
+    A content security policy forbids the page to fetch anything. ``data`` (JSON without NaN) is what the page's scripts
+    draw, ``context`` the template's variables; its base layout needs ``heading`` and ``metadata``. Raises
+    MissingExtraError without jinja2, OutputError if the file cannot be written.
     """
     try:
         from markupsafe import Markup

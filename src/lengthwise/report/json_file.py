@@ -6,11 +6,7 @@ numbers are null. Units are in the names. The file of simulated or measured vari
     {"format": "lengthwise.results", "version": 1, "results": [
       {"name": str,
        "binding": {"resource": str, "description": str, "warning": str},
-       "deployment": null where an engine was measured, else
-                     {"model", "gpu", "gpus", "tp", "pp", "replicas", "rank", "victim", "batching",
-                      "memory", "preemption_mode", "router", "preemption", "binning", "max_wait_s", "batch_wait_s",
-                      "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks",
-                      "block_size_tokens", "price_per_hour_usd", "cost_source"},
+       "deployment": null where an engine was measured, else the values of ``deployment_facts``,
        "summary": the fields of lengthwise.metrics.Summary; an estimate is
                   {"value": number | null, "half_width": number | null} and, where the cost model's error is known,
                   "model_low" and "model_high",
@@ -48,12 +44,7 @@ def json_text(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path | str, results: list[Result]) -> None:
-    """Write every number of every variant to a JSON file (keys: see the module).
-
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
-        OutputError: The file cannot be written.
-    """
+    """Write every number of every variant to a JSON file; raise InputError if names repeat, or OutputError."""
     check_results(results)
     write_whole(path, json_text("results", {"results": [_result(result) for result in results]}).encode())
 
@@ -85,13 +76,11 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
         "gpus": deployment.gpus,
-        "tp": parallel.tp,
-        "pp": parallel.pp,
-        "replicas": parallel.replicas,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
-        "max_wait_s": float(scheduler.max_wait_s) if math.isfinite(scheduler.max_wait_s) else None,
-        "batch_wait_s": float(scheduler.batch_wait_s) if math.isfinite(scheduler.batch_wait_s) else None,
+        "max_wait_s": plain(float(scheduler.max_wait_s)),
+        "batch_wait_s": plain(float(scheduler.batch_wait_s)),
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "max_model_len": deployment.max_model_len,
@@ -100,17 +89,11 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "price_per_hour_usd": deployment.price_per_hour_usd,
         "cost_source": deployment.cost.source,
     }
-    decode = deployment.decode
+    decode, decode_axes = deployment.decode, ("batching", "memory", "preemption_mode", "router")
     if decode is not None:  # prefill and decode are disaggregated
         properties["decode"] = {
-            "gpus": decode.parallel.gpus,
-            "tp": decode.parallel.tp,
-            "pp": decode.parallel.pp,
-            "replicas": decode.parallel.replicas,
-            **{
-                axis: _policy_name(getattr(decode, axis))
-                for axis in ("batching", "memory", "preemption_mode", "router")
-            },
+            **{name: getattr(decode.parallel, name) for name in ("gpus", "tp", "pp", "replicas")},
+            **{axis: _policy_name(getattr(decode, axis)) for axis in decode_axes},
             "max_num_seqs": decode.limits.max_num_seqs,
             "kv_blocks": decode.kv.num_blocks,
             "transfer_fixed_s": decode.kv_transfer.fixed_s,
@@ -124,10 +107,7 @@ def _policy_name(policy: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and mappings as lists and dictionaries for JSON.
-
-    Numbers that are not finite become None; an estimate without a model interval loses the keys of it.
-    """
+    """Return dataclasses, arrays and mappings as values for JSON; None for numbers that are not finite."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, np.ndarray):

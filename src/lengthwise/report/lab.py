@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
+from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-
-MORE, LESS, NEITHER = 1, -1, 0
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,10 @@ METRICS = (
     Metric("served", "Served", "%", 100.0, MORE),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
-LISTED = (
+LISTED = (  # columns of the page's tables
     "gap_closed", "jct.mean", "jct.p50/fcfs", "jct.p99/fcfs", "jct.p50/oracle", "jct.p99/oracle", "slowdown.mean",
     "slowdown.p99", "wait.max", "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
 )  # fmt: skip
-"""Columns of the page's tables."""
 TERMINAL_HEADS = {
     "gap_closed": "gap closed, %",
     "jct.mean": "JCT, s",
@@ -71,8 +70,7 @@ TERMINAL_HEADS = {
     "preemptions_per_request": "preemptions/request",
     "recomputed_tokens_per_request": "recomputed tokens/request",
 }
-NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}
-"""The two ends of the gap."""
+NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}  # the two ends of the gap
 
 
 def place_text(table: LabTable, batch: int, load: float) -> str:
@@ -94,14 +92,7 @@ def _texts(metric: Metric, estimate: Estimate) -> tuple[str, str]:
 
 
 def lab_table(table: LabTable) -> Group:
-    """Return a table per load and batch size, and whether length-aware scheduling is worth it.
-
-    Raises:
-        InputError: There is no cell.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
+    """Return a table per load and batch size, and a verdict on length-aware scheduling; raise InputError if empty."""
     _check_table(table)
     parts: list[RenderableType] = []
     for decision in table.decisions:
@@ -120,9 +111,6 @@ def lab_table(table: LabTable) -> Group:
 
 
 def _grid(cells: list[Cell], decision: Verdict) -> Table:
-    from rich import box
-    from rich.table import Table
-
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("policy", overflow="fold", min_width=8)
     made.add_column("predictor", overflow="fold", min_width=8)
@@ -144,22 +132,14 @@ def _grid(cells: list[Cell], decision: Verdict) -> Table:
 
 
 def write_lab_html(path: Path | str, table: LabTable) -> None:
-    """Write a self-contained page: the answer, gap closed against the tail, by load and batch, all numbers.
-
-    Raises:
-        InputError: There is no cell.
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page; raise InputError for an empty table, MissingExtraError or OutputError."""
     _check_table(table)
     metrics = [BY_NAME.get(name) or Metric(name, "Median JCT / oracle", "", 1.0, LESS) for name in LISTED]
     heads = [f"{m.label}, {m.unit}" if m.unit not in ("", "/s") else m.label for m in metrics]
     places = []
     for decision in table.decisions:
-        rows = [
-            [NAMES.get(c.policy, c.name), *(TableCell(*_texts(m, c[m.name])) for m in metrics)]
-            for c in table.at(decision.batch, decision.load)
-        ]
+        cells = table.at(decision.batch, decision.load)
+        rows = [[NAMES.get(c.policy, c.name), *(TableCell(*_texts(m, c[m.name])) for m in metrics)] for c in cells]
         places.append((place_text(table, decision.batch, decision.load), decision, rows))
     write_page(
         path,
@@ -174,22 +154,17 @@ def write_lab_html(path: Path | str, table: LabTable) -> None:
 
 
 def _columns(table: LabTable) -> dict[str, Any]:
-    """Return sides (policy and predictor), loads, batches, and [sides][batches][loads] estimates of every metric."""
     cells = {(cell.policy, cell.predictor, cell.batch, cell.load): cell for cell in table.cells}
     sides = list(dict.fromkeys((cell.policy, cell.predictor) for cell in table.cells))
     metrics = [m for m in METRICS if any(not math.isnan(cell[m.name].value) for cell in table.cells)]
     policies = list(dict.fromkeys(policy for policy, _ in sides))
     predictors = list(dict.fromkeys(predictor for _, predictor in sides))
 
+    def pair(e: Estimate) -> list[float | None]:
+        return [json_number(e.value), json_number(e.half_width)]
+
     def values(name: str, side: tuple[str, str]) -> list[list[list[float | None]]]:
-        return [
-            [
-                [json_number(e.value), json_number(e.half_width)]
-                for load in table.loads
-                for e in (cells[*side, batch, load][name],)
-            ]
-            for batch in table.batches
-        ]
+        return [[pair(cells[*side, batch, load][name]) for load in table.loads] for batch in table.batches]
 
     units = {"capacity": "share of capacity", "rps": "requests/s"}
     return {
@@ -214,11 +189,6 @@ def _columns(table: LabTable) -> dict[str, Any]:
 
 
 def write_lab_json(path: Path | str, table: LabTable) -> None:
-    """Write everything that a laboratory found to a JSON file.
-
-    Raises:
-        InputError: There is no cell.
-        OutputError: The file cannot be written.
-    """
+    """Write everything that a laboratory found to a JSON file; raise InputError for an empty table, or OutputError."""
     _check_table(table)
     write_whole(path, json_text("lab", plain(table)).encode())

@@ -15,6 +15,7 @@ from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.errors import InputError
 
+BINS = (2, 4, 8)
 WORDS: dict[str, str] = {
     "mae": "mean absolute error, tokens",
     "rmse": "root mean square error, tokens",
@@ -23,25 +24,14 @@ WORDS: dict[str, str] = {
     "log_r2": "R2 of log tokens",
     "tau": "Kendall's tau",
     "tau_within": "Kendall's tau within a model",
-    "accuracy_2": "exact, 2 bins",
-    "accuracy_4": "exact, 4 bins",
-    "accuracy_8": "exact, 8 bins",
-    "within_one_2": "within one of 2 bins",
-    "within_one_4": "within one of 4 bins",
-    "within_one_8": "within one of 8 bins",
+    **{f"accuracy_{bins}": f"exact, {bins} bins" for bins in BINS},
+    **{f"within_one_{bins}": f"within one of {bins} bins" for bins in BINS},
     "coverage90": "inside the 90 % interval",
     "width90": "width of the 90 % interval, tokens",
     "pinball": "pinball loss, tokens",
 }
-MODEL_HEADS = {
-    "requests": "requests",
-    "tau": "tau",
-    "mae": "MAE, tokens",
-    "bias": "bias, tokens",
-    "coverage90": "inside 90 %",
-    "width90": "width of 90 %, tokens",
-}
-BINS = (2, 4, 8)
+MODEL_HEADS = {"requests": "requests", "tau": "tau", "mae": "MAE, tokens", "bias": "bias, tokens"}
+MODEL_HEADS |= {"coverage90": "inside 90 %", "width90": "width of 90 %, tokens"}
 
 
 def _texts(name: str, value: float, half_width: float = math.nan) -> tuple[str, str, str]:
@@ -65,12 +55,7 @@ def write_predict_html(
     *,
     heading: str = "Predicted lengths",
 ) -> None:
-    """Write a self-contained page of evaluations side by side.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of evaluations side by side; raise MissingExtraError or OutputError."""
     if not found or len({one.name for one in found}) < len(found):
         raise InputError("a page needs at least one evaluation, and each needs a unique name")
     scores = []
@@ -80,17 +65,12 @@ def write_predict_html(
             scores.append(
                 [words, *(TableCell(middle, half + unit) if half else middle + unit for middle, half, unit in cells)]
             )
-    models = [
-        (
-            one.name,
-            [
-                [model or "unknown model"]
-                + [f"{of[k]:,.0f}" if k == "requests" else score_text(k, of[k]) for k in MODEL_HEADS]
-                for model, of in one.by_model.items()
-            ],
-        )
-        for one in found
-    ]
+
+    def row(model: str, of: Mapping[str, float]) -> list[str]:
+        scores = [f"{of[k]:,.0f}" if k == "requests" else score_text(k, of[k]) for k in MODEL_HEADS]
+        return [model or "unknown model", *scores]
+
+    models = [(one.name, [row(model, of) for model, of in one.by_model.items()]) for one in found]
     write_page(
         path,
         "predict",
@@ -117,7 +97,6 @@ def _header(first: Evaluation, metadata: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the curves of each evaluation, and predicted and true lengths of the first one's requests."""
     pairs = found[0].shown
     return {
         "names": [one.name for one in found],
@@ -128,15 +107,15 @@ def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
         "r2": [_windows(one, lambda w: w.r2_all) for one in found],
         "tau": [_windows(one, lambda w: w.tau.value, lambda w: w.tau.half_width) for one in found],
         "bins": [
-            {key: json_numbers(one.scores[f"{score}_{k}"].value for k in BINS) for key, score in BIN_SCORES.items()}
+            {
+                key: json_numbers(one.scores[f"{score}_{k}"].value for k in BINS)
+                for key, score in (("exact", "accuracy"), ("near", "within_one"))
+            }
             for one in found
         ],
         "pairs": {key: json_numbers(pairs[key]) for key in ("predicted", "low", "high", "actual")}
         | {"model": pairs["model"]},
     }
-
-
-BIN_SCORES = {"exact": "accuracy", "near": "within_one"}
 
 
 def _windows(

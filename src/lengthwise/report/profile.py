@@ -17,7 +17,7 @@ from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 
-AXES = {
+AXES = {  # labels of an operator's axes, in the order of the text
     "tokens": "tokens",
     "seqs": "sequences",
     "chunk": "chunk",
@@ -34,8 +34,7 @@ AXES = {
     "gpus": "gpus",
     "bytes": "bytes",
 }
-"""Labels of an operator's axes, in the order of the text."""
-PANELS: dict[str, tuple[str, ...]] = {
+PANELS: dict[str, tuple[str, ...]] = {  # operators over tokens that share a figure
     "Matrix products": (
         "qkv projection", "output projection", "mlp up", "mlp down", "lm head", "latent projection",
         "query projection", "kv up-projection", "router", "experts up", "experts down", "fused moe",
@@ -46,7 +45,6 @@ PANELS: dict[str, tuple[str, ...]] = {
         "expert activation", "shared activation", "embedding", "final norm", "sampler", "host",
     ),
 }  # fmt: skip
-"""Operators over tokens that share a figure."""
 ROOFLINE_GROUPS = {
     "Matrix products and small kernels": ("layer", "first", "head"),
     "Prefill attention": ("prefill",),
@@ -54,10 +52,9 @@ ROOFLINE_GROUPS = {
     "Mixed attention": ("mixed",),
     "GEMM": ("gemm",),
 }
-LINES = 7
-"""Largest number of lines of a figure."""
-MIN_POINTS = 3
-"""Smallest number of points of a line."""
+VIEW_FIELDS = ("operator", "tp", "dtype", "points", "axes", "seconds", "spread", "gaps", "median", "best")
+LINES = 7  # largest number of lines of a figure
+MIN_POINTS = 3  # smallest number of points of a line
 MAX_CURVE_POINTS, MAX_MAP_POINTS, MAX_ROOFLINE_POINTS = 120, 1500, 250
 
 
@@ -85,12 +82,7 @@ def _shard(view: OperatorView) -> str:
 
 
 def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = "") -> None:
-    """Write a self-contained page of a profile.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a profile; raise MissingExtraError or OutputError."""
     metadata = view.profile.metadata
     parts = [metadata.gpu, metadata.model or "kernels of no model", metadata.engine, f"from {metadata.source}"]
     parts += [f"measured {metadata.measured}"] if metadata.measured else []
@@ -138,7 +130,6 @@ def _gap_rows(operators: Sequence[OperatorView]) -> list[tuple[Sequence[str], st
 
 
 def _figures(view: ProfileView) -> dict[str, list[Figure]]:
-    """Return figures by section: "tokens", "attention", "kernels", "roofline" and "maps"."""
     attention, kernels, maps = [], [], []
     for one in view.operators:
         part = OPERATOR_PARTS[one.operator]
@@ -255,8 +246,7 @@ def _lines(rows: Profile, part: str) -> tuple[npt.NDArray[Any], str, list[str]]:
 
 
 def _mean_context(kv_tokens: Array, seqs: Array) -> Array:
-    mean: Array = np.rint(kv_tokens / np.maximum(seqs, 1))
-    return mean
+    return np.asarray(np.rint(kv_tokens / np.maximum(seqs, 1)))
 
 
 def _only_number(name: str) -> int:
@@ -287,7 +277,6 @@ def _map_figure(view: ProfileView, one: OperatorView) -> Figure:
 
 
 def _roofline(view: ProfileView) -> list[Figure]:
-    """Return a figure of FLOP/s over FLOPs per byte: a point per row, under the roofs of the data sheet."""
     work = view.work
     if work is None:
         return []
@@ -314,23 +303,13 @@ def _roofline(view: ProfileView) -> list[Figure]:
 
 def profile_json(view: ProfileView) -> str:
     """Return the text of a JSON file that describes a profile's operators."""
-    operators: list[Mapping[str, Any]] = [
-        {
-            "operator": one.operator,
-            "tp": one.tp,
-            "dtype": one.dtype,
-            "points": len(one.rows),
-            "axes": one.axes,
-            "seconds": one.seconds,
-            "spread": one.spread,
-            "gaps": [{name: [low, high] for name, low, high in gap.axes} for gap in one.gaps],
-            "median": one.median,
-            "best": one.best,
-        }
-        for one in view.operators
-    ]
-    fields = {"metadata": view.profile.metadata, "rows": len(view.profile), "operators": operators}
-    return json_text("profile_view", fields)
+    operators: list[Mapping[str, Any]] = []
+    for one in view.operators:
+        gaps = [{name: [low, high] for name, low, high in gap.axes} for gap in one.gaps]
+        fields = vars(one) | {"points": len(one.rows), "gaps": gaps}
+        operators.append({name: fields[name] for name in VIEW_FIELDS})
+    described = {"metadata": view.profile.metadata, "rows": len(view.profile), "operators": operators}
+    return json_text("profile_view", described)
 
 
 def check_json(found: ProfileCheck) -> str:

@@ -13,8 +13,7 @@ from lengthwise.cost import FitReport
 from lengthwise.schema.cost_tables import CostTables
 
 REGIONS = ("inside", "small", "medium", "large", "out_of_range")
-_DECIMAL_BELOW = 0.02
-"""Percentages of at least this share are printed without decimals."""
+_DECIMAL_BELOW = 0.02  # percentages of at least this share are printed without decimals
 
 
 def fit_table(title: str, report: FitReport) -> Table:

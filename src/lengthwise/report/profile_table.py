@@ -45,14 +45,12 @@ def profile_notes(view: ProfileView) -> list[str]:
     if any(operator.best for operator in view.operators):
         return notes
     if view.work is None:
-        return [
-            *notes,
-            f"note: no roofline: the catalog has no GPU {metadata.gpu!r}; give it (--gpu NAME or FILE.toml)",
-        ]
-    if metadata.model:
-        hint = "give it (--model NAME or config.json)"
-        return [*notes, f"note: no roofline: the catalog has no model {metadata.model!r}; {hint}"]
-    return notes
+        missing = f"GPU {metadata.gpu!r}; give it (--gpu NAME or FILE.toml)"
+    elif metadata.model:
+        missing = f"model {metadata.model!r}; give it (--model NAME or config.json)"
+    else:
+        return notes
+    return [*notes, f"note: no roofline: the catalog has no {missing}"]
 
 
 def check_cells(found: ProfileCheck) -> list[list[str]]:

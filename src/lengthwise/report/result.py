@@ -16,31 +16,18 @@ from lengthwise.schema.records import Records
 
 @dataclass(frozen=True)
 class Result:
-    """One variant: its numbers, the records its curves are drawn from, and what ran.
+    """One variant: its numbers, the records its curves are drawn from, and what ran."""
 
-    Attributes:
-        name: Unique in a report.
-        summary: Numbers over all seeds.
-        records: One run, which curves and timelines show.
-        deployment: What ran; None where a real engine was measured.
-        scenario_text: The scenario as TOML, shown verbatim; may be empty.
-        summaries: One per seed. Variants with the same seeds are compared in pairs, which resolves smaller differences.
-        notes: Sentences that limit the trust in the numbers, for example extrapolated costs.
-        out_of_range: Where runs left the range of the measurements behind the cost tables.
-        model_draws: Runs under perturbed cost tables, behind the model intervals.
-        engine: What is known of a measured engine, by label.
-    """
-
-    name: str
-    summary: Summary
-    records: Records
-    deployment: Deployment | None
-    scenario_text: str = ""
-    summaries: Sequence[Summary] = ()
-    notes: Sequence[str] = ()
-    out_of_range: Sequence[Beyond] = ()
-    model_draws: int = 0
-    engine: Mapping[str, str] = field(default_factory=dict)
+    name: str  # unique in a report
+    summary: Summary  # numbers over all seeds
+    records: Records  # one run, which curves and timelines show
+    deployment: Deployment | None  # what ran; None where a real engine was measured
+    scenario_text: str = ""  # the scenario as TOML, shown verbatim; may be empty
+    summaries: Sequence[Summary] = ()  # one per seed; variants with the same seeds are compared in pairs
+    notes: Sequence[str] = ()  # sentences that limit the trust in the numbers, for example extrapolated costs
+    out_of_range: Sequence[Beyond] = ()  # where runs left the range of the measurements behind the cost tables
+    model_draws: int = 0  # runs under perturbed cost tables, behind the model intervals
+    engine: Mapping[str, str] = field(default_factory=dict)  # what is known of a measured engine, by label
 
 
 def check_results(results: list[Result]) -> None:
@@ -106,7 +93,6 @@ def workload(result: Result) -> str:
 
 
 def _lengths(table: Any) -> str:
-    """Return the kind and the numbers of a length distribution."""
     if not isinstance(table, dict):
         return str(table)
     numbers = [f"{key} {value:g}" for key, value in table.items() if isinstance(value, int | float)]

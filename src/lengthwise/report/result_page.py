@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from lengthwise.metrics import difference
+from lengthwise.report import summary_table
 from lengthwise.report.binding import binding_of, bound_by
-from lengthwise.report.curves import CDFS, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
+from lengthwise.report.curves import LATENCIES, Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
-from lengthwise.report.headline import METRICS, MIN_SHARE, NEITHER, Row, latency_unit, paired, rows
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import deployment_facts
 from lengthwise.report.result import Result, check_results, hardware, slo_text, title, workload
-from lengthwise.report.summary_table import counts_note, intervals_note, model_note, notes_of
+from lengthwise.report.summary_table import METRICS, MIN_SHARE, NEITHER, Row
 from lengthwise.schema.estimate import Estimate
 
 CARDS = {
@@ -34,7 +34,7 @@ PANELS = {
     "kv": ("KV cache", "share of blocks in use", ".0%"),
     "output": ("Output", "tokens/s", ""),
 }
-PARTS = {
+PARTS = {  # parts of the time, in the order of the bars
     "linear": "Linear layers",
     "prefill_attention": "Prefill attention",
     "decode_attention": "Decode attention",
@@ -46,8 +46,7 @@ PARTS = {
     "host": "Host",
     "idle": "Idle",
 }
-"""Parts of the time, in the order of the bars."""
-METADATA = {
+METADATA = {  # labels of what ran
     "model": "Model",
     "gpu": "GPU",
     "gpus": "GPUs",
@@ -64,38 +63,28 @@ METADATA = {
     "binning": "Bins",
     "max_wait_s": "Longest wait, s",
     "batch_wait_s": "Longest wait in a bin, s",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "max_model_len": "max_model_len",
+    **{name: name for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")},
     "kv_blocks": "KV blocks",
     "block_size_tokens": "Block size",
     "price_per_hour_usd": "$ per hour",
     "cost_source": "Cost model",
 }
-"""Labels of what ran."""
-LISTED = 3
-"""So many different workloads or SLOs are spelled out in the header."""
+SHOWN_LATENCIES = ("ttft", "tbt", "tpot", "jct")
+LISTED = 3  # so many different workloads or SLOs are spelled out in the header
 TOTAL_POINTS = 2400
 """Points of a figure over all variants: curves of many variants get fewer points each, which bounds the page's size."""
 
 
 def write_html(path: Path | str, results: list[Result]) -> None:
-    """Write a self-contained page of all variants: numbers, latencies, the run over time, bottlenecks.
-
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of all variants; raise InputError if names repeat, MissingExtraError, OutputError."""
     check_results(results)
     drawn = figures(results)
     shared, differing = _what_ran(results)
-    model = model_note(results)
-    bindings = [binding_of(result) for result in results]
-    verdicts = [
-        {"name": r.name, "binding": b, "by": bound_by(b).capitalize(), "counts": counts_note(r.summary.counts)}
-        for r, b in zip(results, bindings, strict=True)
-    ]
+    intervals, model = f"{capitalized(summary_table.intervals_note(results))}.", summary_table.model_note(results)
+    verdicts = []
+    for r in results:
+        binding, counts = binding_of(r), summary_table.counts_note(r.summary.counts)
+        verdicts.append({"name": r.name, "binding": binding, "by": bound_by(binding).capitalize(), "counts": counts})
     write_page(
         path,
         "result",
@@ -103,13 +92,13 @@ def write_html(path: Path | str, results: list[Result]) -> None:
         heading=title(results),
         metadata=_header(results),
         results=results,
-        notes=notes_of(results),
-        intervals=f"{capitalized(intervals_note(results))}. {f'{model}; shaded on the bars.' if model else ''}".strip(),
+        notes=summary_table.notes_of(results),
+        intervals=f"{intervals} {model}; shaded on the bars." if model else intervals,
         cards=_cards(results),
         verdicts=verdicts,
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
         parts=[(part["part"], part["label"]) for figure in drawn["shares"] for part in figure["parts"]],
-        rows=rows(results),
+        rows=summary_table.rows(results),
         differences=_differences(results),
         shared=shared,
         differing=differing,
@@ -117,8 +106,6 @@ def write_html(path: Path | str, results: list[Result]) -> None:
 
 
 def _header(results: Sequence[Result]) -> list[str]:
-    """Return hardware, workload, SLOs, variants, seeds and requests."""
-
     def distinct(texts: Iterable[str], noun: str) -> str:
         different = list(dict.fromkeys(filter(None, texts)))
         return " / ".join(different) if len(different) <= LISTED else f"{len(different)} {noun}"
@@ -138,10 +125,9 @@ def _header(results: Sequence[Result]) -> list[str]:
 
 
 def _cards(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return the headline metrics, each with one bar per variant."""
-    shown = {row.metric.key: row for row in rows(results)}
+    shown = {row.metric.key: row for row in summary_table.rows(results)}
     titles = dict(CARDS)
-    if "rates.goodput" not in shown and "rates.requests" in shown:
+    if "rates.goodput" not in shown:
         titles = {("rates.requests" if k == "rates.goodput" else k): v for k, v in CARDS.items()}
         titles["rates.requests"] = "Requests"
     return [
@@ -177,7 +163,7 @@ def _bars(row: Row, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def _differences(results: Sequence[Result]) -> list[list[str | TableCell]]:
     """Return paired differences from the first variant, a row per metric; empty without common seeds."""
-    if not paired(results):
+    if not summary_table.paired(results):
         return []
     first, *others = results
     gaps = [difference(r.summaries, first.summaries, relative=True) for r in others]
@@ -200,7 +186,6 @@ def _difference(gap: Estimate, better: int) -> str | TableCell:
 
 
 def _what_ran(results: Sequence[Result]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return (label, value) of what all variants share, and rows of what differs."""
     properties = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
     labels = {name: name for r in results for name in r.engine} | (METADATA if any(properties) else {})
     shared, differing = [], []
@@ -247,7 +232,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
         if any(s[part].value > 0 for s in shares.values())
     ]
     return {
-        "latency": [f for name in CDFS if (f := _cdf(results, name, at))["curves"]],
+        "latency": [f for name in SHOWN_LATENCIES if (f := _cdf(results, name, at))["curves"]],
         "time": time_panels,
         "shares": [{"id": "shares", "kind": "shares", "title": "", "names": list(shares), "parts": parts}]
         * bool(shares),
@@ -255,14 +240,15 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
 
 
 def _cdf(results: Sequence[Result], name: str, at: np.ndarray) -> Figure:
-    scale, unit = latency_unit(name, results)
-    curves = {i: curve for i, r in enumerate(results) if (curve := quantile_curve(r, name, at)) is not None}
+    key = f"{name}_s"
+    scale, unit = summary_table.latency_unit(key, results)
+    curves = {i: curve for i, r in enumerate(results) if (curve := quantile_curve(r.records, name, at)) is not None}
     goodputs = (r.summary.goodput for r in results)
-    limits = {g.slo.limits[name] for g in goodputs if g is not None and name in g.slo.limits}
+    limits = {g.slo.limits[key] for g in goodputs if g is not None and key in g.slo.limits}
     return {
-        "id": f"cdf-{name.removesuffix('_s')}",
+        "id": f"cdf-{name}",
         "kind": "cdf",
-        "title": CDFS[name],
+        "title": LATENCIES[name],
         "unit": unit,
         "log": bool(curves) and needs_log_axis(np.concatenate(list(curves.values()))),
         "y": json_numbers(at),

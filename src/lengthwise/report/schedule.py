@@ -6,28 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lengthwise.report import schedule_text as text
 from lengthwise.report.curves import Figure, json_number, json_numbers
 from lengthwise.report.formatting import UNKNOWN, amount, percent, seconds
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.schedule_text import (
-    DRIFT_HEADS,
-    OTHER_HEADS,
-    SIDE_HEADS,
-    SPREAD_HEADS,
-    drift_cells,
-    other_cells,
-    sentences,
-    side_cells,
-    spread_cells,
-    watch_sentences,
-)
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.schedule import SYSTEM_NAMES, FrontPoint, SchedulePlan, ScheduleRow, Watched
 
-STRATEGIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}
-"""Colours of the strategies."""
-OTHERS = {
+STRATEGIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}  # colours of the strategies
+OTHERS = {  # colours and dashes of other systems
     "fastertransformer": (4, "dot"),
     "deepspeed-inference": (4, "dash"),
     "orca": (5, "dot"),
@@ -36,7 +24,6 @@ OTHERS = {
     "vllm-v1": (3, "dot"),
     "vllm-v1-disaggregated": (3, "dash"),
 }
-"""Colours and dashes of other systems."""
 WRAPPED_HEADS = {"best seen", "why not", "re-planned", "best that meets the bound"}
 """Columns of words, which break into lines so that the last column stays visible."""
 YIELD_NAMES = (
@@ -45,12 +32,7 @@ YIELD_NAMES = (
 
 
 def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
-    """Write a self-contained page: the answer, frontier, timeline, other strategies and systems, drift.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a self-contained page of a schedule; raise MissingExtraError or OutputError."""
     static = plan.static.words if plan.static else "static batching: no batch meets the bound"
     yields = zip(YIELD_NAMES, _yield_cells(plan.chosen), _yield_cells(plan.static), strict=True)
     write_page(
@@ -59,13 +41,13 @@ def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
         data=figures(plan),
         heading=plan.name or "Which schedule",
         metadata=list(plan.metadata.values()),
-        answers=sentences(plan),
+        answers=text.sentences(plan),
         breakpoints=[(f"from {seconds(kink.bound_s)}", kink.words) for kink in plan.breakpoints],
         chosen=(("", plan.chosen.words, static), list(yields)),
-        spreads=_table(SPREAD_HEADS, [spread_cells(spread) for spread in plan.spreads]),
-        sides=_table(SIDE_HEADS, [side_cells(side) for side in plan.sides]),
-        others=_table(OTHER_HEADS, [other_cells(other, plan.chosen) for other in plan.others]),
-        drift=_table(DRIFT_HEADS, [drift_cells(row, plan.bound_s) for row in plan.drift]),
+        spreads=_table(text.SPREAD_HEADS, [text.spread_cells(spread) for spread in plan.spreads]),
+        sides=_table(text.SIDE_HEADS, [text.side_cells(side) for side in plan.sides]),
+        others=_table(text.OTHER_HEADS, [text.other_cells(other, plan.chosen) for other in plan.others]),
+        drift=_table(text.DRIFT_HEADS, [text.drift_cells(row, plan.bound_s) for row in plan.drift]),
         reload=(
             f"Loading weights takes {seconds(plan.redeploy.dram_s)} from host memory and "
             f"{seconds(plan.redeploy.ssd_s)} from drives ({plan.redeploy.source}); a change of B_E or N_D "
@@ -87,10 +69,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequenc
     """Return heads and rows; columns of words wrap, but not within "B_E = 52" and "2 x TP 4"."""
     space = "\N{NO-BREAK SPACE}"
 
-    def cell(head: str, text: str) -> str | TableCell:
+    def cell(head: str, words: str) -> str | TableCell:
         if head not in WRAPPED_HEADS:
-            return text
-        fixed = text.replace(" = ", f"{space}={space}").replace(" x TP ", f"{space}x{space}TP{space}")
+            return words
+        fixed = words.replace(" = ", f"{space}={space}").replace(" x TP ", f"{space}x{space}TP{space}")
         return TableCell(fixed, css="words")
 
     return heads, [[row[0], *map(cell, heads[1:], row[1:])] for row in rows]
@@ -135,25 +117,14 @@ def _mark(row: ScheduleRow, latency_s: float) -> Figure:
 
 
 def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[str] | None = None) -> None:
-    """Write everything that is known about a choice to a JSON file.
-
-    Args:
-        answer: The choice in sentences; None: as the command prints it.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write a choice, with ``answer`` (None: as the command prints it), to a JSON file; raise OutputError."""
     fields = plain(plan)
     fields["front"] = [{"strategy": strategy, "points": points} for strategy, points in fields["front"]]
-    answer = sentences(plan) if answer is None else answer
+    answer = text.sentences(plan) if answer is None else answer
     write_whole(path, json_text("schedule", {"answer": answer, **fields}).encode())
 
 
 def write_watched_json(path: Path | str, report: Watched) -> None:
-    """Write everything that a replay found to a JSON file.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    fields = {"answer": watch_sentences(report), **plain(report), "late": report.late}
+    """Write everything that a replay found to a JSON file; raise OutputError if it cannot be written."""
+    fields = {"answer": text.watch_sentences(report), **plain(report), "late": report.late}
     write_whole(path, json_text("schedule_watch", fields).encode())

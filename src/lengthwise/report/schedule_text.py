@@ -6,19 +6,8 @@ import math
 from collections.abc import Sequence
 
 from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, percent, seconds, span
-from lengthwise.schema.schedule import (
-    SYSTEM_NAMES,
-    Adaptation,
-    Change,
-    DriftRow,
-    LengthFacts,
-    OtherSystem,
-    SchedulePlan,
-    ScheduleRow,
-    ScheduleSide,
-    Spread,
-    Watched,
-)
+from lengthwise.schema import schedule
+from lengthwise.schema.schedule import SYSTEM_NAMES, DriftRow, OtherSystem, SchedulePlan, ScheduleRow, Spread
 
 OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "x chosen")
 SPREAD_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound met in")
@@ -30,8 +19,7 @@ SPREAD_CAUSES = {
     "lengths": "the {requests:,} requests behind the lengths are sampled again",
     "costs": "costs have the estimated errors",
 }
-SIMILAR_NEIGHBOURS = 0.15
-"""Rank correlation of consecutive requests from which a watch's false-alarm probability no longer holds."""
+SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours that voids a watch's false-alarm probability
 
 
 def sentences(plan: SchedulePlan) -> list[str]:
@@ -65,7 +53,6 @@ def sentences(plan: SchedulePlan) -> list[str]:
 
 
 def _other_sentences(plan: SchedulePlan) -> list[str]:
-    """Compare the choice with other systems on the same GPUs: faster, not significantly different, slower."""
     own = plan.chosen.throughput_rps
     found = sorted(((other, other.best) for other in plan.others if other.best), key=lambda one: -one[1].throughput_rps)
 
@@ -97,7 +84,6 @@ def _other_sentences(plan: SchedulePlan) -> list[str]:
 
 
 def _spread_sentence(spread: Spread, plan: SchedulePlan) -> str:
-    """Return how far off the chosen schedule may be by one source of error."""
     latency_s = spread.latency_high_s if plan.worst_case else spread.latency_s
     text = (
         f"If {SPREAD_CAUSES[spread.source].format(requests=spread.requests)}: {_interval(spread.throughput_rps)} "
@@ -118,7 +104,6 @@ def _interval(ends: tuple[float, float]) -> str:
 
 
 def _search_sentence(plan: SchedulePlan) -> str:
-    """Return how many schedules were evaluated, and how certain it is that none is better."""
     if plan.evaluated >= plan.points:
         return f"All {plan.points:,} schedules were evaluated; none has a higher throughput."
     text = f"{plan.evaluated:,} of {plan.points:,} schedules were evaluated"
@@ -127,10 +112,8 @@ def _search_sentence(plan: SchedulePlan) -> str:
     more = "a higher throughput" if plan.gap < 0.0005 else f"over {100 * plan.gap:.1f} % more throughput"
     if all(side.at_most_proved for side in plan.sides if side.evaluated):
         return f"{text}; as far as the estimates are monotone, none has {more}."
-    return (
-        f"{text}; by the bounds of the search none has {more}. This is not proved: RRA's estimates are not monotone "
-        "for short phases, so these were evaluated as well."
-    )
+    hint = "This is not proved: RRA's estimates are not monotone for short phases, so these were evaluated as well."
+    return f"{text}; by the bounds of the search none has {more}. {hint}"
 
 
 def _drift_sentences(plan: SchedulePlan) -> list[str]:
@@ -207,7 +190,7 @@ def spread_cells(spread: Spread) -> list[str]:
     ]
 
 
-def side_cells(side: ScheduleSide) -> list[str]:
+def side_cells(side: schedule.ScheduleSide) -> list[str]:
     """Return the cells of a strategy and degree under ``SIDE_HEADS``."""
     limit_rps = side.at_most_rps
     at_most = amount(limit_rps) if math.isfinite(limit_rps) and limit_rps > 0 else UNKNOWN
@@ -237,7 +220,7 @@ def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
     ]
 
 
-def watch_sentences(report: Watched) -> list[str]:
+def watch_sentences(report: schedule.Watched) -> list[str]:
     """Return what was watched, whether lengths changed, and the effect of not adapting."""
     planned = report.planned
     cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
@@ -264,16 +247,14 @@ def watch_sentences(report: Watched) -> list[str]:
             "that lengths may change further; --margin 0 uses them."
         )
     if math.isfinite(report.bound_s):
-        made.append(
-            f"With the first schedule unchanged, about {report.late:,.0f} requests would have taken longer than "
-            f"{report.bound_s:g} s."
-        )
+        detail = f"about {report.late:,.0f} requests would have taken longer than {report.bound_s:g} s."
+        made.append(f"With the first schedule unchanged, {detail}")
     deployed = "the first schedule" if report.deployed == planned else report.deployed.words
     evidence = f"evidence for another change: {amount(report.evidence)} of {threshold}"
     return [*made, f"At the end, {deployed} runs; {evidence}."]
 
 
-def adaptation_sentences(one: Adaptation) -> list[str]:
+def adaptation_sentences(one: schedule.Adaptation) -> list[str]:
     """Return one alarm, the effect of not adapting, and what was done."""
     change, elsewhere = one.change, one.change.elsewhere
     when = f"Request {one.request:,} ({seconds(one.at_s)})" if one.at_s else f"Request {one.request:,}"
@@ -292,8 +273,7 @@ def adaptation_sentences(one: Adaptation) -> list[str]:
     return made
 
 
-def _unchanged(change: Change) -> str:
-    """Return the effect of leaving the schedule as it is."""
+def _unchanged(change: schedule.Change) -> str:
     if change.retained is None:
         limit = "the memory" if math.isinf(change.kept_held_s) else "the concurrency limit"
         return f"The running schedule would exceed {limit}."
@@ -306,8 +286,7 @@ def _unchanged(change: Change) -> str:
     return f"Unchanged: {rate}, bound {change.bound_s:g} s {state}; {late}."
 
 
-def _done(change: Change) -> str:
-    """Return whether the schedule was changed, to which one, and the reason."""
+def _done(change: schedule.Change) -> str:
     if change.new is None:
         return f"Not changed: {change.cause}."
     margin = ""
@@ -325,8 +304,6 @@ def _repaid(repaid_s: float) -> str:
     return f", repaid after {seconds(repaid_s)}" if 0 < repaid_s < math.inf else ""
 
 
-def _lengths(lengths: LengthFacts) -> str:
-    return (
-        f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, outputs {lengths.output_mean:.0f} "
-        f"{PLUS_MINUS} {lengths.output_sd:.0f} tokens"
-    )
+def _lengths(lengths: schedule.LengthFacts) -> str:
+    detail = f"outputs {lengths.output_mean:.0f} {PLUS_MINUS} {lengths.output_sd:.0f} tokens"
+    return f"prompts {lengths.prompt_mean:.0f} {PLUS_MINUS} {lengths.prompt_sd:.0f}, {detail}"

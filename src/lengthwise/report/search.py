@@ -3,69 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from lengthwise.report import search_text as text
 from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.search_text import (
-    MONTH_H,
-    NO_ANSWER,
-    Quantity,
-    axis_labels,
-    check_study,
-    effort_text,
-    estimate_text,
-    in_order,
-    limit_text,
-    metric_name,
-    miss_text,
-    nearest_misses,
-    objective_head,
-    objective_text,
-    quantity,
-    rank_text,
-    scale,
-    setting_text,
-    simulated,
-    swap_ratios,
-    value_texts,
-)
+from lengthwise.report.search_text import MONTH_H, Quantity, quantity
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.plan import Choice, Plan, Point, Status, Study
+from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
 
-BARS = 6
-"""So many of the ranking are drawn next to the answer."""
-NAMED = 4
-"""So many tied configurations and reasons are named."""
-LISTED = 1000
-"""So many rejected or pruned configurations are listed; the table of reasons counts all."""
+BARS = 6  # so many of the ranking are drawn next to the answer
+NAMED = 4  # so many tied configurations and reasons are named
+LISTED = 1000  # so many rejected or pruned configurations are listed; the table of reasons counts all
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
-INFINITE = 1e300
-"""Stands for infinity, which JSON does not have."""
+INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
 """What an objective follows from at any load; other objectives are only known at the operating point."""
 
 
 def write_search_html(path: Path | str, study: Study) -> None:
-    """Write a self-contained page: the answer and its reasons, cost against latency, every configuration.
-
-    Readers can move limits on the page, which then finds the best configuration among the simulated loads.
-
-    Raises:
-        InputError: There is no plan, or two share a name.
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
-    check_study(study)
+    """Write a self-contained page; raise InputError if names repeat, MissingExtraError or OutputError."""
+    text.check_study(study)
     plans = study.plans
     first, *others = (plan.metadata for plan in plans)
-    shared = {key: text for key, text in first.items() if all(metadata.get(key) == text for metadata in others)}
+    shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
     objectives = dict.fromkeys(plan.objective.label for plan in plans)
     questions = [f"{len(plans)} questions"] if len(plans) > 1 else []
     candidates = sum(plan.effort.candidates for plan in plans)
@@ -86,32 +53,27 @@ def write_search_html(path: Path | str, study: Study) -> None:
 
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
-    """Return the card of a plan: its question, and the best configuration or the nearest misses."""
-    own = [str(text) for key, text in plan.metadata.items() if key not in shared]
-    card: dict[str, Any] = {
-        "name": plan.name,
-        "question": [*own, *map(limit_text, plan.limits)],
-        "effort": effort_text(plan.effort),
-        "best": plan.best,
-    }
-    best = plan.best
+    own = [str(value) for key, value in plan.metadata.items() if key not in shared]
+    question = [*own, *map(text.limit_text, plan.limits)]
+    card: dict[str, Any] = {"name": plan.name, "question": question, "effort": text.effort_text(plan.effort)}
+    best = card["best"] = plan.best
     if best is None:
         regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
         return card | {
-            "no_answer": NO_ANSWER,
-            "misses": [(miss.choice.name, miss_text(miss)) for miss in nearest_misses(plan)],
+            "no_answer": text.NO_ANSWER,
+            "misses": [(miss.choice.name, text.miss_text(miss)) for miss in text.nearest_misses(plan)],
             "reasons": [(f"{region.count:,}", region.name, region.example) for region in regions],
         }
-    value, half = value_texts(best.objective)
+    value, half = text.value_texts(best.objective)
     key_values = {
         "GPUs": f"{best.gpus:,}",
         "Per hour": f"{DOLLARS}{best.price_per_hour_usd:,.2f}",
         f"Per month of {MONTH_H} h": f"{DOLLARS}{best.price_per_hour_usd * MONTH_H:,.0f}",
     }
     if math.isfinite(best.capacity_rps.value):
-        key_values["Capacity"] = f"{estimate_text(best.capacity_rps)} requests/s"
+        key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
     if best.binds:
-        key_values["Bound by"] = metric_name(best.binds)
+        key_values["Bound by"] = text.metric_name(best.binds)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
     more = f" and {len(tied) - NAMED:,} more" if len(tied) > NAMED else ""
     tied_text = f"Tied with it, within the intervals: {', '.join(tied[:NAMED])}{more}." if tied else ""
@@ -129,7 +91,6 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
 
 
 def _bars(plan: Plan) -> list[dict[str, Any]]:
-    """Return the first configurations of the ranking as bars with their intervals."""
     first = [(i, c) for i, c in enumerate(plan.choices[:BARS]) if math.isfinite(c.objective.value)]
     ends = (c.objective.high if c.objective.has_interval else c.objective.value for _, c in first)
     largest = max(ends, default=1.0)
@@ -142,9 +103,9 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
         o, leads = choice.objective, i < max(plan.tied, 1)
         bars.append(
             {
-                "rank": rank_text(plan, i),
+                "rank": text.rank_text(plan, i),
                 "name": choice.name,
-                "value": value_texts(o)[0],
+                "value": text.value_texts(o)[0],
                 "width": share(o.value),
                 "colour": "var(--good)" if leads else "var(--faint)",
                 "spans": [("whisker", share(o.low), share(o.high) - share(o.low))] if o.half_width > 0 else [],
@@ -164,16 +125,15 @@ def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
             return "breaks a limit", "worse", 0.0
         return f"{ratio:.2f} {TIMES}", "", min(60.0, max(0.0, 60 * math.log2(ratio))) if ratio > 0 else 0.0
 
-    return [(p.name, list(map(cell, row))) for p, row in zip(study.plans, swap_ratios(study), strict=True)]
+    return [(p.name, list(map(cell, row))) for p, row in zip(study.plans, text.swap_ratios(study), strict=True)]
 
 
 def _listing(plan: Plan) -> dict[str, Any]:
-    """Return the tables of a plan: simulated configurations, reasons of exclusion, and excluded configurations."""
-    ran = simulated(plan)
+    ran = text.simulated(plan)
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
-    scales = [scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
+    scales = [text.scale(quantity(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
     limit_heads = [f"{quantity(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
-    heads = ["configuration", "rank", "GPUs", "$/h", "$/month", objective_head(plan.objective)]
+    heads = ["configuration", "rank", "GPUs", "$/h", "$/month", text.objective_head(plan.objective)]
     rows: list[tuple[bool, Row]] = []
     for index, choice in ran:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
@@ -183,28 +143,28 @@ def _listing(plan: Plan) -> dict[str, Any]:
             estimates.append((Estimate(e.value * factor, e.half_width * factor), css))
         cells: Row = [
             choice.name,
-            _sortable(index, rank_text(plan, index)),
+            _sortable(index, text.rank_text(plan, index)),
             _sortable(choice.gpus, f"{choice.gpus:,}"),
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
-            *(_sortable(estimate.value, *value_texts(estimate), css=css) for estimate, css in estimates),
-            metric_name(choice.binds) or UNKNOWN,
+            *(_sortable(estimate.value, *text.value_texts(estimate), css=css) for estimate, css in estimates),
+            text.metric_name(choice.binds) or UNKNOWN,
             _sortable(choice.simulations, f"{choice.simulations:,}"),
         ]
         rows.append((choice.status is Status.SCOUTED, cells))
-    labels = axis_labels(plan.axes)
+    labels = text.axis_labels(plan.axes)
     regions = []
     for region in sorted(plan.regions, key=lambda r: -r.count):
         shared = "; ".join(
-            f"{labels.get(key, key)}: {', '.join(map(setting_text, values))}" for key, values in region.settings.items()
+            f"{labels.get(key, key)}: {', '.join(map(text.setting_text, values))}"
+            for key, values in region.settings.items()
         )
         regions.append([region.name, f"{region.count:,}", shared or UNKNOWN, region.example])
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
     reasons = []
     for choice in excluded[:LISTED]:
-        bound = (
-            f" (bound: {objective_text(plan.objective, Estimate(choice.bound))})" if math.isfinite(choice.bound) else ""
-        )
+        value = f"{text.estimate_text(Estimate(choice.bound))} {plan.objective.unit}".strip()
+        bound = f" (bound: {value})" if math.isfinite(choice.bound) else ""
         reasons.append([choice.name, choice.status.value, f"{choice.reason or choice.region}{bound}"])
     return {
         "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
@@ -215,8 +175,8 @@ def _listing(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _sortable(value: float, text: str, interval: str = "", css: str = "") -> TableCell:
-    return TableCell(text, interval, css=css, sort=f"{value:.10g}" if math.isfinite(value) else "")
+def _sortable(value: float, shown: str, interval: str = "", css: str = "") -> TableCell:
+    return TableCell(shown, interval, css=css, sort=f"{value:.10g}" if math.isfinite(value) else "")
 
 
 def finite_number(value: float, digits: int = 5) -> float | None:
@@ -238,21 +198,18 @@ def usd_per_thousand(choice: Choice, point: Point) -> float:
 
 
 def _plan_columns(plan: Plan) -> dict[str, Any]:
-    """Return everything that the figures of a plan draw."""
     shown, without_numbers = [], []
     for i, choice in enumerate(plan.choices):
         if choice.at or choice.points or choice.status in (Status.RANKED, Status.SCOUTED):
             shown.append(i)
         else:
             without_numbers.append(choice)
-    metrics = [quantity(name) for name in in_order(n for c in plan.choices for p in load_curve(c) for n in p.values)]
-    labels = axis_labels(plan.axes)
-    values = {
-        key: list(
-            dict.fromkeys(map(setting_text, [*tried, *(c.settings[key] for c in plan.choices if key in c.settings)]))
-        )
-        for key, tried in plan.axes.items()
-    }
+    names = text.in_order(n for c in plan.choices for p in load_curve(c) for n in p.values)
+    labels = text.axis_labels(plan.axes)
+    values = {}
+    for key, tried in plan.axes.items():
+        used = (choice.settings[key] for choice in plan.choices if key in choice.settings)
+        values[key] = list(dict.fromkeys(map(text.setting_text, (*tried, *used))))
     # Frontiers and shifts name a choice by its key or, as tables do, by its name.
     places = {plan.choices[i].name: k for k, i in enumerate(shown)} | {
         plan.choices[i].key: k for k, i in enumerate(shown)
@@ -261,6 +218,11 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
     for s in plan.shifts:
         shifts[s.metric].append([finite_number(s.bound), finite_number(s.objective), places.get(s.choice, -1)])
     reasons, excluded = _excluded_counts(without_numbers, values)
+
+    def trade(t: Trade) -> list[Any]:
+        latency_s, cost_usd, rate_rps = map(finite_number, (t.latency_s, t.cost_usd, t.rate_rps))
+        return [latency_s, cost_usd, places.get(t.choice, -1), rate_rps]
+
     return {
         "name": plan.name,
         "objective": {
@@ -271,22 +233,11 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
         "live": LIVE.get(plan.objective.name, "own"),
         "limits": [{"metric": li.metric, "bound": li.bound, "atLeast": li.at_least} for li in plan.limits],
         "axes": [{"key": k, "label": labels[k], "values": v} for k, v in values.items()],
-        "metrics": [_metric(plan, metric) for metric in metrics],
-        "choices": [_choice(plan, i, metrics, values) for i in shown],
+        "metrics": [_metric(plan, quantity(name)) for name in names],
+        "choices": [_choice(plan, i, names, values) for i in shown],
         "reasons": reasons,
         "excluded": excluded,
-        "frontiers": {
-            name: [
-                [
-                    finite_number(t.latency_s),
-                    finite_number(t.cost_usd),
-                    places.get(t.choice, -1),
-                    finite_number(t.rate_rps),
-                ]
-                for t in trades
-            ]
-            for name, trades in plan.frontiers.items()
-        },
+        "frontiers": {name: list(map(trade, trades)) for name, trades in plan.frontiers.items()},
         "shifts": shifts,
         "best": 0 if plan.best else -1,
     }
@@ -295,11 +246,8 @@ def _plan_columns(plan: Plan) -> dict[str, Any]:
 def _excluded_counts(
     choices: Sequence[Choice], values: dict[str, list[str]]
 ) -> tuple[list[tuple[str, str]], dict[str, list[list[int]]]]:
-    """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them.
-
-    Returns:
-        (region, example) of each reason; and by "i,j" for axes i < j, rows of (value of i, value of j, reason, count).
-    """
+    """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them."""
+    # (region, example) of each reason; and by "i,j" for axes i < j rows of (value of i, value of j, reason, count).
     reasons: dict[tuple[str, str], int] = {}
     pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
     counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}
@@ -317,7 +265,7 @@ def _excluded_counts(
 def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
     """Return, for each axis, the index of the choice's value; -1 where it has none."""
     return [
-        texts.index(setting_text(choice.settings[key])) if key in choice.settings else -1
+        texts.index(text.setting_text(choice.settings[key])) if key in choice.settings else -1
         for key, texts in values.items()
     ]
 
@@ -326,50 +274,39 @@ def _metric(plan: Plan, metric: Quantity) -> dict[str, Any]:
     """Return a metric with a unit that suits most values: that of the upper quartile, not of the largest queue."""
     values = (p.value(metric.name) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
-    factor, unit = scale(metric, known[len(known) * 3 // 4 :][:1])
+    factor, unit = text.scale(metric, known[len(known) * 3 // 4 :][:1])
     return {"name": metric.name, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 
-def _choice(plan: Plan, index: int, metrics: Iterable[Quantity], values: dict[str, list[str]]) -> dict[str, Any]:
+def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list[str]]) -> dict[str, Any]:
     c = plan.choices[index]
     columns: dict[str, Any] = {
         "name": c.name,
         "gpus": c.gpus,
         "price": finite_number(c.price_per_hour_usd),
         "status": c.status.value,
-        "rank": rank_text(plan, index),
+        "rank": text.rank_text(plan, index),
         "settings": _settings(c, values),
         "objective": [finite_number(c.objective.value, 9), finite_number(c.objective.half_width, 9)],
     }
     curve = load_curve(c)
     if curve:
+        known = c.at.values if c.at else {}
+        points = []
+        for p in curve:
+            rate, usd, *numbers = map(finite_number, (p.rate_rps, usd_per_thousand(c, p), *(p.value(n) for n in names)))
+            points.append([rate, usd, int(p.satisfied), *numbers])
         columns |= {
-            "binds": metric_name(c.binds),
+            "binds": text.metric_name(c.binds),
             "at": curve.index(c.at) if c.at else -1,
-            "halves": [
-                finite_number(c.at.values[m.name].half_width) if c.at and m.name in c.at.values else None
-                for m in metrics
-            ],
-            "points": [
-                [
-                    finite_number(p.rate_rps),
-                    finite_number(usd_per_thousand(c, p)),
-                    int(p.satisfied),
-                    *(finite_number(p.value(m.name)) for m in metrics),
-                ]
-                for p in curve
-            ],
+            "halves": [finite_number(known[name].half_width) if name in known else None for name in names],
+            "points": points,
         }
     return columns
 
 
 def write_search_json(path: Path | str, study: Study) -> None:
-    """Write everything that a search found to a JSON file.
-
-    Raises:
-        InputError: There is no plan, or two share a name.
-        OutputError: The file cannot be written.
-    """
-    check_study(study)
+    """Write everything that a search found to a JSON file; raise InputError if names repeat, or OutputError."""
+    text.check_study(study)
     plans = [{"name": plan.name, "best": plan.best.key if plan.best else None, **plain(plan)} for plan in study.plans]
     write_whole(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())

@@ -5,29 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lengthwise.report.curves import LATENCY_NAMES
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, rounded
-from lengthwise.report.headline import LESS, MORE, NEITHER
 from lengthwise.report.result_page import METADATA
+from lengthwise.report.summary_table import LESS, MORE, NEITHER
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-LATENCIES = {
-    "ttft": "TTFT",
-    "tbt": "TBT",
-    "tpot": "TPOT",
-    "jct": "JCT",
-    "queueing_delay": "Queueing",
-    "normalized_latency": "Latency/token",
-}
-OTHERS = {
+OTHERS = {  # label, unit and better direction of metrics other than latencies
     "goodput": ("Within SLO", "share", MORE),
     "served": ("Served", "share", MORE),
     "requests_per_s": ("Requests", "1/s", MORE),
@@ -43,13 +36,9 @@ OTHERS = {
     "busy_share": ("Busy", "share", NEITHER),
     "preemptions_per_request": ("Preemptions/request", "", LESS),
 }
-"""Label, unit and better direction of metrics other than latencies."""
-LABELS = {**METADATA, "policy": "Scheduler"}
-"""Labels of settings, by the last part of their keys."""
-
+LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "p999", "max")
-MONTH_H = 730
-"""Hours in a month, as clouds bill them."""
+MONTH_H = 730  # hours in a month, as clouds bill them
 NO_ANSWER = "No tried configuration meets the limits."
 
 
@@ -66,14 +55,14 @@ class Quantity:
 def quantity(name: str) -> Quantity:
     """Return label, unit and direction of a metric; an unknown name is its own label."""
     family, _, statistic = name.partition(".")
-    if family in LATENCIES:
-        return Quantity(name, f"{LATENCIES[family]} {statistic}".strip(), "s", LESS)
+    if family in LATENCY_NAMES:
+        return Quantity(name, f"{LATENCY_NAMES[family]} {statistic}".strip(), "s", LESS)
     return Quantity(name, *OTHERS.get(name, (name.replace("_", " "), "", NEITHER)))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return metrics in the order of tables: latencies by family and statistic, then the others."""
-    families, others = list(LATENCIES), list(OTHERS)
+    families, others = list(LATENCY_NAMES), list(OTHERS)
 
     def place(name: str) -> tuple[int, int, int, str]:
         family, _, statistic = name.partition(".")
@@ -125,11 +114,6 @@ def estimate_text(estimate: Estimate) -> str:
 def objective_head(objective: Objective) -> str:
     """Return a column's head: the unit, or the label where another column has the same unit."""
     return objective.label if objective.unit in {"", "$/h", "GPUs"} else objective.unit
-
-
-def objective_text(objective: Objective, estimate: Estimate) -> str:
-    """Return an objective's value with interval and unit."""
-    return f"{estimate_text(estimate)} {objective.unit}".strip()
 
 
 def axis_labels(keys: Iterable[str]) -> dict[str, str]:
@@ -239,22 +223,12 @@ def miss_text(miss: Miss) -> str:
     )
 
 
-LIMIT_COLUMNS = 3
-"""So many limits have a column in a terminal."""
+LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
 REGIONS = 8
 
 
 def search_table(study: Study, *, top: int = 10) -> Group:
-    """Return each plan's question, its ``top`` configurations, the reasons for the best one, and what was excluded.
-
-    "=1" marks choices tied with the best, "~" scouted ones, "*" the binding limit.
-
-    Raises:
-        InputError: There is no plan, or two share a name.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
+    """Return the answers of a search for a terminal, ``top`` configurations each; raise InputError if names repeat."""
     check_study(study)
     parts: list[RenderableType] = []
     for plan in study.plans:
@@ -269,10 +243,6 @@ def search_table(study: Study, *, top: int = 10) -> Group:
 
 
 def _ranking(plan: Plan, top: int) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     rows, limits = simulated(plan)[:top], plan.limits[:LIMIT_COLUMNS]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in rows)
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
@@ -305,9 +275,6 @@ def _ranking(plan: Plan, top: int) -> Table:
 
 
 def _reasons(plan: Plan, best: Choice, top: int) -> Text:
-    """Return the legend of the table, the reasons for the best choice, what binds it, and other bounds."""
-    from rich.text import Text
-
     shown = [choice for _, choice in simulated(plan)]
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
@@ -330,8 +297,6 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
 
 def _shifts(plan: Plan) -> Iterator[Text]:
     """Yield, for each limit, the best objective by its bound; the requested bound is bold."""
-    from rich.text import Text
-
     for limit in plan.limits:
         moved: list[Shift] = [shift for shift in plan.shifts if shift.metric == limit.metric]
         if moved:
@@ -344,8 +309,6 @@ def _shifts(plan: Plan) -> Iterator[Text]:
 
 
 def _no_answer(plan: Plan) -> Text:
-    from rich.text import Text
-
     misses = (
         Text.assemble("Nearest: ", (miss.choice.name, "bold"), f", {miss_text(miss)}.") for miss in nearest_misses(plan)
     )
@@ -353,8 +316,6 @@ def _no_answer(plan: Plan) -> Text:
 
 
 def _excluded(plan: Plan) -> Text:
-    from rich.text import Text
-
     regions = sorted(plan.regions, key=lambda region: -region.count)
     lines = [
         Text.assemble("Excluded: ", (f"{r.count:,}", "bold"), f" {TIMES} {r.name}: ", (r.example, "dim"))
@@ -366,11 +327,6 @@ def _excluded(plan: Plan) -> Text:
 
 
 def _swaps(study: Study) -> Table:
-    """Return how many times worse the best choice of one question (row) is for another question (column)."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     made = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     made.add_column("best of \\ used for", overflow="fold")
     for plan in study.plans:

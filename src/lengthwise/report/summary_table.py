@@ -1,39 +1,183 @@
-"""The metrics table for a terminal."""
+"""The metrics table: which metrics, in which order, with unit and direction, and its form on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from lengthwise.metrics import Counts
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lengthwise.metrics import Counts, Hardware, Summary, difference
 from lengthwise.report.binding import Binding, binding_of, bound_by
-from lengthwise.report.formatting import buckets, capitalized
-from lengthwise.report.headline import Cell, rows
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, rounded, span
 from lengthwise.report.result import Result, check_results
+from lengthwise.schema.estimate import Estimate
 
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
+Read = Callable[[Summary], Estimate | None]
+Unit = Literal["s", "1/s", "share", "seqs", "usd", "J"]
 
-FEW_SEEDS = 3
-"""With fewer seeds, Student's t is above 4 and intervals are very wide."""
+LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a summary; a terminal shows the ``headline`` metrics, the page all."""
+
+    key: str
+    group: str
+    label: str
+    unit: Unit  # decides how the number is scaled
+    better: int  # a direction
+    read: Read
+    headline: bool = True
+
+
+def _latencies(field: str, label: str, headline: tuple[str, ...], more: tuple[str, ...] = ()) -> list[Metric]:
+    def read(name: str) -> Read:
+        return lambda s: getattr(getattr(s, field), name)
+
+    order = sorted((*headline, *more), key=("mean", "p50", "p90", "p99").index)
+    return [
+        Metric(f"{field}.{n}", "Latency", f"{label} {n}", "s", LESS, read(n), headline=n in headline) for n in order
+    ]
+
+
+def _rate(key: str, label: str, read: Read) -> Metric:
+    return Metric(f"rates.{key}", "Throughput", label, "1/s", MORE, read)
+
+
+def _hardware(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]) -> Metric:
+    return Metric(
+        f"hardware.{key}", "Hardware", label, unit, NEITHER, lambda s: None if s.hardware is None else read(s.hardware)
+    )
+
+
+def _cost(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]) -> Metric:
+    return replace(_hardware(key, label, unit, read), key=f"cost.{key}", group="Cost", better=LESS)
+
+
+METRICS: tuple[Metric, ...] = (
+    *_latencies("ttft_s", "TTFT", ("mean", "p50", "p99"), ("p90",)),
+    *_latencies("tpot_s", "TPOT", ("p50", "p99")),
+    *_latencies("tbt_s", "TBT", ("p50", "p99")),
+    *_latencies("jct_s", "JCT", ("mean", "p50", "p99")),
+    *_latencies("queueing_delay_s", "Queueing", ("mean",), ("p99",)),
+    *_latencies("normalized_latency_s", "Latency/token", (), ("mean",)),
+    _rate("requests", "Requests", lambda s: s.rates.requests_per_s),
+    _rate("output", "Output tokens", lambda s: s.rates.output_tokens_per_s),
+    replace(_rate("prompt", "Prompt tokens", lambda s: s.rates.prompt_tokens_per_s), headline=False),
+    replace(_rate("slo", "Within SLO", lambda s: s.goodput.share if s.goodput else None), unit="share"),
+    _rate("goodput", "Goodput", lambda s: s.goodput.requests_per_s if s.goodput else None),
+    _hardware("busy", "Busy", "share", lambda h: h.busy_share),
+    _hardware("batch", "Batch", "seqs", lambda h: h.batch_seqs),
+    _hardware("mfu", "MFU", "share", lambda h: h.mfu),
+    _hardware("mbu", "MBU", "share", lambda h: h.mbu),
+    _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
+    _cost("output", "Per M output tokens", "usd", lambda h: h.cost.usd_per_million_output_tokens),
+    replace(_cost("total", "Per M tokens, all", "usd", lambda h: h.cost.usd_per_million_tokens), headline=False),
+    _cost("energy", "Energy/output token", "J", lambda h: h.energy_j_per_output_token),
+)
+
+MIN_SHARE = 0.005  # smaller relative differences do not matter for a choice, even if they are significant
+_UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant's number in the row's unit.
+
+    A variant leads where it is better than every other variant by at least ``MIN_SHARE``, significantly: the intervals
+    of the paired differences (same seeds) exclude 0, or, without summaries per seed, the intervals do not overlap.
+    """
+
+    text: str
+    interval: str  # "± half-width", or both sides where it would reach impossible values; empty where unknown
+    model: str  # "(low-high)", the interval of the cost model's error, or empty
+    estimate: Estimate  # in SI units
+    leads: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric over all variants, in one unit."""
+
+    metric: Metric
+    unit: str
+    cells: tuple[Cell, ...]
+
+
+def rows(results: Sequence[Result]) -> list[Row]:
+    """Return the rows for which at least one variant has a value."""
+    made = []
+    for metric in METRICS:
+        estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
+        if not any(math.isfinite(e.value) for e in estimates):
+            continue
+        scale, unit = latency_unit(metric.key, results) if metric.unit == "s" else _UNITS[metric.unit]
+        leader = _leader(metric, results, estimates)
+        largest = scale if metric.unit == "share" else math.inf
+        cells = []
+        for i, e in enumerate(estimates):
+            texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
+            model = f"({span(e.model_low * scale, e.model_high * scale)})" if e.has_model_interval else ""
+            cells.append(Cell(*texts, model, e, i == leader))
+        made.append(Row(metric, unit, tuple(cells)))
+    return made
+
+
+def paired(results: Sequence[Result]) -> bool:
+    """Return whether all variants ran with the same seeds, at least two."""
+    seeds = [{s.seeds for s in r.summaries} for r in results]
+    return len(results) > 1 and len(seeds[0]) > 1 and all(s == seeds[0] for s in seeds)
+
+
+def bounded_texts(value: float, half_width: float, largest: float) -> tuple[str, str]:
+    """Return value and interval as text, the interval clipped to the possible range from 0 to ``largest``."""
+    text, half = rounded(value, half_width)
+    up, down = min(half_width, largest - value), min(half_width, value)
+    if not half or min(up, down) >= half_width or min(up, down) < 0:
+        return text, f"{PLUS_MINUS} {half}" if half else ""
+    decimals = len(half.partition(".")[2])
+    return text, f"+{up:,.{decimals}f} {MINUS}{down:,.{decimals}f}"
+
+
+def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
+    """Return factor and unit for a latency; all its statistics share them, so that they compare at a glance."""
+    family = key.partition(".")[0]
+    reads = [m.read for m in METRICS if m.key.partition(".")[0] == family]
+    values = [e.value for r in results for read in reads if (e := read(r.summary)) is not None]
+    return (1.0, "s") if max((v for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
+
+
+def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate]) -> int | None:
+    """Return the index of the variant that is significantly better than all others."""
+    values = [e.value for e in estimates]
+    if metric.better == NEITHER or len(results) < 2 or not all(map(math.isfinite, values)):
+        return None
+    best = max(range(len(values)), key=lambda i: metric.better * values[i])
+    for i, value in enumerate(values):
+        if i == best:
+            continue
+        gap = Estimate(values[best] - value, estimates[best].half_width + estimates[i].half_width)
+        if abs(gap.value) < MIN_SHARE * abs(value):
+            return None
+        if paired(results):
+            gap = metric.read(difference(results[best].summaries, results[i].summaries)) or Estimate(math.nan)
+        if not metric.better * gap.value > gap.half_width:
+            return None
+    return best
+
+
+FEW_SEEDS = 3  # with fewer seeds, Student's t is above 4 and intervals are very wide
 
 
 def table(results: list[Result]) -> Group:
-    """Return variants side by side: metrics as rows, "value ± half-width (low-high)" as cells, bottlenecks below.
-
-    An interval that would leave the possible range (below 0, a share above 100 %) is clipped and shown with both its
-    sides. Bold green marks a variant that is significantly better than all others. The lines below the table use the
-    width of the console.
-
-    Raises:
-        InputError: ``results`` is empty, or two of them share a name.
-    """
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+    """Return variants side by side, bottlenecks below; raise InputError if none is given or names repeat."""
     check_results(results)
     numbers = Table(header_style="bold", box=box.ROUNDED, border_style="dim")
     numbers.add_column("", no_wrap=True)
@@ -48,8 +192,6 @@ def table(results: list[Result]) -> Group:
 
 
 def _cell(cell: Cell) -> Text:
-    from rich.text import Text
-
     text = Text(cell.text, style="bold green" if cell.leads else "")
     for interval in filter(None, (cell.interval, cell.model)):
         text.append(f" {interval}", style="dim")
@@ -57,9 +199,6 @@ def _cell(cell: Cell) -> Text:
 
 
 def _caption(results: list[Result]) -> Text:
-    """Return the source of the intervals, unusual outcomes, warnings, and the bottleneck of each variant."""
-    from rich.text import Text
-
     lines = [Text(f"{capitalized(intervals_note(results))}.")]
     if note := model_note(results):
         lines.append(Text(f"{note}."))
@@ -101,10 +240,8 @@ def model_note(results: Sequence[Result]) -> str:
     drawn = next((r for r in results if r.model_draws), None)
     if drawn is None:
         return ""
-    return (
-        f"In brackets: {100 * drawn.summary.model_level:g} % intervals of the cost model's error, from "
-        f"{drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
-    )
+    detail = f"from {drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
+    return f"In brackets: {100 * drawn.summary.model_level:g} % intervals of the cost model's error, {detail}"
 
 
 def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:

@@ -14,12 +14,9 @@ from lengthwise.report.json_file import VERSION, plain
 from lengthwise.schema.estimate import Estimate
 from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
-SHOWN_CUTS = 4
-"""So many boundaries are written out."""
-MIN_RELEVANT = 0.05
-"""A smaller gain is not worth a predictor."""
-SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}
-"""Colours of the scheduling orders."""
+SHOWN_CUTS = 4  # so many boundaries are written out
+MIN_RELEVANT = 0.05  # a smaller gain is not worth a predictor
+SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}  # colours of the scheduling orders
 
 
 def answers(study: MultiBinStudy | QueueStudy) -> list[str]:
@@ -47,17 +44,13 @@ def _multibin_answers(study: MultiBinStudy) -> list[str]:
     ]
     if math.isfinite(study.target_rps):
         share = percent(study.target_rps / study.capacity_rps)
-        needed = (
-            f"{counted(study.bins_needed, 'bin')} with known lengths reach"
-            if study.bins_needed
-            else "No tried number of bins reaches"
-        )
+        needed = "No tried number of bins reaches"
+        if study.bins_needed:
+            needed = f"{counted(study.bins_needed, 'bin')} with known lengths reach"
         sentences.append(f"{needed} {share} of the capacity.")
     if max_gain < MIN_RELEVANT:
-        sentences.append(
-            "Bins are not worth it: the lengths differ so little that even infinitely many bins gain only "
-            f"{percent(max_gain)}."
-        )
+        reason = f"the lengths differ so little that even infinitely many bins gain only {percent(max_gain)}."
+        sentences.append(f"Bins are not worth it: {reason}")
     if math.isfinite(study.rate_rps) and study.rate_rps >= study.one_bin_rps:
         enough = next((row.bins for row in study.rows if row.throughput_rps > study.rate_rps), None)
         answer = f"{counted(enough, 'bin')} can" if enough else "with one server, none of the tried numbers of bins can"
@@ -88,12 +81,7 @@ def _queue_answers(study: QueueStudy) -> list[str]:
 
 
 def write_theory_html(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
-    """Write a page with the answers, curves and numbers of a study.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
-        OutputError: The file cannot be written.
-    """
+    """Write a page with the answers, curves and numbers of a study; raise MissingExtraError or OutputError."""
     is_multibin = isinstance(study, MultiBinStudy)
     drawn = _multibin_figures(study) if isinstance(study, MultiBinStudy) else _queue_figures(study)
     heads, rows = _multibin_rows(study) if isinstance(study, MultiBinStudy) else _queue_rows(study)
@@ -135,14 +123,8 @@ def _multibin_rows(study: MultiBinStudy) -> tuple[list[str], list[Row]]:
 
 
 def _queue_rows(study: QueueStudy) -> tuple[list[str], list[Row]]:
-    heads = [
-        "load",
-        *(f"{label}, s" for label in ORDERS.values()),
-        "gap",
-        "retained",
-        "slowdown, FCFS",
-        "slowdown, SRPT",
-    ]
+    times = [f"{label}, s" for label in ORDERS.values()]
+    heads = ["load", *times, "gap", "retained", "slowdown, FCFS", "slowdown, SRPT"]
     rows: list[Row] = []
     for i, load in enumerate(study.loads):
         at_load = {name: sojourns[i] for name, sojourns in study.orders.items()}
@@ -172,16 +154,15 @@ def _multibin_figures(study: MultiBinStudy) -> list[Figure]:
     levels = [(study.capacity_rps, "capacity")]
     if math.isfinite(study.target_rps):
         levels.append((study.target_rps, "target"))
-    curves = [
-        _line("theory", 0, bins, [row.throughput_rps for row in study.rows]),
-        _marks("simulated", 0, bins, [row.simulated_rps for row in study.rows]),
-    ]
+
+    def curves_of(series: int, exact: str, simulated: str) -> list[Figure]:
+        line, marks = ([getattr(row, name) for row in study.rows] for name in (exact, simulated))
+        return [_line("theory", series, bins, line), _marks("simulated", series, bins, marks)]
+
+    curves = curves_of(0, "throughput_rps", "simulated_rps")
     drawn = [_figure("throughput", "Throughput by number of bins", x, requests_per_s, curves, levels)]
     if math.isfinite(study.rate_rps):
-        curves = [
-            _line("theory", 1, bins, [row.latency_s for row in study.rows]),
-            _marks("simulated", 1, bins, [row.simulated_latency_s for row in study.rows]),
-        ]
+        curves = curves_of(1, "latency_s", "simulated_latency_s")
         drawn.append(_figure("latency", "Latency without a queue, by number of bins", x, {"label": "seconds"}, curves))
     if study.saturation is not None:
         rates, found = study.saturation
@@ -244,7 +225,6 @@ def _line(name: str, series: int, x: Iterable[float], y: Iterable[float]) -> Fig
 
 
 def _marks(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) -> Figure:
-    """Return simulated points with their intervals."""
     halves = json_numbers(e.half_width for e in y)
     return _line(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
 

@@ -1,10 +1,7 @@
-"""A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace-event JSON.
 
-The format is Chrome's trace-event JSON. Each replica is a process; one more process holds requests that no replica
-took. A process has its steps on as many tracks as run at once, its requests as asynchronous spans that nest queued,
-prefill and decode, and its batch, queue and KV blocks as counters. Times are in microseconds, rounded to nanoseconds. A
-request that did not finish is drawn to the end of the run, because the records do not contain the time at which it gave
-up.
+Each replica is a process, and so are requests that no replica took. Requests are asynchronous spans that nest queued,
+prefill and decode. A request that did not finish is drawn to the end of the run.
 """
 
 from __future__ import annotations
@@ -25,12 +22,7 @@ _CHUNK_ROWS = 8192
 
 
 def write_timeline(path: Path | str, records: Records) -> None:
-    """Stream every step and every request into a trace-event JSON file.
-
-    Raises:
-        InputError: The run recorded no steps.
-        OutputError: The file cannot be written.
-    """
+    """Stream every step and request into a trace-event file; raise InputError if no steps are recorded, OutputError."""
     steps = records.steps
     if steps is None:
         raise InputError("a timeline needs every step, and large runs record none; simulate fewer requests")
@@ -93,13 +85,7 @@ def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
             "tid": track,
             "ts": _us(start_s),
             "dur": round(_us(end_s) - _us(start_s), 3),
-            "args": {
-                "decode_seqs": decodes,
-                "prefill_seqs": prefills,
-                "prefill_tokens": tokens,
-                "kv_blocks": blocks,
-                "waiting": waiting,
-            },
+            "args": dict(zip(_STEP_COLUMNS[3:], (decodes, prefills, tokens, blocks, waiting), strict=True)),
         }
         yield _counter("batch", replica, start_s, decode=decodes, prefill=prefills)
         yield _counter("waiting", replica, start_s, requests=waiting)

@@ -1,7 +1,4 @@
-"""Simulation of the system of Multi-Bin Batching: bins fill, batches queue, servers run them.
-
-Without randomness: arrivals, service times and (true or predicted) bins are columns, so that runs can share them.
-"""
+"""Simulation of Multi-Bin Batching without randomness: bins fill, batches queue, servers run them."""
 
 from __future__ import annotations
 
@@ -20,20 +17,12 @@ from lengthwise.theory.service import Floats, check_count, check_counts
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """Times of n requests, infinite for requests in no batch.
+    """Times of n requests, infinite for requests in no batch."""
 
-    Attributes:
-        arrival_s: [n] arrival.
-        formed_s: [n] when the batch was full (or had waited ``max_wait_s``).
-        start_s: [n] start of the batch on a server.
-        end_s: [n] when its longest member finished.
-        batches: Number of batches.
-    """
-
-    arrival_s: Floats
-    formed_s: Floats
-    start_s: Floats
-    end_s: Floats
+    arrival_s: Floats  # [n]
+    formed_s: Floats  # [n] when the batch was full (or had waited ``max_wait_s``)
+    start_s: Floats  # [n] start of the batch on a server
+    end_s: Floats  # [n] when its longest member finished
     batches: int
 
     @property
@@ -67,25 +56,19 @@ def serve(
     drain: bool = False,
     engine: Literal["compiled", "reference"] = "compiled",
 ) -> Served:
-    """Simulate when every request's batch is formed, started and finished.
+    """Simulate when every request's batch is formed, started and finished; raise InputError for invalid columns.
 
     A batch is full at its last member's arrival. Full batches are served in the order in which they were formed, each
-    by the server that is free first, for as long as its longest member takes.
+    by the server that is free first (None: infinitely many), for as long as its longest member takes.
 
     Args:
         arrival_s: [n] seconds, non-decreasing.
         service_s: [n] seconds that each request takes alone, at least 0.
         bins: [n] the bin of each request, 0 to ``num_bins`` - 1.
-        batch: Requests in a full batch.
-        num_bins: Number of bins.
-        servers: Batches that run at a time; None for infinitely many.
-        max_wait_s: A bin is dispatched when its oldest request has waited this long; infinite in the paper. At one
-            instant, such batches leave before arrivals join.
+        max_wait_s: A bin is dispatched when its oldest request has waited this long, before arrivals of that instant
+            join.
         drain: With an infinite wait: whether to dispatch partial batches at the last arrival.
         engine: "reference" runs the same in plain Python.
-
-    Raises:
-        InputError: Columns differ in length or have invalid values.
     """
     check_counts(batch, num_bins)
     arrival = np.ascontiguousarray(arrival_s, np.float64)

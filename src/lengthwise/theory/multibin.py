@@ -19,38 +19,16 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.statistics import mean_estimate
 from lengthwise.theory import service
 from lengthwise.theory.batch_server import Served, serve
-from lengthwise.theory.service import (
-    ExponentialTimes,
-    Floats,
-    SampledTimes,
-    ServiceTimes,
-    UniformTimes,
-    bin_of,
-    check_count,
-    check_counts,
-    check_cuts,
-    exponential_steps,
-)
+from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes, check_counts
 
-LEVEL = 0.95
-"""Confidence level of the intervals."""
-
-RULES = ("optimal", "equal", "learned")
-"""``optimal`` is proven in the paper for its two distributions; for others it means learned boundaries."""
-
-MAX_BINS = 1024
-"""With more bins one takes too long to fill, and tables grow with the square of their number."""
-
-ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Probabilities of a neighbouring bin: the range of Figure 8."""
+LEVEL = 0.95  # confidence level of the intervals
+RULES = ("optimal", "equal", "learned")  # "optimal" is proven for the paper's distributions, and learned for others
+MAX_BINS = 1024  # with more bins one takes too long to fill, and tables grow with the square of their number
+ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighbouring bin: the range of Figure 8
 
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
-    """Return [k, k] the error model of Section 6.2: errors of one bin only.
-
-    ``below`` is the probability that bin i > 0 is predicted as i - 1, ``above`` (default: the same) that bin i < k - 1
-    is predicted as i + 1.
-    """
+    """Return [k, k] the error model of Section 6.2: one bin too low (``below``) or too high (by default as likely)."""
     check_counts(1, bins)
     above = below if above is None else above
     if not (below >= 0 and above >= 0 and below + above <= 1):
@@ -63,11 +41,8 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
 
 
 def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
-    """Return [k, k] a confusion matrix with this mean accuracy.
-
-    ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly over the other
-    bins. Raise InputError if there is no such matrix.
-    """
+    """Return [k, k] a confusion matrix with this mean accuracy; raise InputError if there is none."""
+    # ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly.
     check_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
         raise InputError(f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}")
@@ -88,29 +63,8 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
     return np.asarray(spread + near + np.diag(np.maximum(correct, 0.0)))
 
 
-def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
-    """Return [k, k] shares of predicted bins by true bin; a bin without requests counts as predicted correctly."""
-    check_counts(1, bins)
-    true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
-    if true.shape != predicted.shape or true.ndim != 1:
-        raise InputError(f"true and predicted bins must be two columns of one length; {true.shape}, {predicted.shape}")
-    for name, column in (("true", true), ("predicted", predicted)):
-        if len(column) and not (column.min() >= 0 and column.max() < bins):
-            raise InputError(f"{name} bins must lie within 0 to {bins - 1}; found {column.min()} to {column.max()}")
-    counts = np.zeros((bins, bins))
-    np.add.at(counts, (true, predicted), 1.0)
-    totals = counts.sum(axis=1, keepdims=True)
-    return np.where(totals > 0, counts / np.maximum(totals, 1), np.eye(bins))
-
-
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return [n] the predicted bin of each request.
-
-    Args:
-        true_bin: [n] true bins.
-        confusion: [k, k] rows of probabilities.
-        levels: [n] uniform draws within 0 to 1, passed in so that runs can share them.
-    """
+    """Return [n] the predicted bins by a ``confusion`` [k, k] and uniform draws ``levels`` [n], to share by runs."""
     matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
     true, drawn = np.asarray(true_bin, np.int64), np.asarray(levels, float)
     predicted = np.empty(len(true), np.int64)
@@ -131,7 +85,7 @@ def _checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
 
 def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.ArrayLike | None) -> Floats:
     """Return [true bin, predicted bin] shares of all requests."""
-    masses = times.masses(check_cuts(cuts_s))
+    masses = times.masses(service.check_cuts(cuts_s))
     matrix = np.eye(len(masses)) if confusion is None else _checked_confusion(confusion, len(masses))
     return np.asarray(masses[:, None] * matrix)
 
@@ -139,46 +93,35 @@ def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.Arr
 def expected_batch_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Return the expected service time of a batch, E[T_k] = sum over bins of P(bin) E[max of a batch] (equation 2).
-
-    With ``confusion`` ([true bin, predicted bin], rows of probabilities) the members of a batch come from several true
-    bins: their distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
-    """
+    """Return the expected service time of a batch, E[T_k] = sum of P(bin) E[max of a batch] (equation 2)."""
+    # With ``confusion`` ([true, predicted], rows of probabilities) a batch has members of several true bins: their
+    # distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
     check_counts(batch)
     joint = _joint_shares(times, cuts_s, confusion)
-    return float(
-        sum(
-            share * times.expected_max_s(cuts_s, joint[:, j] / share, batch)
-            for j, share in enumerate(joint.sum(axis=0))
-            if share > 0
-        )
-    )
+    shares = [(j, share) for j, share in enumerate(joint.sum(axis=0)) if share > 0]
+    return float(sum(share * times.expected_max_s(cuts_s, joint[:, j] / share, batch) for j, share in shares))
 
 
 def throughput_rps(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
     """Return the requests a second of ``servers`` that always have a batch: B / E[T_k] (Proposition 4.1)."""
-    check_count("servers", servers)
+    service.check_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
     """Return the limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
     check_counts(batch)
-    check_count("servers", servers)
+    service.check_count("servers", servers)
     return servers * batch / times.mean_s
 
 
 def latency_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, rate_rps: float, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1).
-
-    E = k (B - 1) / (2 lambda) + E[T_k], for any boundaries: a bin of mass p fills in (B - 1) / (2 lambda p) on average,
-    and a share p of the requests waits for it, so that only the number k of used bins remains. With finitely many
-    servers it is a lower bound, close at low load.
-    """
+    """Return the expected time from arrival to the end of the batch, with infinitely many servers (Lemma 5.1)."""
+    # E = k (B - 1) / (2 lambda) + E[T_k], where k is the number of used bins; with finitely many servers a lower bound.
     if not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
     used = np.count_nonzero(_joint_shares(times, cuts_s, confusion).sum(axis=0) > 0)
@@ -208,16 +151,7 @@ def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
 def bins_for(
     times: ServiceTimes, batch: int, target_rps: float, rule: Callable[[int], npt.ArrayLike], *, most: int = 1 << 14
 ) -> int | None:
-    """Return the smallest number of bins of a rule with throughput ``target_rps``; None above ``most``.
-
-    Args:
-        times: Any distribution.
-        batch: Requests in a batch.
-        target_rps: Below the capacity.
-        rule: Cuts by number of bins, such as ``lambda k: equal_mass(times, k)``. Throughput should grow with the number
-            of bins, which is doubled until it is_enough, then bisected.
-        most: Largest number to try.
-    """
+    """Return the smallest number of bins, up to ``most``, whose cuts by ``rule`` have throughput ``target_rps``."""
     _check_target(times, batch, target_rps)
 
     def is_enough(bins: int) -> bool:
@@ -245,25 +179,19 @@ def _check_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
 
 
 def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: int) -> float:
-    """Return the upper bound of E[T_k] in which every bin but the last counts as its upper end (equation 27).
-
-    sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate).
-    """
+    """Return the bound sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate) of E[T_k] (equation 27)."""
     check_counts(batch)
-    cuts = check_cuts(cuts_s)
+    cuts = service.check_cuts(cuts_s)
     masses = times.masses(cuts)
     start = cuts[-1] if len(cuts) else 0.0
     return float(masses[:-1] @ cuts + masses[-1] * (start + _harmonic(batch) / times.rate_per_s))
 
 
 def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) -> float:
-    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1).
-
-    The bound is x_1 + e^-x_1 (x_2 + e^-x_2 (.. (x_{k-1} + e^-x_{k-1} H_B))), over the rate. The choice of x_{k-1} makes
-    the innermost bracket x_{k-1} + 1, and so on outwards. Throughput is therefore at least B rate / (1 + x_1), and x_1
-    goes to 0 as the number of bins grows.
-    """
-    steps = exponential_steps(batch, bins)
+    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1)."""
+    # Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
+    # so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
+    steps = service.exponential_steps(batch, bins)
     first = steps[0] if len(steps) else _harmonic(batch) - 1
     return float(1 + first) / times.rate_per_s
 
@@ -291,15 +219,11 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 
 
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Return up to k - 1 distinct boundaries in tokens for an engine's bins, from observed lengths.
-
-    They lie half a token above the last length of their bin, so that engines may count a boundary to either side. Ties
-    of the lengths can leave fewer bins than requested.
-    """
+    """Return up to k - 1 distinct boundaries in tokens, half a token above the last length of their bin."""
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")
-    times = SampledTimes(lengths)
+    times = service.SampledTimes(lengths)
     cuts = np.unique(np.floor(cuts_of(times, batch, bins, rule)))
     return [float(cut) + 0.5 for cut in cuts if cut < float(times.quantile(1.0))]
 
@@ -316,19 +240,17 @@ def runs(
     confusion: npt.ArrayLike | None = None,
     max_wait_s: float = math.inf,
 ) -> list[Served]:
-    """Simulate one run for each seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins.
-
-    The same seed draws the same requests for all bins, rates and confusions.
-    """
+    """Simulate a run by seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins."""
+    # The same seed draws the same requests for all bins, rates and confusions.
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
         raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
-    cuts = check_cuts(cuts_s)
+    cuts = service.check_cuts(cuts_s)
     served = []
     for seed in seeds:
         gaps, sizes, predictions = np.random.default_rng(seed).spawn(3)
         service_s = np.asarray(times.quantile(sizes.random(requests)))
         arrival_s = np.cumsum(gaps.standard_exponential(requests)) / rate_rps
-        bins = bin_of(service_s, cuts)
+        bins = service.bin_of(service_s, cuts)
         if confusion is not None:
             bins = confuse(bins, confusion, predictions.random(requests))
         num_bins = len(cuts) + 1
@@ -340,58 +262,35 @@ def runs(
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Results for one number of bins.
-
-    Attributes:
-        bins: Number of bins.
-        cuts_s: [k - 1] their boundaries, service times.
-        batch_s: Expected service time of a batch.
-        throughput_rps: Requests a second of one server that always has a batch.
-        simulated_rps: Simulated throughput.
-        latency_s: Expected latency at the study's rate with infinitely many servers; NaN without a rate.
-        simulated_latency_s: Simulated latency.
-        accuracy: Share of requests in their true bin.
-    """
+    """Results for one number of bins."""
 
     bins: int
-    cuts_s: Floats
-    batch_s: float
-    throughput_rps: float
+    cuts_s: Floats  # [k - 1] their boundaries, service times
+    batch_s: float  # expected service time of a batch
+    throughput_rps: float  # requests a second of one server that always has a batch
     simulated_rps: Estimate = UNKNOWN
-    latency_s: float = math.nan
+    latency_s: float = math.nan  # expected latency at the study's rate with infinitely many servers; NaN without a rate
     simulated_latency_s: Estimate = UNKNOWN
-    accuracy: float = 1.0
+    accuracy: float = 1.0  # share of requests in their true bin
 
 
 @dataclass(frozen=True, eq=False)
 class MultiBinStudy:
-    """Throughput and latency by number of bins.
+    """Throughput and latency by number of bins."""
 
-    Attributes:
-        batch: Requests in a batch.
-        rule: Rule of the boundaries.
-        capacity_rps: Limit of infinitely many bins.
-        one_bin_rps: Throughput of a single bin.
-        rows: By number of bins.
-        rate_rps: Arrival rate for latencies, or NaN.
-        target_rps: Throughput to reach, or NaN.
-        bins_needed: Smallest number of bins that reaches the target; None if none does.
-        saturation: Arrival rates, and for each row's bins the throughput of one server there (Figure 3).
-        robustness: Probabilities of a neighbouring bin, and for each row's bins the throughput (Figure 8).
-        metadata: Description of the question, for headings.
-    """
-
-    batch: int
+    batch: int  # requests in a batch
     rule: str
-    capacity_rps: float
-    one_bin_rps: float
-    rows: Sequence[Bins]
-    rate_rps: float = math.nan
-    target_rps: float = math.nan
-    bins_needed: int | None = None
+    capacity_rps: float  # limit of infinitely many bins
+    one_bin_rps: float  # throughput of a single bin
+    rows: Sequence[Bins]  # by number of bins
+    rate_rps: float = math.nan  # arrival rate for latencies, or NaN
+    target_rps: float = math.nan  # throughput to reach, or NaN
+    bins_needed: int | None = None  # smallest number of bins that reaches the target; None if none does
+    # Arrival rates, and by number of bins the throughput of one server there (Figure 3).
     saturation: tuple[Floats, Mapping[int, Sequence[Estimate]]] | None = None
+    # Probabilities of a neighbouring bin, and by number of bins the throughput (Figure 8).
     robustness: tuple[Floats, Mapping[int, Floats]] | None = None
-    metadata: Sequence[str] = field(default_factory=tuple)
+    metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
     def overloads(self, row: Bins) -> bool:
         """Return whether the arrivals exceed the throughput of one server with a row's bins."""
@@ -416,24 +315,18 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """Compute theory and simulation for several numbers of bins.
 
     Args:
-        times: Service times, of any distribution.
-        batch: Requests in a batch.
-        bins: Numbers of bins.
-        rule: One of ``RULES``.
         rate_rps: Arrivals a second, for latencies.
         target_share: Share of the capacity to reach, below 1.
         error: Probability of each neighbouring bin (Section 6.2).
         accuracy: Share of correct predictions by number of bins; errors fall on neighbours.
         requests: Requests of a simulated run; 0 disables simulation.
-        seeds: Number of simulated runs.
         curves: Whether to compute saturation and robustness.
-        metadata: Copied to the study.
     """
     accuracies = dict(accuracy or {})
     has_target, has_rate = not math.isnan(target_share), not math.isnan(rate_rps)
-    check_count("batch", batch)
+    service.check_count("batch", batch)
     for count in bins:
-        check_count("bins", count)
+        service.check_count("bins", count)
         if count > MAX_BINS:
             raise InputError(f"bins must be at most {MAX_BINS:,}; they are {count:,}; request fewer")
     if extra := [k for k in accuracies if k not in bins]:
@@ -464,18 +357,11 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
                 rate_rps=rate_rps, servers=None, requests=requests, seeds=range(seeds), confusion=confusion,
             )  # fmt: skip
             simulated_latency = mean_estimate([run.latency_s for run in unlimited], LEVEL)
-        rows.append(
-            Bins(
-                k,
-                cuts[k],
-                expected_batch_s(times, cuts[k], batch, confusion),
-                throughput_rps(times, cuts[k], batch, confusion),
-                simulated_rps(k, math.inf, range(seeds)) if requests else UNKNOWN,
-                latency,
-                simulated_latency,
-                float(times.masses(cuts[k]) @ np.diag(confusion)),
-            )
-        )
+        batch_s = expected_batch_s(times, cuts[k], batch, confusion)
+        served_rps = throughput_rps(times, cuts[k], batch, confusion)
+        simulated = simulated_rps(k, math.inf, range(seeds)) if requests else UNKNOWN
+        right = float(times.masses(cuts[k]) @ np.diag(confusion))
+        rows.append(Bins(k, cuts[k], batch_s, served_rps, simulated, latency, simulated_latency, right))
     needed = saturation = robustness = None
     if has_target:
         needed = bins_for(

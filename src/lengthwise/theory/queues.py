@@ -22,38 +22,20 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError
 from lengthwise.theory.service import Floats, SampledTimes, ServiceTimes, check_count
 
-MAX_CELLS = 4096
-"""Cells that represent a distribution."""
-
-MAX_PAIRS = 3000
-"""Pairs of size and prediction; the work grows with their square."""
-
-SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Errors of a predictor: standard deviations of ln(predicted / true)."""
-
-ORDERS: dict[str, str] = {
-    "fcfs": "FCFS",
-    "sjf": "SJF, known sizes",
-    "srpt": "SRPT, known sizes",
-    "spjf": "SJF, predicted",
-    "sprpt": "SRPT, predicted",
-}
+MAX_CELLS = 4096  # cells that represent a distribution
+MAX_PAIRS = 3000  # pairs of size and prediction; the work grows with their square
+SIGMAS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # standard deviations of ln(predicted / true)
+ORDERS = {"fcfs": "FCFS", "sjf": "SJF, known sizes", "srpt": "SRPT, known sizes"}
+ORDERS |= {"spjf": "SJF, predicted", "sprpt": "SRPT, predicted"}
 
 
 @dataclass(frozen=True)
 class Sojourn:
-    """Expected values in the steady state.
+    """Expected values in the steady state."""
 
-    Attributes:
-        mean_s: Time from arrival to completion.
-        wait_s: The same without the service time: all waiting, interruptions included.
-        slowdown: Mean over requests of the time from arrival to completion over the service time. Under FCFS it is
-            infinite where sizes come near 0; for a continuous distribution it is then that of the cells.
-    """
-
-    mean_s: float
-    wait_s: float
-    slowdown: float
+    mean_s: float  # time from arrival to completion
+    wait_s: float  # the same without the service time: all waiting, interruptions included
+    slowdown: float  # mean of (time from arrival to completion) / (service time); near sizes of 0 that of the cells
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
@@ -61,39 +43,22 @@ def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
     check_count("slots", slots)
     load = rate_rps * times.mean_s / slots
     if not (math.isfinite(load) and 0 < load < 1):
-        raise InputError(
-            f"the load (arrival rate x mean service time / slots) must lie between 0 and 1; it is {load:g}. "
-            f"{slots / times.mean_s:g} requests a second would be 1"
-        )
+        found = f"it is {load:g}. {slots / times.mean_s:g} requests a second would be 1"
+        raise InputError(f"the load (arrival rate x mean service time / slots) must lie between 0 and 1; {found}")
     return load
 
 
 def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under first come, first served.
-
-    wait = rate E[S^2] / (2 (1 - load)) (Pollaczek and Khinchine).
-    """
+    """Return the sojourn under first come, first served: wait = rate E[S^2] / (2 (1 - load)) (Pollaczek, Khinchine)."""
     load = load_of(times, rate_rps, slots)
     wait = rate_rps * times.second_moment / slots**2 / (2 * (1 - load))
     sizes, shares = times.cells(MAX_CELLS)
     return _sojourn(sizes, shares, np.full(len(sizes), wait), load, slots)
 
 
-def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
-    """Return the sojourn of one server shared by all requests: E[S] / (1 - load) for any distribution.
-
-    It models a batch without a limit whose step time grows in proportion to the batch.
-    """
-    slowdown = 1 / (1 - load_of(times, rate_rps))
-    return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
-
-
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest job first, nonpreemptive.
-
-    wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x)) (Phipps 1956); equal sizes are served first come,
-    first served.
-    """
+    """Return the sojourn under shortest job first, nonpreemptive (Phipps 1956); equal sizes are served in order."""
+    # wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x))
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
     below, up_to = _loads(sizes / slots, shares, rate_rps)
@@ -102,11 +67,8 @@ def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage and Miller 1966).
-
-    With one slot it has the smallest mean. No schedule of ``slots`` slots has a mean sojourn below that of one slot of
-    ``slots`` times the speed, ``srpt`` of the times divided by ``slots``.
-    """
+    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage, Miller 1966)."""
+    # No schedule of ``slots`` slots has a mean sojourn below that of one slot of ``slots`` times the speed.
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
     fast = sizes / slots
@@ -118,11 +80,8 @@ def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted job first, nonpreemptive.
-
-    Pairs (true size, predicted size) are equally likely. wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load
-    predicted <= y)): only the order of the predictions matters, not their scale.
-    """
+    """Return the sojourn under shortest predicted job first, nonpreemptive; pairs are equally likely."""
+    # wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load predicted <= y)), by the predictions' order alone.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     load = load_of(SampledTimes(sizes), rate_rps, slots)
     below, up_to, _ = _predicted_loads(sizes / slots, predicted, rate_rps)
@@ -131,13 +90,9 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted remaining time first, preemptive.
-
-    Pairs (true size, predicted size) are equally likely. A request with prediction y and attained service a has a
-    predicted remainder of max(y - a, 0); one that outlives its prediction is not interrupted any more (Mitzenmacher
-    2019, Theorem for SPRPT). Predictions have the unit of the sizes. More than ``MAX_PAIRS`` pairs are thinned to
-    evenly spaced ones by prediction.
-    """
+    """Return the sojourn under shortest predicted remaining time first, preemptive; pairs are equally likely."""
+    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
+    # its prediction is not interrupted any more (Mitzenmacher 2019). Of many pairs, evenly spaced ones count.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:
         by_prediction = np.lexsort((sizes, predicted))
@@ -161,12 +116,8 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
 def with_error(
     times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return ``count`` true and predicted sizes whose logarithms differ by a normal error.
-
-    The prediction is size x exp(sigma Z), with the true median: sigma 0 is perfect, 0.5 typically wrong by half, and
-    with a large sigma the order has no information. Sizes are the cells' means, in their proportions, and errors are
-    spread evenly over the normal's quantiles, in random order.
-    """
+    """Return ``count`` true sizes and predictions, size x exp(sigma Z), of the true median."""
+    # Sizes are the cells' means, in their proportions; errors are the normal's quantiles, in random order.
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
     from scipy.special import ndtri
@@ -218,10 +169,8 @@ def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple
 
 @lru_cache(maxsize=64)
 def _squares_ahead(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
-    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2.
-
-    Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
-    """
+    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2."""
+    # Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
     sizes, predicted = np.frombuffer(sizes_bytes), np.frombuffer(predicted_bytes)
     ahead = np.empty(len(sizes))
     for start in range(0, len(sizes), 256):
@@ -244,27 +193,16 @@ def _checked_pairs(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike) -> tuple[
 
 @dataclass(frozen=True, eq=False)
 class QueueStudy:
-    """Mean sojourn times by load and order of service.
+    """Mean sojourn times by load and order of service."""
 
-    Attributes:
-        slots: Requests that a replica serves at a time.
-        mean_s: Mean service time.
-        loads: [m] shares of time that a slot is busy.
-        orders: Sojourn of each order of service at each load.
-        sigmas: [s] errors of the predictor (standard deviation of ln(predicted / true)).
-        retained: For each load [s] the share of the gap from FCFS to SRPT that SPRPT retains at that error.
-        retained_nonpreemptive: The same for SPJF.
-        metadata: Description of the question, for headings.
-    """
-
-    slots: int
+    slots: int  # requests that a replica serves at a time
     mean_s: float
-    loads: Floats
-    orders: Mapping[str, Sequence[Sojourn]]
-    sigmas: Floats
-    retained: Mapping[float, Floats]
-    retained_nonpreemptive: Mapping[float, Floats]
-    metadata: Sequence[str] = field(default_factory=tuple)
+    loads: Floats  # [m] shares of time that a slot is busy
+    orders: Mapping[str, Sequence[Sojourn]]  # sojourn of each order of service at each load
+    sigmas: Floats  # [s] errors of the predictor (standard deviation of ln(predicted / true))
+    retained: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPRPT retains
+    retained_nonpreemptive: Mapping[float, Floats]  # the same for SPJF
+    metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
 
 def queue_study(
@@ -278,30 +216,17 @@ def queue_study(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> QueueStudy:
-    """Compare orders of service, with known sizes and with predictions, at each load.
-
-    Args:
-        times: Service times in a slot.
-        loads: Shares of time that a slot is busy, each between 0 and 1.
-        sigma: Error of the predictor; see :func:`with_error`.
-        slots: Requests served at a time; see the module for what the model leaves out.
-        sigmas: Errors of the curves of the retained share.
-        pairs: (true, predicted) sizes of a real predictor, instead of ``sigma``.
-        seed: Seed of the order of the errors.
-        metadata: Copied to the study.
-    """
+    """Compare orders of service, with known sizes and with predictions, at each load."""
+    # ``sigma`` is the error of the predictor (``with_error``), unless ``pairs`` gives (true, predicted) sizes of a real
+    # one; ``sigmas`` are the errors of the curves of the retained share.
     check_count("slots", slots)
     sampled = with_error(times, sigma, np.random.default_rng(seed)) if pairs is None else pairs
     by_sigma = [with_error(times, float(s), np.random.default_rng(seed)) for s in dict.fromkeys(map(float, sigmas))]
     rates = {float(load): load * slots / times.mean_s for load in loads}
-    functions: dict[str, Callable[[float], Sojourn]] = {
-        "fcfs": lambda rate: fcfs(times, rate, slots),
-        "sjf": lambda rate: sjf(times, rate, slots),
-        "srpt": lambda rate: srpt(times, rate, slots),
-        "spjf": lambda rate: spjf(*sampled, rate, slots),
-        "sprpt": lambda rate: sprpt(*sampled, rate, slots),
-    }
-    orders = {name: [function(rate) for rate in rates.values()] for name, function in functions.items()}
+    exact: dict[str, Callable[..., Sojourn]] = {"fcfs": fcfs, "sjf": sjf, "srpt": srpt}
+    orders = {name: [order(times, rate, slots) for rate in rates.values()] for name, order in exact.items()}
+    predicted = {"spjf": spjf, "sprpt": sprpt}
+    orders |= {name: [order(*sampled, rate, slots) for rate in rates.values()] for name, order in predicted.items()}
     preemptive, nonpreemptive = (
         {
             load: np.array([share_retained(baseline, order(*pair, rate, slots), best) for pair in by_sigma])
@@ -309,13 +234,5 @@ def queue_study(
         }
         for order in (sprpt, spjf)
     )
-    return QueueStudy(
-        slots,
-        times.mean_s,
-        np.array(list(rates)),
-        orders,
-        np.array(sigmas, float),
-        preemptive,
-        nonpreemptive,
-        tuple(metadata),
-    )
+    loads_of, errors = np.array(list(rates)), np.array(sigmas, float)
+    return QueueStudy(slots, times.mean_s, loads_of, orders, errors, preemptive, nonpreemptive, tuple(metadata))

@@ -14,41 +14,33 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-_THRESHOLD = 1e-3
-"""Probability of a batch inside a truncated exponential above which the finite sum is precise."""
+_THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above which the finite sum is precise
 
 
 class ServiceTimes(Protocol):
-    """Interface of distributions of service times, in seconds, tokens or another additive unit.
+    """Interface of distributions of service times, in seconds, tokens or another additive unit."""
 
-    ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
-    """
+    # ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
 
     @property
     def mean_s(self) -> float:
         """Return the expected service time."""
-        ...
 
     @property
     def second_moment(self) -> float:
         """Return the expected square of the service time."""
-        ...
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
         """Return service times at the cumulative shares ``level``."""
-        ...
 
     def masses(self, cuts_s: npt.ArrayLike) -> Floats:
         """Return [k] the share of requests in each bin."""
-        ...
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
         """Return the expected maximum of ``batch`` requests that come from bin i with probability ``shares[i]``."""
-        ...
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
         """Return sizes and probabilities of at most ``count`` cells with the distribution's mean."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -205,12 +197,6 @@ class SampledTimes:
             raise InputError(f"sampled service times must be finite and above 0, at least one; got {shown}")
         object.__setattr__(self, "values_s", values)
 
-    @classmethod
-    def from_quantiles(cls, levels: npt.ArrayLike, values_s: npt.ArrayLike, count: int = 2000) -> SampledTimes:
-        """Return ``count`` cells of a distribution that is linear between its quantiles."""
-        at = (np.arange(count) + 0.5) / count
-        return cls(np.interp(at, np.asarray(levels, float), np.asarray(values_s, float)))
-
     @property
     def mean_s(self) -> float:
         """Return the mean of the sample."""
@@ -260,8 +246,7 @@ class SampledTimes:
         return np.concatenate(([0], inner, [len(self._sorted)])).astype(np.int64)
 
 
-MAX_CELLS = 1500
-"""Cells of a distribution among which cuts are learned; the work grows with their square."""
+MAX_CELLS = 1500  # cells of a distribution among which cuts are learned; the work grows with their square
 
 
 def check_counts(batch: int, bins: int = 1) -> None:
@@ -304,12 +289,9 @@ def exponential_recursion(times: ExponentialTimes, batch: int, bins: int) -> Flo
 
 
 def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
-    """Return [k - 1] cuts with the smallest expected batch time, for any distribution.
-
-    Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the distribution's
-    cells (at most ``MAX_CELLS``); never worse than equal masses. With fewer distinct values than bins the cuts of empty
-    bins repeat.
-    """
+    """Return [k - 1] cuts with the smallest expected batch time, never worse than equal masses."""
+    # Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the cells. With
+    # fewer distinct values than bins the cuts of empty bins repeat.
     check_counts(batch, bins)
     values, weights = times.cells(MAX_CELLS)
     costs = _segment_costs(values, weights, batch)
@@ -341,11 +323,9 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
 
 
 def _segment_costs(values: Floats, weights: Floats, batch: int) -> Floats:
-    """Return [m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b.
-
-    With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
-    upper end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
-    """
+    """Return [m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b."""
+    # With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
+    # upper end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
     m = len(values)
     costs = np.full((m + 1, m + 1), np.inf)
     mass, sums = np.zeros(m), np.zeros(m)  # by first cell of the bin

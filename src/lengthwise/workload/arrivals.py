@@ -1,8 +1,7 @@
-"""Models of arrival times.
+"""Models of arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing float64 seconds from 0.
 
-``sample(n, rng)`` of each model returns ``n`` non-decreasing float64 seconds on a clock that starts at 0. The renewal
-models (Poisson, Gamma, Weibull) wait one gap before the first request; the others start at 0. Draws have unit mean and
-are divided by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
+The renewal models (Poisson, Gamma, Weibull) wait one gap before the first request. Draws have unit mean and are divided
+by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.workload.distributions import require_positive, root
+from lengthwise.workload.distributions import require, require_positive, root
 
 Floats = npt.NDArray[np.float64]
 
-ELIS_SHAPE = 0.73
-"""Shape of the Gamma gaps measured by ELIS (FabriX trace)."""
-ELIS_SCALE_S = 10.41
-"""Scale of the same, in seconds."""
+ELIS_SHAPE = 0.73  # shape of the Gamma gaps measured by ELIS (FabriX trace)
+ELIS_SCALE_S = 10.41  # scale of the same, in seconds
 
 
 class Arrivals(Protocol):
@@ -32,7 +29,6 @@ class Arrivals(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
         """Return [n] arrival times in seconds, non-decreasing, from 0."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,21 +41,13 @@ class AllAtOnce:
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
-    """``concurrency`` requests in the system at a time; the next one arrives when one finishes.
-
-    All times are 0: the engine releases the requests according to ``Workload.concurrency``.
-    """
+class ClosedLoop(AllAtOnce):
+    """``concurrency`` requests in the system at a time: the engine releases one when one finishes."""
 
     concurrency: int
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise InputError(f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
-
-    def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """Return [n] zeros."""
-        return np.zeros(n)
+        require(self.concurrency >= 1, f"a closed loop needs a concurrency of at least 1; it is {self.concurrency}")
 
 
 @dataclass(frozen=True)
@@ -125,10 +113,7 @@ class Weibull:
 
 
 def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
-    """Return Gamma arrivals with the burstiness that ELIS measured: shape 0.73, so cv = 0.73**-0.5 = 1.17.
-
-    The default rate of 0.13 requests a second follows from the measured scale of 10.41 s.
-    """
+    """Return Gamma arrivals with the burstiness (cv 1.17) and by default the rate (0.13/s) that ELIS measured."""
     return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
 
 
@@ -138,18 +123,12 @@ class RateProfile:
 
     The rate is ``rates_rps[i]`` from ``times_s[i]`` on, or with ``linear`` interpolated between the points. The last
     rate continues forever, or until ``period_s``, when the profile repeats (a day, a week).
-
-    Attributes:
-        times_s: Increasing times, the first 0.
-        rates_rps: Rates at these times, none negative, at least one positive.
-        linear: Whether to interpolate linearly instead of in steps.
-        period_s: Length of the profile, at least the last of ``times_s``; None does not repeat.
     """
 
-    times_s: Sequence[float]
-    rates_rps: Sequence[float]
-    linear: bool = False
-    period_s: float | None = None
+    times_s: Sequence[float]  # increasing times, the first 0
+    rates_rps: Sequence[float]  # rates at these times, none negative, at least one positive
+    linear: bool = False  # whether to interpolate linearly instead of in steps
+    period_s: float | None = None  # length of the profile, at least the last of ``times_s``; None does not repeat
 
     def __post_init__(self) -> None:
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
@@ -193,15 +172,10 @@ class RateProfile:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """Given times, such as the ``arrival_s`` of another workload.
+    """Given times, such as the ``arrival_s`` of another workload."""
 
-    Attributes:
-        arrival_s: [m] seconds, non-decreasing; shifted so that the first is 0.
-        time_scale: Factor on every time; 0.5 doubles the rate.
-    """
-
-    arrival_s: Sequence[float] | Floats
-    time_scale: float = 1.0
+    arrival_s: Sequence[float] | Floats  # [m] seconds, non-decreasing; shifted so that the first is 0
+    time_scale: float = 1.0  # factor on every time; 0.5 doubles the rate
 
     def __post_init__(self) -> None:
         times = np.asarray(self.arrival_s, float)
@@ -219,11 +193,7 @@ class Replay:
 
 @lru_cache(maxsize=64)
 def weibull_shape(cv: float) -> float:
-    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2.
-
-    Raises:
-        InputError: The cv is outside 0.0013 to 1e5, where the equation cannot be solved.
-    """
+    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2; raise InputError."""
 
     def excess(log_shape: float) -> float:
         inverse = exp(-log_shape)

@@ -15,11 +15,10 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-Z90 = 1.2815515655446004
-"""The 90th percentile of the standard normal."""
+Z90 = 1.2815515655446004  # the 90th percentile of the standard normal
 
 
-def require(condition: bool, message: str) -> None:
+def require(condition: bool | np.bool_, message: str) -> None:
     """Raise InputError with this message unless the condition holds."""
     if not condition:
         raise InputError(message)
@@ -104,7 +103,6 @@ class Marginal(Protocol):
 
     def quantile(self, u: Floats) -> Floats:
         """Return [n] float64 tokens at levels ``u``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Zipf:
-    """Integers from ``low`` to ``high``; the k-th smallest has a probability proportional to ``k**-theta``.
-
-    Short requests are the most frequent. (Vidur scatters the ranks over the range by a hash.)
-    """
+    """Integers from ``low`` to ``high``; the k-th smallest (Vidur: by a hash) has weight ``k**-theta``."""
 
     low: int
     high: int
@@ -199,10 +194,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normal truncated to ``low`` .. ``high``.
-
-    ``mean`` and ``sd`` are those before truncation; ``from_moments`` takes those after it.
-    """
+    """Normal of this ``mean`` and ``sd``, then truncated; ``from_moments`` takes those after truncation."""
 
     mean: float
     sd: float
@@ -218,11 +210,7 @@ class TruncatedNormal:
 
     @classmethod
     def from_moments(cls, mean: float, sd: float, low: float = 1.0, high: float = float("inf")) -> TruncatedNormal:
-        """Return the distribution with this mean and standard deviation after truncation.
-
-        Raises:
-            InputError: There is none; on a bounded range none is wider than the uniform.
-        """
+        """Return the distribution of these moments after truncation; raise InputError if none is as wide."""
         return cls(*truncated_normal(mean, sd, low, high), low=low, high=high)
 
     def quantile(self, u: Floats) -> Floats:
@@ -238,11 +226,7 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Skew normal by mean, standard deviation and skewness (Azzalini), truncated to ``low`` .. ``high``.
-
-    The moments are those before truncation, as in ExeGPT's study of changed distributions. The quantile function is a
-    table of 4,097 points.
-    """
+    """Azzalini's skew normal by its moments before truncation (as in ExeGPT), as a table of 4,097 points."""
 
     mean: float
     sd: float
@@ -305,10 +289,7 @@ def two_slope_table(mean: float, median: float, p90: float, low: float, high: fl
 
 @dataclass(frozen=True, eq=False)
 class Quantiles:
-    """Table of quantiles with linear interpolation.
-
-    ``levels`` increase from 0 to 1; ``tokens`` are the non-decreasing lengths at the levels.
-    """
+    """Non-decreasing lengths ``tokens`` at ``levels`` that increase from 0 to 1, linear between them."""
 
     levels: Sequence[float] | Floats
     tokens: Sequence[float] | Floats
@@ -317,11 +298,11 @@ class Quantiles:
         levels, tokens = np.asarray(self.levels, float), np.asarray(self.tokens, float)
         require(levels.shape == tokens.shape and levels.ndim == 1, "a quantile table needs a length for each level")
         require(
-            len(levels) > 1 and levels[0] == 0 and levels[-1] == 1 and bool((np.diff(levels) > 0).all()),
+            len(levels) > 1 and levels[0] == 0 and levels[-1] == 1 and (np.diff(levels) > 0).all(),
             f"levels must increase from 0 to 1; they are {list(self.levels)[:8]}",
         )
         require(
-            bool(np.isfinite(tokens).all()) and bool((np.diff(tokens) >= 0).all()) and tokens[0] >= 0,
+            np.isfinite(tokens).all() and (np.diff(tokens) >= 0).all() and tokens[0] >= 0,
             f"the lengths of a quantile table must not decrease; they are {list(self.tokens)[:8]}",
         )
 
@@ -329,14 +310,9 @@ class Quantiles:
     def from_mean_median_p90(
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
-        """Return a smooth table with these three statistics, in tokens, within ``low`` to ``high``.
-
-        It is a log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
-        leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
-
-        Raises:
-            InputError: No such distribution has this mean.
-        """
+        """Return a smooth table with these statistics, in tokens; raise InputError if none has this mean."""
+        # A log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
+        # leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:
@@ -354,11 +330,11 @@ class Empirical:
     def __post_init__(self) -> None:
         tokens = np.asarray(self.tokens, float)
         require(tokens.ndim == 1 and tokens.size > 0, "an empirical distribution needs at least one length")
-        require(bool((tokens >= 0).all()) and bool(np.isfinite(tokens).all()), "lengths must not be negative")
+        require((tokens >= 0).all() and np.isfinite(tokens).all(), "lengths must not be negative")
         if self.weights is not None:
             weights = np.asarray(self.weights, float)
             require(weights.shape == tokens.shape, "each length must have one weight")
-            require(bool((weights >= 0).all()) and 0 < weights.sum() < np.inf, "weights must sum above 0")
+            require((weights >= 0).all() and 0 < weights.sum() < np.inf, "weights must sum above 0")
 
     def quantile(self, u: Floats) -> Floats:
         """Return [n] tokens, each one of the observed lengths."""

@@ -20,9 +20,7 @@ Cut = Literal["output", "prompt", "proportional", "redraw"]
 
 _BLOCK = 1 << 18  # draws at a time: temporaries stay in the cache, and ten million requests fit in memory
 _MAX_REDRAWS = 200
-
-TEXTS = ("prompt", "output", "model")
-"""Text columns of a workload that are drawn with its lengths, for predictors."""
+TEXTS = ("prompt", "output", "model")  # text columns of a workload that are drawn with its lengths, for predictors
 
 
 class Lengths(Protocol):
@@ -30,7 +28,6 @@ class Lengths(Protocol):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Return prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +47,10 @@ def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
 
 @dataclass(frozen=True)
 class Joint:
-    """Two marginals joined by a Gaussian copula.
+    """Two marginals joined by a Gaussian copula; ``correlation`` is Spearman's r, -1 to 1."""
 
-    ``correlation`` (-1 to 1) is Spearman's rank correlation r, which a copula sets for any marginals; the underlying
-    normals have correlation ``2 sin(pi r / 6)``. Ties of rounded lengths and later limits weaken it slightly. Prompts
-    do not depend on the correlation, and the first k requests do not depend on n.
-    """
+    # The underlying normals have correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken it slightly. Prompts
+    # do not depend on it, nor the first k requests on n.
 
     prompt: Marginal
     output: Marginal
@@ -82,11 +77,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Conditional:
-    """Outputs whose distribution depends on the rank of the prompt's length.
-
-    It represents more than a correlation, such as long outputs for short prompts only. ``outputs`` has a distribution
-    for each of equally likely classes of prompts, from the shortest to the longest.
-    """
+    """Outputs by the rank of the prompt's length: a distribution for each of equally likely classes, shortest first."""
 
     prompt: Marginal
     outputs: Sequence[Marginal]
@@ -111,10 +102,7 @@ class Conditional:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Observed pairs of lengths [m] (at least 1 token), resampled with replacement.
-
-    ``texts`` has columns [m] that are drawn with them: "prompt", "output", "model".
-    """
+    """Observed pairs of lengths [m] (at least 1 token) and their ``texts`` [m], resampled with replacement."""
 
     prompt: Sequence[int] | Ints
     output: Sequence[int] | Ints
@@ -150,13 +138,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Capped:
-    """Pairs of another model (``lengths``) within limits; None sets no limit.
+    """Pairs of another model (``lengths``) within limits; None sets no limit, and no side falls below 1.
 
-    ``max_prompt_tokens`` and ``max_output_tokens`` limit each side. An excess over ``max_total_tokens`` (at least 2) is
-    removed according to ``cut``: from the "output" first and then the prompt, as an engine finishes a request at its
-    context length; from the "prompt" first; "proportional", each side by its share of the excess, rounded up, as Vidur
-    cuts a trace; or by "redraw", which draws a pair above any limit again, as data sets are filtered. No side falls
-    below 1.
+    An excess over ``max_total_tokens`` (at least 2) is removed according to ``cut``: from the "output" first, as an
+    engine finishes a request at its context length; from the "prompt" first; "proportional", each side by its share of
+    the excess, rounded up, as Vidur cuts a trace; or by "redraw", which draws a pair above any limit again.
     """
 
     lengths: Lengths
@@ -175,11 +161,7 @@ class Capped:
             raise InputError(f"cut must be output, prompt, proportional or redraw; it is {self.cut!r}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens within the limits, [n] int64 each.
-
-        Raises:
-            InputError: With "redraw", almost no pair is within the limits.
-        """
+        """Return prompt and output tokens within the limits, [n] int64 each; raise InputError if few pairs are."""
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
@@ -218,10 +200,8 @@ class Capped:
         prompt[rows], output[rows] = p, np.minimum(o, limit - p)
 
     def _redraw(self, drawn: Drawn, rng: np.random.Generator) -> Drawn:
-        max_total, max_prompt, max_output = (
-            np.inf if limit is None else limit
-            for limit in (self.max_total_tokens, self.max_prompt_tokens, self.max_output_tokens)
-        )
+        limits = (self.max_total_tokens, self.max_prompt_tokens, self.max_output_tokens)
+        max_total, max_prompt, max_output = (np.inf if limit is None else limit for limit in limits)
         rows, latest = np.arange(len(drawn.prompt)), drawn
         for _ in range(_MAX_REDRAWS):
             total = latest.prompt + latest.output

@@ -33,24 +33,16 @@ def generate(
     tenants: int | Sequence[float] | None = None,
     name: str = "",
 ) -> Workload:
-    """Return a workload of ``num_requests`` requests drawn from the models.
+    """Return a workload of ``num_requests`` requests drawn from the models; raise InputError for an invalid argument.
 
     Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
-    unchanged, and another rate only scales time.
+    unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency.
 
     Args:
-        num_requests: Number of requests, at least 1.
-        lengths: Draws prompt and output lengths; a trace with texts draws these too, into ``extra``.
-        arrivals: Draws arrival times. A ``ClosedLoop`` also sets the workload's concurrency.
-        seed: Integer of at least 0; the same seed gives the same bytes.
-        predicted: Column of predicted lengths: "none"; "oracle", the true lengths; "mean", the mean of the drawn
-            outputs for every request.
+        predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the drawn mean for every
+            request.
         priority: One integer for each request, or one for all; smaller ones are scheduled first.
         tenants: Number of tenants with equal shares of the requests, or weights of their shares: ``[9, 1]``.
-        name: Name for tables and reports.
-
-    Raises:
-        InputError: A number is out of range, or a model cannot draw that many requests.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -94,21 +86,12 @@ def generate(
 
 @dataclass(frozen=True, eq=False)
 class Preset:
-    """A named workload.
-
-    Attributes:
-        name: Name in scenarios.
-        description: One or two sentences.
-        lengths: Draws the lengths.
-        arrivals: Default arrivals.
-        source: Source of the numbers.
-        license: License of the source.
-    """
+    """A named workload."""
 
     name: str
-    description: str
+    description: str  # one or two sentences
     lengths: Lengths
-    arrivals: Arrivals
+    arrivals: Arrivals  # by default
     source: str
     license: str
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,12 @@ from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
 from lengthwise.workload.writers import is_workload, read_parquet
 
-READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")
-"""Names that ``read(format=)`` accepts."""
-
+READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")  # names that ``read(format=)`` accepts
 _DETECTION_BYTES = 1 << 16
 _OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
 """A JSON list with such a key near its start has rows of outputs, not conversations."""
 
-WINDOW_S = 600.0
-"""Length of the windows for which ServeGen gives a rate."""
-
+WINDOW_S = 600.0  # length of the windows for which ServeGen gives a rate
 _RATE_COLUMNS = ["client", "timestamp", "rate", "cv", "pattern", "arg1", "arg2"]
 _USERS = {"human", "user"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
@@ -52,10 +48,8 @@ def read(  # noqa: C901 - one branch for each kind of format
 
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
-    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; rows of 0 tokens are
-                   failed requests and left out
-    vidur          csv arrived_at (s), num_prefill_tokens, num_decode_tokens, tenant (optional); without
-                   arrived_at all requests arrive at 0, and the name says so
+    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; without failures (0 tokens)
+    vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant (optional)
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
     aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
@@ -65,24 +59,16 @@ def read(  # noqa: C901 - one branch for each kind of format
     parquet        a file of ``write``, read back unchanged, on its own clock
     =============  ==================================================================================
 
+    The first arrival is at 0. ``extra`` has the format's "session", "class" and "block_ids", and the texts of columns
+    prompt, output (or response) and model. Raises TraceError, with file and line, if the file is unreadable, of no
+    known format, or has an invalid row, and UnknownNameError for an unknown ``format``.
+
     Args:
         path: The file; for ServeGen its folder or one of its two files.
-        format: One of the names above; None detects it.
         time_scale: Factor on the times; 0.5 doubles the rate.
-        max_requests: Limit to this many first requests.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
         count_tokens: ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
-        window_s: ServeGen: start and end of the span to draw, seconds.
-        seed: ServeGen: seed of the draws.
-
-    Returns:
-        The workload, its first arrival at 0. ``extra`` has the format's "session", "class" and "block_ids", and the
-        texts of columns prompt, output (or response) and model.
-
-    Raises:
-        TraceError: The file is missing, empty, truncated or of no known format, or a row is invalid; the message names
-            the file and the line (1-based, with the header).
-        UnknownNameError: ``format`` is unknown.
+        window_s: ServeGen: start and end of the span to draw, seconds, with ``seed``.
     """
     path = Path(path)
     if not (isfinite(time_scale) and time_scale > 0):
@@ -119,11 +105,7 @@ def read(  # noqa: C901 - one branch for each kind of format
 
 
 def detect(path: Path | str) -> str | None:
-    """Return the format of a trace file by its first bytes; None where ``read`` knows no such format.
-
-    Raises:
-        TraceError: The file is missing, truncated or empty.
-    """
+    """Return the format of a trace file by its first bytes, None if unknown; raise TraceError if it is unreadable."""
     path = Path(path)
     return "servegen" if path.is_dir() else _detect(Source.load(path))
 
@@ -189,14 +171,9 @@ def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> 
 
 
 def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
-    """Return one request for each answer, its prompt being the conversation before it.
-
-    All requests arrive at 0: ShareGPT has no times. ``extra`` has "session" (the number of the conversation), "prompt"
-    (the conversation before the answer), "output" (the answer) and, where entries name it, "model".
-
-    Raises:
-        TraceError: The file is not JSON, or has no answered message.
-    """
+    """Return one request for each answer, its prompt being the conversation before it, all at 0; raise TraceError."""
+    # ``extra`` has "session" (the number of the conversation), the texts "prompt" and "output" and, where named,
+    # "model".
     count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
     rows: list[tuple[int, str, int, int, str, str]] = []
     for session, (line, entry) in enumerate(_json_entries(source)):
@@ -254,69 +231,54 @@ class _Window:
     shape: float
 
 
-@dataclass(frozen=True)
-class _Client:
-    windows: list[_Window] = field(default_factory=list)
-    lengths: dict[float, tuple[Empirical, Empirical]] = field(default_factory=dict)
+_Lengths = dict[float, tuple[Empirical, Empirical]]  # histograms by the start of their window, s
 
 
 def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
-    """Draw the requests of all clients in a span of the measured time, each client a session.
+    """Draw the requests of all clients in a span of the measured time, each client a session; raise TraceError.
 
-    Every 600-s window of a client has the measured number of requests; gaps are drawn from the Gamma or Weibull
-    distribution that was fitted to it and scaled to fill the window. Prompt and output lengths are drawn from the
-    client's histograms, without correlation: ServeGen gives none. Clients without histograms are left out, and the
-    name has the share of the remaining requests.
-
-    Args:
-        path: The folder, or either file of the pair.
-        window_s: Start and end of the span, seconds on the clock of the files.
-        seed: Seed of the draws.
-
-    Raises:
-        TraceError: A file is missing, a row is invalid, or the span has no request.
+    Every 600-s window of a client has the measured number of requests; gaps are drawn from its fitted Gamma or Weibull
+    distribution and scaled to fill the window, lengths from the client's histograms, without correlation. Clients
+    without histograms are left out, and the name has the share of the remaining requests.
     """
     start_s, end_s = window_s
     if not 0 <= start_s < end_s:
         raise InputError(f"window_s must be a start and a later end in seconds from 0; it is {window_s}")
     rate_files, length_files, name = _servegen_files(path)
-    clients: dict[int, _Client] = defaultdict(_Client)
+    windows: dict[int, list[_Window]] = defaultdict(list)
+    lengths: dict[int, _Lengths] = defaultdict(dict)
     for file, number in rate_files:
         for client, window in _rate_windows(Source.load(file), number):
             if window.requests and start_s - WINDOW_S < window.start_s < end_s:
-                clients[client].windows.append(window)
+                windows[client].append(window)
     for file, number in length_files:
-        for client, at_s, lengths in _length_histograms(Source.load(file), number):
-            clients[client].lengths[at_s] = lengths
+        for client, at_s, histograms in _length_histograms(Source.load(file), number):
+            lengths[client][at_s] = histograms
     parts, measured = [], 0
-    for number, of_client in sorted(clients.items()):
+    for number, own in sorted(windows.items()):
         rng = np.random.default_rng([seed, number])
-        measured += sum(window.requests for window in of_client.windows)
-        if of_client.lengths:
-            parts += [_draw_window(number, of_client, window, rng) for window in of_client.windows]
+        measured += sum(window.requests for window in own)
+        if number in lengths:
+            parts += [_draw_window(number, lengths[number], window, rng) for window in own]
     if not any(len(part.arrival_s) for part in parts):
         raise TraceError(f"{path}: no request between {start_s:g} and {end_s:g} s; choose another window_s")
     arrival_s = np.concatenate([part.arrival_s for part in parts])
+    share = f" ({len(arrival_s) / measured:.0%} of the requests: clients with lengths)"
     drawn = Trace(
         arrival_s,
         np.concatenate([part.prompt_tokens for part in parts]),
         np.concatenate([part.output_tokens for part in parts]),
         {"session": np.concatenate([part.extra["session"] for part in parts])},
-        f"servegen {name}"
-        + (
-            f" ({len(arrival_s) / measured:.0%} of the requests: clients with lengths)"
-            if len(arrival_s) < measured
-            else ""
-        ),
+        f"servegen {name}{share if len(arrival_s) < measured else ''}",
     )
     rows = np.argsort(arrival_s, kind="stable")
     return drawn.take(rows[(arrival_s[rows] >= start_s) & (arrival_s[rows] < end_s)])
 
 
-def _draw_window(number: int, client: _Client, window: _Window, rng: np.random.Generator) -> Trace:
+def _draw_window(number: int, lengths: _Lengths, window: _Window, rng: np.random.Generator) -> Trace:
     n = window.requests
-    earlier = [at_s for at_s in client.lengths if at_s <= window.start_s]
-    histograms = client.lengths[max(earlier) if earlier else min(client.lengths)]
+    earlier = [at_s for at_s in lengths if at_s <= window.start_s]
+    histograms = lengths[max(earlier) if earlier else min(lengths)]
     prompt, output = (np.maximum(h.quantile(rng.random(n)), 1).astype(np.int64) for h in histograms)
     gaps = (rng.standard_gamma if window.pattern == "Gamma" else rng.weibull)(window.shape, n + 1)
     total = gaps.sum()
@@ -339,7 +301,7 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
         )
         if not rates:
             raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; it has none")
-        return [*rates], [*lengths], path.name
+        return rates, lengths, path.name
     endings = "_rates.csv", "_length_pmfs.jsonl"
     if not any(ending in path.name for ending in endings):
         raise TraceError(f"{path}: ServeGen's files come as a pair, X{endings[0]} and X{endings[1]}; name them so")
@@ -373,7 +335,6 @@ def _rate_windows(source: Source, number: int | None) -> Iterator[tuple[int, _Wi
 
 
 def _length_histograms(source: Source, number: int | None) -> Iterator[tuple[int, float, tuple[Empirical, Empirical]]]:
-    """Yield client, start and the two histograms of each window that has both."""
     for line, client, at_s, entry in _length_rows(source, number):
         if "text_tokens" in entry:
             raise source.fault(line, "multimodal lengths (text_tokens) cannot be used; input_tokens can")
@@ -387,7 +348,6 @@ def _length_histograms(source: Source, number: int | None) -> Iterator[tuple[int
 
 
 def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | None, int, float, dict[str, object]]]:
-    """Yield line, client, start of the window, and its entry."""
     if number is None:
         for line, entry in source.json_rows():
             if not {"client", "window"} <= set(entry):

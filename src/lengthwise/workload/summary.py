@@ -10,10 +10,8 @@ import numpy.typing as npt
 
 from lengthwise.schema.workload import Workload
 
-LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-"""Levels of the quantiles in a description."""
-
-_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000
+LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # levels of the quantiles in a description
+_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests, evenly spaced, of a rank correlation
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths of prompts or outputs, in tokens.
-
-    ``quantiles`` maps "p1" to "p99"; the histogram has bins of equal width on a logarithmic scale.
-    """
+    """Lengths of prompts or outputs, in tokens; ``quantiles`` by "p1" to "p99"."""
 
     mean: float
     sd: float
@@ -42,36 +37,20 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class Description:
-    """Statistics of a workload.
-
-    Attributes:
-        name: Name of the workload.
-        requests: Number of requests.
-        concurrency: None for an open loop.
-        duration_s: Time from the first arrival to the last.
-        rate_rps: Requests a second in that time; None where all arrive at once.
-        interarrival_cv: Standard deviation of the gaps over their mean (Poisson: 1); None where all arrive at once.
-        prompt: Prompt lengths.
-        output: Output lengths.
-        pd_ratio: All prompt tokens over all output tokens.
-        pd_ratio_median: Median of that ratio over requests.
-        rank_correlation: Spearman's correlation of prompt and output lengths, over at most 200,000 evenly spaced
-            requests; None where one of them is constant.
-        arrivals: Arrivals over time, in bins of equal length.
-    """
+    """Statistics of a workload."""
 
     name: str
     requests: int
-    concurrency: int | None
-    duration_s: float
-    rate_rps: float | None
-    interarrival_cv: float | None
+    concurrency: int | None  # None for an open loop
+    duration_s: float  # time from the first arrival to the last
+    rate_rps: float | None  # requests a second in that time; None where all arrive at once
+    interarrival_cv: float | None  # sd of the gaps over their mean; None where all arrive at once
     prompt: LengthSummary
     output: LengthSummary
-    pd_ratio: float
-    pd_ratio_median: float
-    rank_correlation: float | None
-    arrivals: Histogram
+    pd_ratio: float  # all prompt tokens over all output tokens
+    pd_ratio_median: float  # median of that ratio over requests
+    rank_correlation: float | None  # Spearman's, of prompts and outputs; None where one of them is constant
+    arrivals: Histogram  # arrivals over time, in bins of equal length
 
     @property
     def total_tokens(self) -> int:

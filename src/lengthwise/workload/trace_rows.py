@@ -13,16 +13,15 @@ from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import TraceError
 from lengthwise.schema.workload import MAX_TENANTS
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,20 +115,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order and on the clock of a file.
+    """Requests in the order and on the clock of a file."""
 
-    Attributes:
-        arrival_s: [n] seconds on any clock.
-        prompt_tokens: [n], at least 0.
-        output_tokens: [n], at least 0; requests of 0 tokens are left out later.
-        extra: Further columns [n], under their names in the workload.
-        name: Name for tables and reports.
-    """
-
-    arrival_s: npt.NDArray[np.float64]
-    prompt_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
-    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    arrival_s: npt.NDArray[np.float64]  # [n] seconds on any clock
+    prompt_tokens: npt.NDArray[np.int64]  # [n], at least 0
+    output_tokens: npt.NDArray[np.int64]  # [n], at least 0; requests of 0 tokens are left out later
+    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # [n], by names in the workload
     name: str = ""
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Trace:
@@ -150,13 +141,7 @@ def is_date(text: str | None) -> bool:
 
 
 def parse_dates(series: pl.Series) -> Floats | None:
-    """Return seconds [n] since the first date; None where a text is no date.
-
-    Dates look like 2023-11-16 18:15:46.6805900, with an optional T or time zone, or are all integers of 100 ns (.NET
-    ticks).
-    """
-    import polars as pl
-
+    """Return seconds [n] since the first of dates or .NET ticks (100 ns), with T or a zone; None if one is no date."""
     ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)
@@ -172,35 +157,22 @@ def parse_dates(series: pl.Series) -> Floats | None:
     return np.asarray((numbers - numbers[:1]) / per_s)
 
 
-TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}
-"""Text columns that every format may have: column -> name in the workload."""
+TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # of every format
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Columns of a format.
+    """Columns of a format."""
 
-    Attributes:
-        name: Name in ``read(format=)``.
-        kind: File type.
-        arrival: Column of arrival times.
-        unit_s: Seconds in one unit of that column; None for dates or 100-ns ticks.
-        prompt: Column of prompt tokens.
-        output: Column of output tokens.
-        extra: Further optional columns: column -> name in the workload; those of TEXTS are read in addition.
-        arrival_optional: Whether the arrival column may be missing: all requests then arrive at 0.
-        drops_empty: Whether rows of 0 prompt or output tokens are failed requests, to be left out.
-    """
-
-    name: str
+    name: str  # name in ``read(format=)``
     kind: Literal["csv", "jsonl"]
     arrival: str
-    unit_s: float | None
+    unit_s: float | None  # seconds in one unit of arrivals; None for dates or 100-ns ticks
     prompt: str
     output: str
-    extra: Mapping[str, str] = field(default_factory=dict)
-    arrival_optional: bool = False
-    drops_empty: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)  # optional, besides TEXTS: column -> name in the workload
+    arrival_optional: bool = False  # whether the arrival column may be missing: all requests then arrive at 0
+    drops_empty: bool = False  # whether rows of 0 prompt or output tokens are failed requests, to be left out
 
     @property
     def min_tokens(self) -> int:
@@ -247,13 +219,7 @@ FORMATS = {
 
 
 def read_rows(source: Source, form: RowFormat) -> Trace:
-    """Return the trace in a file of this format, in the order of the file.
-
-    Raises:
-        TraceError: A column is missing, or a row is invalid; the message names file and line.
-    """
-    from polars.exceptions import PolarsError
-
+    """Return the trace in a file of this format, in its order; raise TraceError, with the line, if a row is invalid."""
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
     if not set(form.required) <= set(columns):
         raise source.fault(
@@ -278,8 +244,6 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
 
 
 def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
-    import polars as pl
-
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
@@ -324,9 +288,6 @@ def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | N
 
 
 def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
-    """Return a further column of the workload: numbers, codes, texts, or lists of ids."""
-    import polars as pl
-
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().fill_null(0)
         ends = np.cumsum(lengths.to_numpy())
@@ -353,7 +314,6 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
 
 
 def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: str) -> TraceError:
-    """Return the error of the first invalid row."""
     try:
         for line, cells in _lines(source, form):
             if message := _row_fault(form, columns, cells):

@@ -10,61 +10,47 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Predictions, Workload
 from lengthwise.workload.trace_rows import TEXTS, Source
 
-_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-_OPTIONAL = ("predicted_tokens", "priority", "tenant")
+MAIN_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+OPTIONAL_COLUMNS = ("predicted_tokens", "priority", "tenant")
 _INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA, _PREDICTIONS = "extra.", "predictions."
-_PREDICTION_COLUMNS = ("total_tokens", "index_tokens")
+PREDICTION_COLUMNS = ("total_tokens", "index_tokens")
 _KEY = "lengthwise.workload"
-_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."
-"""A file of records has the requested workload in columns with this prefix."""
+_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."  # prefix of the requested workload's columns
 
 
 def write_parquet(workload: Workload, path: Path) -> None:
     """Write the complete workload to a Parquet file."""
-    import polars as pl
-
-    columns = {name: getattr(workload, name) for name in (*_COLUMNS, *_OPTIONAL)}
+    columns = {name: getattr(workload, name) for name in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS)}
     columns = {name: values for name, values in columns.items() if values is not None}
-    columns |= {_EXTRA + name: _to_series(name, values) for name, values in workload.extra.items()}
+    columns |= {_EXTRA + name: extra_series(name, np.asarray(values)) for name, values in workload.extra.items()}
     metadata = {"version": 1, "name": workload.name, "concurrency": workload.concurrency}
     predictions = workload.predictions
     if predictions is not None:
-        for name in _PREDICTION_COLUMNS:
-            by_request = np.split(getattr(predictions, name), predictions.start[1:-1])
-            columns[_PREDICTIONS + name] = pl.Series([rows.tolist() for rows in by_request])
+        for name in PREDICTION_COLUMNS:
+            columns[_PREDICTIONS + name] = lists_of(predictions.start, getattr(predictions, name))
         metadata["window_tokens"] = int(predictions.window_tokens)
     pl.DataFrame(columns).write_parquet(path, metadata={_KEY: json.dumps(metadata)})
 
 
 def is_workload(source: Source) -> bool:
     """Return whether a Parquet file has the main columns of a workload, or cannot be read."""
-    import polars as pl
-    from polars.exceptions import PolarsError
-
     try:
-        return set(_COLUMNS) <= set(pl.read_parquet_schema(io.BytesIO(source.data)))
+        return set(MAIN_COLUMNS) <= set(pl.read_parquet_schema(io.BytesIO(source.data)))
     except (PolarsError, OSError, ValueError):
         return True
 
 
 def read_parquet(source: Source) -> Workload:
-    """Return the workload of a file that ``write_parquet`` wrote, or of one with its three main columns.
-
-    A file of records (a simulated or measured run) gives the requested workload.
-
-    Raises:
-        TraceError: The file is truncated or damaged, lacks a column, or has an invalid value.
-    """
-    import polars as pl
-    from polars.exceptions import PolarsError
-
+    """Return a workload from ``write_parquet``, a file of records, or three columns; raise TraceError otherwise."""
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
         file_metadata = pl.read_parquet_metadata(io.BytesIO(source.data))
@@ -74,18 +60,20 @@ def read_parquet(source: Source) -> Workload:
             frame = frame.select(pl.col(f"^{_WORKLOAD}.*$").name.map(lambda name: name.removeprefix(_WORKLOAD)))
     except (PolarsError, OSError, ValueError) as error:
         raise source.fault(None, f"the Parquet file is cut off or damaged ({_first_line(error)})") from error
-    missing = [name for name in _COLUMNS if name not in frame.columns]
+    missing = [name for name in MAIN_COLUMNS if name not in frame.columns]
     if missing:
         raise source.fault(None, f"lacks the columns {', '.join(missing)}; it has {', '.join(frame.columns)}")
     if frame.is_empty():
         raise source.fault(None, "holds no request; a trace must hold at least one")
     try:
-        columns: dict[str, Any] = {n: _numbers(source, frame[n]) for n in (*_COLUMNS, *_OPTIONAL) if n in frame.columns}
+        columns: dict[str, Any] = {
+            n: _numbers(source, frame[n]) for n in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS) if n in frame.columns
+        }
         texts = {n: TEXTS[n] for n in reversed(frame.columns) if n in TEXTS and frame[n].dtype == pl.String}
         own = {n: n.removeprefix(_EXTRA) for n in frame.columns if n.startswith(_EXTRA)}
         return Workload(
             **columns,
-            extra={name: _to_array(frame[n]) for n, name in (texts | own).items()},
+            extra={name: to_array(frame[n]) for n, name in (texts | own).items()},
             predictions=_predictions(source, frame, metadata.get("window_tokens", 0)),
             concurrency=metadata.get("concurrency"),
             name=metadata.get("name", source.name),
@@ -97,7 +85,7 @@ def read_parquet(source: Source) -> Workload:
 
 
 def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions | None:
-    names = [_PREDICTIONS + name for name in _PREDICTION_COLUMNS]
+    names = [_PREDICTIONS + name for name in PREDICTION_COLUMNS]
     if not set(names) <= set(frame.columns):
         return None
     lists = [frame[name] for name in names]
@@ -109,17 +97,29 @@ def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions 
     return Predictions(window_tokens, start, total, index)
 
 
-def _to_series(name: str, values: Any) -> Any:
-    import polars as pl
-
-    array = np.asarray(values)
+def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
+    """Return a column of ``Workload.extra`` for a file; raise OutputError for values of several kinds."""
     try:
-        if array.dtype != object:
-            return pl.Series(array)
-        plain = [item.tolist() if isinstance(item, np.ndarray) else item for item in array]
+        if values.dtype != object:
+            return pl.Series(values)
+        plain = [item.tolist() if isinstance(item, np.ndarray) else item for item in values]
+        kinds = {item.dtype for item in values if isinstance(item, np.ndarray)}
+        if len(kinds) == 1 and not any(plain):  # polars cannot infer a type from empty lists
+            return pl.Series(plain, dtype=pl.List(pl.Series(np.empty(0, kinds.pop())).dtype))
         return pl.Series(plain, strict=True)
-    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise OutputError(f"the column {name} cannot be stored: {_first_line(error)}") from error
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+        kinds_text = "it must hold numbers, texts or lists of one kind"
+        raise OutputError(f"the column {name} cannot be stored: {kinds_text} ({_first_line(error)})") from error
+
+
+def lists_of(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
+    """Return a column of lists: row i has ``values[start[i]:start[i + 1]]``."""
+    inner = pl.from_numpy(np.asarray(values), schema=["v"])["v"]
+    row = pl.Series("row", np.repeat(np.arange(len(start) - 1), np.diff(start)))
+    every = pl.DataFrame({"row": pl.Series(np.arange(len(start) - 1))})
+    grouped = pl.DataFrame([row, inner]).group_by("row", maintain_order=True).agg("v")
+    joined = every.join(grouped, on="row", how="left", maintain_order="left")["v"]
+    return joined.fill_null(pl.Series([[]], dtype=pl.List(inner.dtype)))
 
 
 def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
@@ -130,9 +130,8 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
     return np.asarray(series.to_numpy())
 
 
-def _to_array(series: Any) -> npt.NDArray[Any]:
-    import polars as pl
-
+def to_array(series: Any) -> npt.NDArray[Any]:
+    """Return a column as an array; one of lists as an object array of arrays."""
     if isinstance(series.dtype, pl.List):
         lists = np.empty(len(series), object)
         for row, item in enumerate(series):
@@ -146,26 +145,17 @@ def _first_line(error: Exception) -> str:
 
 
 _BY_SUFFIX = {".parquet": "parquet", ".csv": "vidur", ".jsonl": "mooncake"}
-WRITABLE = ("azure", "mooncake", "parquet", "vidur")
-"""Names that ``write(format=)`` accepts."""
+WRITABLE = ("azure", "mooncake", "parquet", "vidur")  # names that ``write(format=)`` accepts
 
 
 def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002
-    """Write a workload to a file atomically.
+    """Write a workload to a file atomically, compressed if its name ends in .gz.
 
-    Only Parquet is lossless. The other formats have arrivals and lengths, Vidur's also tenants, Mooncake's tenants,
-    "block_ids" and "session"; Azure's rounds times to 100 ns and starts them at 1970-01-01. None of these has a
-    concurrency, so that a closed loop needs Parquet. Files whose name ends in .gz are compressed.
-
-    Args:
-        workload: The workload.
-        path: The suffix chooses the format: .parquet, .csv (Vidur's), .jsonl (Mooncake's).
-        format: "azure", "mooncake", "parquet" or "vidur", for any suffix.
-
-    Raises:
-        OutputError: The format is unclear, cannot represent the workload, or the file cannot be written.
-        UnknownNameError: ``format`` is unknown.
-        InputError: Requests start after others finish, which no format can represent.
+    Only Parquet is lossless and can hold a closed loop. The other formats have arrivals and lengths, Vidur's also
+    tenants, Mooncake's tenants, "block_ids" and "session"; Azure's rounds times to 100 ns and starts them at
+    1970-01-01. The suffix .parquet, .csv (Vidur's) or .jsonl (Mooncake's) chooses the format unless ``format`` names
+    one of WRITABLE. Raises OutputError if the format is unclear, cannot represent the workload, or the file cannot be
+    written.
     """
     workload.require_independent("a file")
     path = Path(path)
@@ -193,8 +183,6 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
 
 
 def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
-    import polars as pl
-
     prompt, output, tenant = workload.prompt_tokens, workload.output_tokens, workload.tenant
     tenants = {} if tenant is None else {"tenant": pl.Series(tenant)}
     if form == "vidur":

@@ -22,8 +22,6 @@ Fits = Mapping[str, ValidatedFit]
 
 @dataclass
 class _Part:
-    """Seconds of a part on its axes, and the operators that they sum."""
-
     seconds: Floats
     errors: list[tuple[float, float]] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)

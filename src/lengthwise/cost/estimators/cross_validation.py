@@ -115,13 +115,9 @@ def _folds(points: Points, folds: int) -> npt.NDArray[np.int64]:
     return np.asarray(turn % folds, dtype=np.int64)
 
 
-SELECTIONS = ("auto", "all")
-"""Choose the best estimator on held-out points; "all" tries the forest, too, which takes a minute."""
-
+SELECTIONS = ("auto", "all")  # by held-out points; "all" tries the forest, too, which takes a minute
 _MIN_ROWS = 8
-MIN_HELD_OUT = 3
-"""With fewer held-out points, the error is unknown."""
-
+MIN_HELD_OUT = 3  # with fewer held-out points, the error is unknown
 TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
 """Error of physics on another TP degree, model or GPU over its error where it was measured (out of range included).
 
@@ -133,16 +129,14 @@ less. Factors of several transfers multiply."""
 
 @dataclass(frozen=True)
 class ValidatedFit:
-    """An operator's estimator, fitted to all points, and its error.
-
-    ``log_sd`` is the root mean square of log(measured / predicted) on held-out points, inside, and out of range if the
-    tables extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
-    """
+    """An operator's estimator, fitted to all points, and its error."""
 
     operator: str
     estimator: str
     predict: Predictor
     rows: int
+    # Root mean square of log(measured / predicted) on held-out points, inside, and out of range if the tables
+    # extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
     log_sd: float | None
     compared: tuple[RegionFit, ...]
     error: tuple[float, float] | None  # (median, 95th percentile), relative; None: too few points, or ``transferred``

@@ -47,25 +47,17 @@ def fit_profile(
 
     Operators of the model's shard are fitted to their own rows, model-independent kernels by their sizes. Only
     "physics" predicts another TP degree, model or GPU than the measured one, with a larger error there
-    (TRANSFER_FACTORS). The roofline supplies what the profile lacks; ``source`` and the report list it. The product of
-    one token and a matrix takes its measured time.
+    (TRANSFER_FACTORS). The roofline supplies what the profile lacks; ``source`` and the report list it.
 
     A part's error is ``sum_o w_o sd_o``: ``w_o`` is the operator's share of the part's time, ``sd_o`` the root mean
-    square of log(measured / predicted) over its held-out points, or the roofline's own error where the roofline
-    supplied it. With too few points to estimate an error, the largest of the part's errors counts, the roofline's own
-    included, and there is no FitError; nor is there one for rows of another GPU, model or TP degree.
+    square of log(measured / predicted) over its held-out points, or the roofline's own. With too few points, the
+    largest of the part's errors counts, the roofline's included, and there is no FitError; nor is there one for rows of
+    another GPU, model or TP degree. Raises ProfileError if no row applies, MissingExtraError (forests) or InputError.
 
     Args:
         estimator: "auto" (per operator the best on held-out points) or one of ESTIMATORS for all operators.
-        backend: A name, or part of one, of the kernels to use where an operator was measured with several; "" takes the
-            one with most rows.
+        backend: Part of the name of the kernels to use of several backends; "" takes the one with most rows.
         host: Overhead of the host if the profile has none, and the front, which no profile measures.
-
-    Raises:
-        ProfileError: No row of the profile applies to this deployment; the message gives the reason.
-        MissingExtraError: The forest needs scikit-learn.
-        UnknownNameError: There is no such estimator.
-        InputError: ``tp`` does not divide the heads, or there are more stages than layers.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
@@ -143,7 +135,6 @@ def _fit_shard(
 
 
 def _exceeds(part: str, reach: Reach, target: Target) -> bool:
-    """Return whether the deployment's steps go beyond what was measured of a part."""
     limits = target.limits
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     chunk = min(limits.max_num_batched_tokens, target.max_model_len)
@@ -219,11 +210,8 @@ def profile_tables(
     *,
     cache: Path | str | None = "user",
 ) -> tuple[CostTables, FitReport]:
-    """Return ``fit_profile`` of "FILE.parquet", "FILE.parquet#ESTIMATOR", "FILE.parquet#@BACKEND" or with both.
-
-    ``cache`` is the folder for built tables, keyed by the file's content, the arguments and the versions; "user": that
-    of platformdirs; None: no cache. Raises as ``fit_profile``, and ProfileError if there is no such file.
-    """
+    """Return ``fit_profile`` of "FILE.parquet", with "#ESTIMATOR", "#@BACKEND" or both, cached; raise ProfileError."""
+    # The folder ``cache`` ("user": that of platformdirs) is keyed by the content, the arguments and the versions.
     file, mark, choice = place.rpartition("#")
     name, _, backend = choice.partition("@") if mark else ("", "", "")
     path, estimator = Path(file if mark else place), name or "auto"

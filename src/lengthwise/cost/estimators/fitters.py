@@ -11,8 +11,7 @@ from lengthwise.cost.estimators.points import PARTS, Points, combined, slopes
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.profile import PRODUCTS
 
-Predictor = Callable[[Points], Floats]
-"""Returns [n] seconds at n points."""
+Predictor = Callable[[Points], Floats]  # returns [n] seconds at n points
 
 Fitter = Callable[[Points], Predictor]
 
@@ -122,13 +121,10 @@ def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound
     return at
 
 
-PRIOR = 0.02
-"""Weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off."""
-
+PRIOR = 0.02  # weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off
 _MAX_FACTOR = 100.0
 _MAX_ROWS = 3000
-_OUTLIER = 0.1
-"""A log error beyond this counts by its size rather than by its square."""
+_OUTLIER = 0.1  # a log error beyond this counts by its size rather than by its square
 
 
 @dataclass(frozen=True)
@@ -206,13 +202,8 @@ def fit_forest(points: Points) -> Predictor:
     return lambda at: np.asarray(forest.predict(at.features.astype(np.float32)), dtype=np.float64)
 
 
-FITTERS: dict[str, Fitter] = {
-    "physics": fit_physics,
-    "linear": fit_linear,
-    "monotone": fit_monotone,
-    "tables": fit_tables,
-    "forest": fit_forest,
-}
+FITTERS: dict[str, Fitter] = {"physics": fit_physics, "linear": fit_linear, "monotone": fit_monotone}
+FITTERS |= {"tables": fit_tables, "forest": fit_forest}
 
 
 def can_fit(name: str, points: Points) -> bool:

@@ -9,19 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.cost import operator_work
 from lengthwise.cost.memory import shard_of
-from lengthwise.cost.operator_work import (
-    OVERLAP_POWER,
-    Kernels,
-    Operators,
-    Work,
-    causal_pairs,
-    kernels_of,
-    layer_share,
-    profile_work,
-    small_message,
-    total_work,
-)
+from lengthwise.cost.operator_work import Kernels, Operators, Work, kernels_of, profile_work
 from lengthwise.cost.roofline_tables import HostOverhead
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.deployment import EngineLimits, Parallelism
@@ -93,8 +83,8 @@ def slopes(parts: Floats, factors: Floats) -> Floats:
     scaled = parts * factors
     compute, memory = scaled[:, COMPUTE] + scaled[:, PADDING], scaled[:, MEMORY]
     overlapped = np.maximum(_overlap(compute, memory), 1e-300)
-    scaled[:, [COMPUTE, PADDING]] *= ((compute / overlapped) ** (OVERLAP_POWER - 1))[:, None]
-    scaled[:, MEMORY] *= (memory / overlapped) ** (OVERLAP_POWER - 1)
+    scaled[:, [COMPUTE, PADDING]] *= ((compute / overlapped) ** (operator_work.OVERLAP_POWER - 1))[:, None]
+    scaled[:, MEMORY] *= (memory / overlapped) ** (operator_work.OVERLAP_POWER - 1)
     return scaled
 
 
@@ -156,10 +146,6 @@ class Target:
         """Return the dtype of the layers' matrices."""
         return self.limits.weight_dtype or self.model.dtype
 
-    def with_tp(self, tp: int) -> Target:
-        """Return the target with another tensor-parallel degree."""
-        return replace(self, parallel=Parallelism(tp, self.parallel.pp, self.parallel.replicas))
-
     def operators(self) -> Operators:
         """Return the roofline's operators of one GPU."""
         shard = shard_of(self.model, self.parallel, self.limits)
@@ -168,7 +154,7 @@ class Target:
 
 def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> Points | None:
     """Return points at a profile's columns for the target's shard; None if the model lacks the operator."""
-    ops, share, part = target.operators(), layer_share(target.model, operator), OPERATOR_PARTS[operator]
+    ops, share, part = target.operators(), operator_work.layer_share(target.model, operator), OPERATOR_PARTS[operator]
     shape, seconds = [target.parallel.tp], columns.get("seconds", np.nan)
 
     def array(name: str, default: Any = None) -> Floats:
@@ -210,7 +196,7 @@ def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
     for tp in rows.tensor_parallel:
         if source.model.attention.heads % tp == 0:
             own = rows.where((rows["tp"] == tp) & (rows["skew"] <= 1))
-            found.append(shard_points(operator, own.columns, source.with_tp(tp)))
+            found.append(shard_points(operator, own.columns, replace(source, parallel=replace(source.parallel, tp=tp))))
     points = [one for one in found if one is not None and len(one)]
     return concatenate(points) if points else None
 
@@ -257,7 +243,7 @@ def kernel_work(
         gpus, sizes = c["gpus"], c["bytes"]
         rate, launch = np.ones(len(gpus)), np.zeros(len(gpus))
         for count in np.unique(gpus):
-            link, launch_s = small_message(node, int(count))
+            link, launch_s = operator_work.small_message(node, int(count))
             rate[gpus == count], launch[gpus == count] = link.bandwidth_bytes_per_s, launch_s
         sent = 2 * (gpus - 1) / np.maximum(gpus, 1) * sizes
         flops = sizes / kernels.wide_bytes
@@ -269,7 +255,7 @@ def kernel_work(
     per_head, head_flops = 2 * c["head_dim"] * kernels.wide_bytes, 4.0 * c["heads"] * c["head_dim"]
     if operator.startswith("prefill"):
         chunk = c["chunk"]
-        pairs, keys = causal_pairs(chunk, c["context"], window)
+        pairs, keys = operator_work.causal_pairs(chunk, c["context"], window)
         work = kernels.prefill(
             "prefill attention",
             pairs=pairs,
@@ -298,4 +284,4 @@ def _moe(tokens: Floats, c: Mapping[str, Floats], kernels: Kernels) -> Work:
         kernels.stream("activation", 3 * n * kernels.wide_bytes * rows),
         kernels.grouped_gemm("down", rows, hit, k, n),
     )
-    return total_work("fused moe", works)
+    return operator_work.total_work("fused moe", works)

@@ -75,7 +75,6 @@ def _speed_class(dtype: str) -> str:
 
 
 def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Return [n] speed classes of dtypes; unknown dtypes stay as they are."""
     known, index = np.unique(column, return_inverse=True)
     names = []
     for name in known.tolist():
@@ -126,10 +125,8 @@ def _require_attention_backend(rows: Profile, requested: str, model: ModelSpec, 
         return
     listed = "; ".join(f"{operator} with {', '.join(names)}" for operator, names in others.items())
     if len(others) < len(backends):
-        raise ProfileError(
-            f"the profile {rows.metadata.name} must be of the attention backend {requested}; it has {listed} alone. "
-            f"Use a profile of {requested}, or name no backend"
-        )
+        found = f"it has {listed} alone. Use a profile of {requested}, or name no backend"
+        raise ProfileError(f"the profile {rows.metadata.name} must be of the attention backend {requested}; {found}")
     contrast = f", not with {requested}" if requested else ": right if the deployment's is the same"
     notes.append(f"measured {listed}{contrast}")
 
@@ -165,13 +162,9 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 
 def reach_of(source: Source, target: Target) -> Reach:
-    """Return the largest step that was measured: the smallest of the operators' own maxima; None: not measured.
-
-    Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels if there
-    are no rows of a shard. A request is as long as the longest sequence of either phase: for prompts what is cached
-    before a chunk counts, for decodes the mean over the batch. Decodes of window attention are cut to the window at any
-    length.
-    """
+    """Return the largest step that was measured: the smallest of the operators' own maxima; None: not measured."""
+    # Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels if no
+    # row is of a shard. A request is as long as the longest sequence of either phase, for decodes in the mean.
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
     rows = own if len(own) else shard

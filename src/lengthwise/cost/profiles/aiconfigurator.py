@@ -27,9 +27,8 @@ _NCCL = "nccl_perf.parquet"
 def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, version: str) -> Profile:
     """Import the model-independent kernels that AIConfigurator measured on a system with an engine's version.
 
-    GEMM, context and generation attention, fused MoE, the engine's own all-reduce (of the nearest version below, if its
-    own was not measured), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the
-    data of the installed package. ``backend`` is "vllm", "trtllm" or "sglang", ``version`` such as "0.24.0". Raises
+    GEMM, attention, fused MoE, the engine's own all-reduce (of the nearest version below, if need be), and NCCL's of
+    the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the data of the installed package. Raises
     ProfileError or UnknownNameError with what is present, MissingExtraError without ``folder`` and package.
     """
     root = installed_tables() if folder is None else Path(folder)
@@ -69,7 +68,6 @@ def installed_tables() -> Path:
 
 
 def _find_files(place: Path, backend: str, version: str, notes: list[str]) -> dict[str, Path]:
-    """Return the tables of a system, an engine and a version by file name, in the order of _FILES."""
     engines = {path.name for kind in _FILES for path in (place / kind).glob("*") if path.is_dir()} - {"nccl"}
     if backend not in engines:
         raise UnknownNameError("engine", backend, engines)
@@ -115,7 +113,6 @@ _MEASURED = {"backend": _BACKEND, "seconds": _SECONDS}
 
 
 def _dtypes(rows: pl.DataFrame, column: str) -> pl.Expr:
-    """Return a column of dtypes in their canonical spelling."""
     names = {str(name): canonical_dtype(str(name)) for name in rows[column].unique()}
     return pl.col(column).replace_strict(names, return_dtype=pl.String)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.profile import COLUMNS, OPERATOR_PARTS, Profile
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SHAPE = (
     "tp", "dtype", "kv_dtype", "n", "k", "heads", "kv_heads", "head_dim", "window", "experts", "topk", "gpus",
@@ -23,16 +20,10 @@ _LINE = {"prefill": "context", "decode": "kv_tokens", "mixed": "kv_tokens", "com
 
 _AXES = ("tokens", "seqs", "chunk", "context", "kv_tokens", "bytes", "skew")
 _UNITS = {"decode": "KV tokens", "comm": "bytes", "send": "bytes", "head": "sequences", "host": "sequences"}
-MAX_DISTANCE = 2.05
-"""Points farther apart than this factor are not interpolated."""
-
+MAX_DISTANCE = 2.05  # points farther apart than this factor are not interpolated
 DRAWS = 1000
-LEVEL = 0.99
-"""Of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance."""
-
-MIN_COUNT = 3
-"""Fewer points than this without known spreads prove no change."""
-
+LEVEL = 0.99  # of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance
+MIN_COUNT = 3  # fewer points than this without known spreads prove no change
 _MAX_SAMPLE = 400
 
 
@@ -71,12 +62,11 @@ class ProfileCheck:
 
 
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
-    """Find operators whose times changed by more than a tolerance, beyond what the spreads explain.
+    """Find operators whose times changed by more than a tolerance (a share), beyond what the spreads explain.
 
     Points are matched by operator, shard, dtype and shape; a new point between two old ones that are at most a factor
-    of two apart is compared with their interpolation. ``tolerance`` is a share: 0.05 allows a time to be 5 % longer, or
-    shorter by the same factor. Raises InputError for a tolerance of 0 or less, ProfileError for profiles of different
-    models, kinds, dtypes, TP degrees or attention backends, or without a common point.
+    of two apart is compared with their interpolation. Raises InputError for a tolerance of 0 or less, ProfileError for
+    profiles of different models, kinds, dtypes, TP degrees or attention backends, or without a common point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
@@ -138,33 +128,23 @@ class _Pairs:
 
 def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, str], _Pairs], int]:
     """Return pairs by TP degree and dtype, and the number of new points without a counterpart."""
-    import polars as pl
-
     left, right = _timed_rows(new, operator), _timed_rows(old, operator)
     shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
     place = [*shape, *_AXES]
     # Repeated measurements of a place count by their median.
-    left, right = (
-        table.group_by(place, maintain_order=True).agg(
-            pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
-        )
-        for table in (left, right)
-    )
+    medians = pl.col("seconds").median(), (pl.col("noise").mean() / pl.len().sqrt()).alias("noise")
+    left, right = (table.group_by(place, maintain_order=True).agg(*medians) for table in (left, right))
     both = left.join(right, on=place, suffix="_old", nulls_equal=True)
     rest = left.join(right, on=place, how="anti", nulls_equal=True)
     between = _interpolate(rest, right, shape, _LINE.get(OPERATOR_PARTS[operator], "tokens"))
     columns = ["tp", "dtype", *_AXES, "seconds", "noise", "seconds_old", "noise_old"]
     found = pl.concat([both.select(columns), between.select(columns)])
-    groups = {
-        (int(tp), str(dtype)): _pairs(group, operator)
-        for (tp, dtype), group in found.group_by("tp", "dtype", maintain_order=True)
-    }
+    by_shard = found.group_by("tp", "dtype", maintain_order=True)
+    groups = {(int(tp), str(dtype)): _pairs(group, operator) for (tp, dtype), group in by_shard}
     return groups, len(left) - len(found)
 
 
 def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
-    import polars as pl
-
     own = profile.of(operator)
     table = pl.DataFrame({n: own[n].tolist() if own[n].dtype.kind == "U" else own[n] for n in COLUMNS})
     table = table.with_columns(skew=pl.when(pl.col("skew") <= 1).then(1.0).otherwise(pl.col("skew").round(6)))
@@ -176,8 +156,6 @@ def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
 
 def _interpolate(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
     """Return new points between two old ones on the same line, with the old time interpolated in logarithms."""
-    import polars as pl
-
     line = [*shape, *(name for name in _AXES if name != axis)]
     points = old.filter(pl.col(axis) > 0).sort(axis)
     points = points.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")

@@ -19,14 +19,9 @@ from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.profile import OPERATOR_PARTS, WHOLE_COLUMNS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
-STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192
-"""Largest step, largest batch, and longest request of an unknown model."""
-
-MAX_DISTANCE = 2.05
-"""Neighbours that are this many times apart leave a gap; doubling grids do not."""
-
-CELL = 4
-"""A cell of the plane of attention spans this factor along either axis."""
+STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192  # largest step and batch, unknown model's request
+MAX_DISTANCE = 2.05  # neighbours that are this many times apart leave a gap; doubling grids do not
+CELL = 4  # a cell of the plane of attention spans this factor along either axis
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,6 @@ def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | No
 
 
 def _groups(profile: Profile) -> Iterator[Ints]:
-    """Yield indices of the rows of each operator, TP degree and dtype."""
     for operator in profile.operators:
         own = np.flatnonzero(profile["operator"] == operator)
         tps, dtypes = profile["tp"][own], profile["dtype"][own]

@@ -16,8 +16,7 @@ from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.profile import COLUMNS, TEXT_COLUMNS, Profile, ProfileFacts
 from lengthwise.schema.specs import dtype_name
 
-QUARTILES_OF_NORMAL = 1.349
-"""Distance between the quartiles of a normal distribution in standard deviations."""
+QUARTILES_OF_NORMAL = 1.349  # distance between the quartiles of a normal distribution in standard deviations
 
 
 def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:

@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lengthwise.cost.profiles.external_tables import (
-    QUARTILES_OF_NORMAL,
-    build_profile,
-    canonical_dtype,
-    gpu_name,
-    model_name,
-    read_table,
-    require_columns,
-    row_counts,
-)
+from lengthwise.cost.profiles import external_tables
 from lengthwise.cost.vidur_format import csv_file, has_csv, names_in
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.profile import Profile, ProfileFacts
@@ -35,15 +26,13 @@ class Shard:
 
     def read(self, name: str, *required: str) -> pl.DataFrame | None:
         """Return the rows of a CSV file; None if there is none."""
-        return read_table(csv_file(self.folder, name), required) if has_csv(self.folder, name) else None
+        return external_tables.read_table(csv_file(self.folder, name), required) if has_csv(self.folder, name) else None
 
 
 def import_llmservingsim(folder: Path | str) -> Profile:
-    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError.
-
-    v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
-    tpN/{dense,attention,per_sequence,moe,skew}.csv. Notes of the profile's metadata list what is left out or converted.
-    """
+    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError."""
+    # v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
+    # tpN/{dense,attention,per_sequence,moe,skew}.csv.
     root = Path(folder)
     if not root.is_dir():
         raise ProfileError(f"an LLMServingSim profile must be a folder with tp1/, tp2/ ...; {root} is not one")
@@ -59,7 +48,9 @@ def import_llmservingsim(folder: Path | str) -> Profile:
     metadata, read = (_v1_metadata, _v1_rows) if v1 else (_v0_metadata, _v0_rows)
     description = metadata(root)
     frames = [frame for shard in shards for frame in read(shard, root)]
-    return build_profile(replace(description, notes=(*description.notes, *dict.fromkeys(notes))), frames, root)
+    return external_tables.build_profile(
+        replace(description, notes=(*description.notes, *dict.fromkeys(notes))), frames, root
+    )
 
 
 _V0_LAYERS = {
@@ -76,8 +67,8 @@ def _v0_metadata(root: Path) -> ProfileFacts:
     return ProfileFacts(
         name=f"{root.name} on {device}, LLMServingSim v0",
         source="llmservingsim v0",
-        gpu=gpu_name(device),
-        model=model_name(model),
+        gpu=external_tables.gpu_name(device),
+        model=external_tables.model_name(model),
         engine="PyTorch modules, FlashAttention 2",
         license="MIT",
         notes=("layers converted from ns, attention from ms (TPU: ns); one measurement a token count",),
@@ -85,7 +76,6 @@ def _v0_metadata(root: Path) -> ProfileFacts:
 
 
 def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Return frames with columns named as a profile's."""
     layers = shard.read("layers", "layer_name", "input", "latency(ns)")
     attention = shard.read("attention", "is_prefill", "prefill_chunk_size", "kv_cache_size", "batch_size")
     dtype = pl.lit("bfloat16" if "TPU" in str(shard.folder) else "float16")
@@ -108,7 +98,7 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         decodes = {"kv_tokens": seqs * keys, "skew": pl.lit(1.0)}
         return [*frames, decode.select(operator=pl.lit("decode attention"), **decodes, **shared)]
     columns = [f"time_stats.attn_{kind}.{name}" for kind in ("prefill", "decode") for name in ("median", "std")]
-    require_columns(attention, columns, root / shard.folder.name / "attention.csv")
+    external_tables.require_columns(attention, columns, root / shard.folder.name / "attention.csv")
     if len(incomplete := decode.filter(keys < seqs)):
         shard.notes.append(f"{len(incomplete):,} decode rows have fewer keys than sequences and are left out")
     counted = "the keys of the whole batch, a prompt's own chunk among them"
@@ -132,12 +122,9 @@ def _v0_layers(layers: pl.DataFrame, shard: Shard, shared: dict[str, Any]) -> li
             sums = parts.agg(pl.col("latency(ns)").sum(), pl.len())
             tables[operator] = sums.filter(pl.col("len") == len(names))
     if unused := {str(name): len(one) for name, one in by_name.items() if name not in used}:
-        shard.notes.append(f"left out, having no counterpart alone: {row_counts(unused)}")
-    seconds = pl.col("latency(ns)") / 1e9
-    return [
-        table.select(operator=pl.lit(operator), tokens=pl.col("input"), seconds=seconds, **shared)
-        for operator, table in tables.items()
-    ]
+        shard.notes.append(f"left out, having no counterpart alone: {external_tables.row_counts(unused)}")
+    columns = {"tokens": pl.col("input"), "seconds": pl.col("latency(ns)") / 1e9} | shared
+    return [table.select(operator=pl.lit(operator), **columns) for operator, table in tables.items()]
 
 
 def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **columns: pl.Expr) -> pl.DataFrame:
@@ -145,19 +132,18 @@ def _v0_gpu_attention(attention: pl.DataFrame, kind: str, shard: Shard, **column
     backend = pl.col("attention_backend") if "attention_backend" in attention.columns else pl.lit("")
     columns |= dict.fromkeys(("dtype", "kv_dtype"), pl.lit("float16"))
     columns |= {"operator": pl.lit(f"{kind} attention"), "tp": pl.lit(shard.tp), "repeats": pl.lit(30)}
-    columns |= {"seconds": median / 1e3, "spread_s": std * (QUARTILES_OF_NORMAL / 1e3), "backend": backend}
+    spread_s = std * (external_tables.QUARTILES_OF_NORMAL / 1e3)
+    columns |= {"seconds": median / 1e3, "spread_s": spread_s, "backend": backend}
     return attention.filter(median.is_not_null()).select(**columns)
 
 
-_V1_LAYERS = {
+_V1_LAYERS = {  # operators of a profile by v1's layers
     "embedding": ("embedding",), "layernorm": ("input norm", "post-attention norm"), "qk_norm": ("norms",),
     "qkv_proj": ("qkv projection",), "rotary_emb": ("rope",), "o_proj": ("output projection",),
     "gate_up_proj": ("mlp up",), "act_fn": ("activation",), "down_proj": ("mlp down",),
     "final_layernorm": ("final norm",),
 }  # fmt: skip
-"""Operators of a profile by v1's layers."""
-_V1_CALLS = {"norms": 2.0}
-"""Calls per layer, where not 1: v1 times one call, and norms queries and keys in two."""
+_V1_CALLS = {"norms": 2.0}  # calls per layer, where not 1: v1 times one call, and norms queries and keys in two
 
 _V1_NOTES = (
     "times in us converted; queries' and keys' norms (qk_norm) are one operator, norms, of two calls",
@@ -170,11 +156,11 @@ def _v1_metadata(root: Path) -> ProfileFacts:
     meta = _v1_meta(root)
     engine = meta.get("engine_effective") or {}
     device = str(meta.get("gpu", meta.get("hardware", "")))
-    model = model_name(str(meta.get("model", "")))
+    model = external_tables.model_name(str(meta.get("model", "")))
     return ProfileFacts(
         name=f"{model} on {meta.get('hardware', device)}, LLMServingSim v1",
         source="llmservingsim v1",
-        gpu=gpu_name(device),
+        gpu=external_tables.gpu_name(device),
         model=model,
         engine=f"vLLM {meta.get('vllm_version', '')}".strip(),
         license="MIT",
@@ -206,16 +192,15 @@ def _v1_meta(root: Path) -> dict[str, Any]:
 
 
 def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
-    """Return frames with columns named as a profile's."""
     meta = _v1_meta(root)
     repeats = int(meta.get("measurement_iterations", 0))
-    dtype = pl.lit(canonical_dtype(str(meta.get("variant", "bf16")).split("-")[0]))
+    dtype = pl.lit(external_tables.canonical_dtype(str(meta.get("variant", "bf16")).split("-")[0]))
     shared: dict[str, Any] = {"dtype": dtype, "tp": pl.lit(shard.tp), "repeats": pl.lit(repeats)}
     time_us, frames = pl.col("time_us"), []
     if (dense := shard.read("dense", "layer", "tokens", "time_us")) is not None:
         counts = dict(dense.group_by("layer").len().rows())
         if unused := {layer: rows for layer, rows in counts.items() if layer not in _V1_LAYERS}:
-            shard.notes.append(f"left out, having no counterpart: {row_counts(unused)}")
+            shard.notes.append(f"left out, having no counterpart: {external_tables.row_counts(unused)}")
         for layer, operators in _V1_LAYERS.items():
             rows = dense.filter(pl.col("layer") == layer)
             for name in operators:
@@ -235,7 +220,7 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         shard.notes.append(f"tp {shard.tp} has no attention.csv")
         return frames
     cache = str((meta.get("engine_effective") or {}).get("kv_cache_dtype", "auto"))
-    shared["kv_dtype"] = dtype if cache == "auto" else pl.lit(canonical_dtype(cache))
+    shared["kv_dtype"] = dtype if cache == "auto" else pl.lit(external_tables.canonical_dtype(cache))
     frames += _v1_attention(attention, shared)
     skew = shard.read("skew", "n", "nb", "pc", "kp", "kvs", "kv_big", "t_max_us", "t_skew_us")
     calls = 0 if skew is None else _calls_per_time(skew, attention, int(meta.get("measurement_iterations", 1)), shard)

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
+from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, ProfileError
 from lengthwise.schema.files import write_whole
@@ -20,8 +22,6 @@ _ADVICE = "Write one with `lengthwise profile run` or `lengthwise profile import
 
 def write_profile(profile: Profile, path: Path | str) -> None:
     """Write a profile to a Parquet file, completely or not at all; raise OutputError or ProfileError."""
-    import polars as pl
-
     _require_rows(profile, f"the profile {profile.metadata.name}")
     try:
         metadata = json.dumps({"version": VERSION, "facts": dataclasses.asdict(profile.metadata)})
@@ -34,9 +34,6 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
 def read_profile(path: Path | str) -> Profile:
     """Read a profile that ``write_profile`` wrote; raise ProfileError for a missing, damaged or other file."""
-    import polars as pl
-    from polars.exceptions import PolarsError
-
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -27,18 +27,12 @@ _DTYPE = "float16"
 def import_vidur(
     folder: Path | str, model: ModelSpec, device: str, *, node: NodeSpec | None = None, keep_surrogates: bool = False
 ) -> Profile:
-    """Import the profile of a model on a device from a folder laid out like Vidur's ``data/profiling``.
+    """Import a model on a device, at all TP degrees, from a folder like Vidur's ``data/profiling``; raise ProfileError.
 
-    All TP degrees are imported; notes list a missing attention.csv or network folder. ``spread_s`` is that of a normal
-    distribution with Vidur's standard deviation. Raises ProfileError with what is present.
-
-    Args:
-        folder: Holds compute/ and network/.
-        model: Its name or an alias must be a folder; its shapes select the rows.
-        device: A folder under compute/ ("a100"), or a GPU whose name starts so.
-        node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
-        keep_surrogates: Keep attention rows marked SURROGATE, which are made up and not measured; the metadata's
-            ``machine["made_up"]`` then lists their TP degrees by operator.
+    ``model`` names a folder and selects rows; ``device`` is a folder under compute/ ("a100"), or a GPU whose name
+    starts so; ``node`` selects the network folder (None: the device's pairwise NVLink, else its DGX). ``spread_s`` is
+    that of a normal distribution. With ``keep_surrogates``, made-up attention rows are kept and listed in
+    ``machine["made_up"]``.
     """
     root = Path(folder)
     if not root.is_dir():

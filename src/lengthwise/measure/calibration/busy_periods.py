@@ -84,10 +84,8 @@ def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
     return replace(counters, at_s=last_s, uncertainty_s=np.zeros(len(counters))).taken(known)
 
 
-FOREIGN_TOKENS = 0.02
-"""Tokens beyond the run's own, as a share of them, that show that other clients used the server."""
-EXTRA_STEPS = 0.1
-"""Steps beyond those that the run's tokens allow, as a share of them, that show that some were counted repeatedly."""
+FOREIGN_TOKENS = 0.02  # tokens beyond the run's own, as a share of them, that show that other clients used the server
+EXTRA_STEPS = 0.1  # share of steps beyond those that the run's tokens allow: some were counted repeatedly
 
 
 def foreign_load(run: Run, counters: Counters) -> str:
@@ -95,10 +93,8 @@ def foreign_load(run: Run, counters: Counters) -> str:
     if not len(counters):
         return ""
     r = run.measured.records.requests
-    generated, tokens, steps, preempted = (
-        float(column[-1] - column[0])
-        for column in (counters.generated, counters.tokens, counters.steps, counters.preempted)
-    )
+    columns = (counters.generated, counters.tokens, counters.steps, counters.preempted)
+    generated, tokens, steps, preempted = (float(column[-1] - column[0]) for column in columns)
     for verb, counted, own in (
         ("made", generated, float(r.output_tokens.sum())),
         ("computed in prompts", tokens - generated, float(r.prompt_tokens.sum())),
@@ -115,11 +111,9 @@ def foreign_load(run: Run, counters: Counters) -> str:
 
 
 def max_steps(r: RequestRecords) -> float:
-    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish.
-
-    A step gives one token to every decoding request. From some moment on there are hence as many steps as the decoding
-    request that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
-    """
+    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish."""
+    # A step gives one token to every decoding request. From some moment on there are hence as many steps as the request
+    # that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     if not finished[started].all():
@@ -139,10 +133,8 @@ def max_steps(r: RequestRecords) -> float:
     return steps
 
 
-MIN_STEPS = 20
-"""The ends of a period fall somewhere within a step, which blurs the mean of 20 steps by a fiftieth."""
-MAX_UNCERTAINTY = 0.05
-"""Share of a period by which its ends may be uncertain because the server answered slowly."""
+MIN_STEPS = 20  # the ends of a period fall somewhere within a step, which blurs the mean of 20 steps by a fiftieth
+MAX_UNCERTAINTY = 0.05  # share of a period by which its ends may be uncertain because the server answered slowly
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lengthwise.engine.step_time import step_time
-from lengthwise.measure.calibration import parameters, solver
+from lengthwise.measure.calibration import measured_runs, parameters, solver
 from lengthwise.measure.calibration.iteration_log import Iterations
-from lengthwise.measure.calibration.measured_runs import (
-    Mask,
-    Run,
-    Split,
-    check_enough,
-    finished_counts,
-    origin_notes,
-    seconds_of,
-    split_of,
-)
+from lengthwise.measure.calibration.measured_runs import Mask, Run, Split, seconds_of
 from lengthwise.measure.calibration.parameters import MASKED, Prior, part_errors, priors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
 from lengthwise.measure.calibration.solver import Problem, Solution, solve
@@ -62,11 +53,8 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
     return Reach(**dict(zip(("tokens", "seqs", "chunk", "context", "kv_tokens"), largest, strict=True)))
 
 
-UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")
-"""Engines that attend by request: effects in their runs that resemble masks have another cause."""
-
-MAX_PAIR_RATIO = 2.0
-"""A masked pair is computed like a prompt's own: beyond so many times its seconds the cause is another."""
+UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")  # engines that attend by request
+MAX_PAIR_RATIO = 2.0  # a masked pair that costs more than so many of a prompt's own has another cause
 
 
 def with_masks(
@@ -300,9 +288,8 @@ def calibrate(
     """Return cost tables with which simulations agree with measured runs, and errors on held-out requests.
 
     The runs' requests are simulated with candidate tables until TTFT, TPOT and JCT (in log, by groups of requests and
-    by quantile, with Huber's loss) are as close as possible. A factor on each kind of kernel, the host's seconds and
-    the seconds of a request before the engine move, each with a prior from the errors that the tables state. A
-    parameter that the runs do not determine keeps its value and is named.
+    by quantile, with Huber's loss) are as close as possible. Factors on kinds of kernels and seconds of the host move,
+    each with a prior from the errors that the tables state; what the runs do not determine stays and is named.
 
     Args:
         runs: Runs of one engine with one setting, at one load or several.
@@ -310,24 +297,22 @@ def calibrate(
         fit: Parameters that may move (names of ``Parameter``); None: all that the deployment has.
         holdout: A share, or runs of their own. From three loads on, a share holds out complete loads, neither the
             lowest nor the highest; else the last requests of each run, which are simulated but not fitted.
-        iterations: The engine's log of steps, fitted as well. Steps of other runs and of held-out requests are left out
-            by tokens or times; where neither identifies them, a note says so and scores are named "seen".
+        iterations: The engine's log of steps, fitted as well, without steps of other runs and of held-out requests; if
+            neither tokens nor times identify these, a note says so and scores are named "seen".
         allow: "warnings": also runs with warnings, and runs of unknown origin that tables fit badly however far they
             move; "simulated": also simulated runs.
         masks: "auto": look for dense masks unless ``fit`` is given or the engines are known to have none; "no".
         scrape: "auto": without a usable log, fit a vLLM's counters that runs recorded, over its busy periods; "no".
 
-    Raises:
-        InputError: The runs do not belong to the deployment or, by the result, hardly can; they are too few, determine
-            nothing, or have warnings.
+    Raises InputError if the runs are not of this deployment, are too few, determine nothing, or have warnings.
     """
     for name, value in (("masks", masks), ("scrape", scrape)):
         if value not in {"auto", "no"}:
             raise InputError(f"{name} must be one of auto, no; it is {value!r}")
     if masks == "no" and MASKED in (fit or ()):
         raise InputError("dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two")
-    split = split_of(runs, deployment, holdout, allow)
-    check_enough(split.runs)
+    split = measured_runs.split_of(runs, deployment, holdout, allow)
+    measured_runs.check_enough(split.runs)
     steps = step_evidence_of(split.runs, deployment, iterations, counters=scrape == "auto")
     if steps.seen:
         split = seen_by_log(split)
@@ -338,19 +323,15 @@ def calibrate(
     notes: list[str] = []
     unmasked = without_masks([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
-        notes.append(
-            f"dense masks were not looked for: {', '.join(unmasked)} attends by request (--fit with masked among the "
-            "names looks all the same)"
-        )
+        reason = f"{', '.join(unmasked)} attends by request (--fit with masked among the names looks all the same)"
+        notes.append(f"dense masks were not looked for: {reason}")
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():
-        raise InputError(
-            "the runs must determine at least one parameter; whatever moves, they stay within "
-            "1 % of where they are. Measure longer requests at a higher load"
-        )
+        found = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
+        raise InputError(f"the runs must determine at least one parameter; {found}")
     found = _result(problem, solution, split, deployment, seed, fit)
-    origin = origin_notes(found, split.runs, deployment, allow)
+    origin = measured_runs.origin_notes(found, split.runs, deployment, allow)
     masked = mask_notes(problem.values(solution.z), deployment)
     return replace(found, notes=(*origin, *found.notes, *steps.notes, *notes, *masked), origin=origin)
 
@@ -402,7 +383,7 @@ def _result(
         errors=part_errors(cost, found, shares, spread, ttft_spread),
         reach=reach_of(split.fitted, fitted, deployment),
     )
-    fitted_count, held_out_count = finished_counts(split.runs)
+    fitted_count, held_out_count = measured_runs.finished_counts(split.runs)
     sides = [
         (run, Simulation(old[id(run)], cost.front), Simulation(new[id(run)], tables.front)) for run in split.validation
     ]

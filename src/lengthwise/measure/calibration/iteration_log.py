@@ -26,8 +26,7 @@ LINE = re.compile(
 )
 """Line of a step in vLLM (0.14 and later, checked on 0.32) with ``--enable-logging-iteration-details``."""
 MIN_STEPS = 20
-YEAR_S = 366 * 86400.0
-"""A leap year: the log states month and day alone."""
+YEAR_S = 366 * 86400.0  # a leap year: the log states month and day alone
 _TOKEN_CELLS, _KV_CELLS = 8, 4
 
 
@@ -95,22 +94,16 @@ def in_cells(log: Iterations) -> Iterations:
     cell = cell.reshape(-1)
     order = np.argsort(cell, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(cell[order])) + 1)
-    columns: dict[str, Any] = {
-        name: np.array([getattr(log, name)[rows].mean() for rows in parts])
-        for name in ("prefill_seqs", "prefill_tokens", "decode_seqs", "kv_share")
-    }
+    names = ("prefill_seqs", "prefill_tokens", "decode_seqs", "kv_share")
+    columns: dict[str, Any] = {name: np.array([getattr(log, name)[rows].mean() for rows in parts]) for name in names}
     columns["seconds"] = np.array([np.median(log.seconds[rows]) for rows in parts])  # unmoved by single delayed steps
     return Iterations(**columns, steps=np.array([len(rows) for rows in parts], dtype=np.int64))
 
 
-ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))
-"""Offsets of clocks from UTC, the smallest first."""
-SECOND_S = 1.0
-"""Resolution of a line: a step falls anywhere within the logged second."""
-SLACK_S = 1.0
-"""Tolerance for differing clocks of two machines, or a late line."""
-TOKENS_TOLERANCE = 0.05
-"""Share of a run's tokens by which those logged in its time may differ."""
+ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))  # offsets of clocks from UTC, the smallest first
+SECOND_S = 1.0  # resolution of a line: a step falls anywhere within the logged second
+SLACK_S = 1.0  # tolerance for differing clocks of two machines, or a late line
+TOKENS_TOLERANCE = 0.05  # share of a run's tokens by which those logged in its time may differ
 
 
 def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
@@ -162,8 +155,7 @@ def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
     return np.asarray((second_s + SECOND_S > start_s) & (second_s < end_s))
 
 
-MIN_SECONDS_SHARE = 0.2
-"""Smallest plausible share of logged seconds in the time between tokens; 4 layers on a CPU reach a half."""
+MIN_SECONDS_SHARE = 0.2  # of logged seconds in the time between tokens; 4 layers on a CPU reach a half
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
@@ -230,10 +222,8 @@ def _places(log: Iterations, run: Run) -> list[tuple[int, int]]:
         return []
     prompts, decodes = _token_sums(run)
     idle = np.append(np.flatnonzero((log.decode_seqs == 0) & (log.prefill_seqs > 0)), len(log))
-    computed, decoded = (
-        np.concatenate([[0], np.cumsum(np.round(tokens).astype(np.int64))])[idle]
-        for tokens in (log.prefill_tokens, log.decode_seqs)
-    )
+    counts = (np.round(tokens).astype(np.int64) for tokens in (log.prefill_tokens, log.decode_seqs))
+    computed, decoded = (np.concatenate([[0], np.cumsum(tokens)])[idle] for tokens in counts)
     radix = decoded[-1] + decodes + 1  # both sums in one sortable number
     sums = computed * radix + decoded
     target = sums + prompts * radix + decodes

@@ -21,8 +21,7 @@ from lengthwise.schema.workload import Workload
 
 Mask = npt.NDArray[np.bool_]
 MIN_TPOT_TOKENS = 8
-BLOCKS = 12
-"""Blocks of time per run. Consecutive requests wait in the same queue, so that at most blocks are independent."""
+BLOCKS = 12  # blocks of time per run: requests wait in one queue, so that at most blocks are independent
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def until_s(run: Run) -> float:
     return float(due_s[len(due_s) - count]) if count else np.inf
 
 
-MIN_LATENESS_EFFECT = 0.02
-"""A client's lateness that changes TTFT's mean and 95th percentile by less is within the noise of any run."""
+MIN_LATENESS_EFFECT = 0.02  # smaller changes of TTFT's mean and 95th percentile are within the noise of any run
 
 
 def harmless_lateness(measured: Measured) -> tuple[str, ...]:
@@ -176,8 +174,7 @@ def _nonempty_strings(*values: Any) -> Iterator[str]:
 MIN_REQUESTS = 50
 ALLOWED = ("warnings", "simulated")
 CLOCK_SLACK = 1.02
-MIN_OVERLAP_SHARE = 0.05
-"""Share of a run in which more requests may seem to run than do: a client that reads late prolongs them."""
+MIN_OVERLAP_SHARE = 0.05  # share of a run in which more requests may seem to run: a late reader prolongs them
 PROMPT_SLACK = 0.02
 
 
@@ -187,10 +184,8 @@ def check_runs(runs: Sequence[Measured], names: Sequence[str], deployment: Deplo
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
     if simulated and "simulated" not in allow:
-        raise InputError(
-            f"{', '.join(simulated)} must be measured on a real engine; simulated runs would only repeat the "
-            "simulator. Measure with `lengthwise bench`, or allow it (--force)"
-        )
+        found = "simulated runs would only repeat the simulator. Measure with `lengthwise bench`, or allow it (--force)"
+        raise InputError(f"{', '.join(simulated)} must be measured on a real engine; {found}")
     doubtful = {}
     for run, name in zip(runs, names, strict=True):
         clock, harmless = clock_warning(run.records.requests, run.records.end_s), harmless_lateness(run)
@@ -297,8 +292,7 @@ def origin_notes(
     return tuple(note for note in (warning, unknown) if note)
 
 
-MIN_LOADS = 3
-"""Loads from which on complete loads are held out: the lowest and the highest are always fitted."""
+MIN_LOADS = 3  # loads from which on complete loads are held out: the lowest and the highest are always fitted
 
 
 @dataclass(frozen=True)
@@ -349,10 +343,8 @@ def split_of(
         for i in range(len(runs), len(every)):
             fitted = [other for other in loads[_requests(every[i])] if other < len(runs)]
             if fitted:
-                notes.append(
-                    f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): it measures noise, not a "
-                    "new load"
-                )
+                reason = "it measures noise, not a new load"
+                notes.append(f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): {reason}")
     elif len(loads) >= MIN_LOADS:
         held_out = _middle(runs, list(loads.values()), share)
         shares = [1.0 if i in held_out else 0.0 for i in range(len(runs))]

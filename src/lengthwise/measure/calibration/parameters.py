@@ -14,11 +14,8 @@ from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 """Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
-MIN_PRIOR_LOG_SD = 0.25
-"""Stated errors below this are not trusted: a calibration is run because the tables are in doubt."""
-CLIENT_S, MASKED_S = 1e-3, 1e-12
-"""Where the search starts if the tables hold no host overhead at all, and no seconds of attention."""
-
+MIN_PRIOR_LOG_SD = 0.25  # a calibration is run because the tables are in doubt
+CLIENT_S, MASKED_S = 1e-3, 1e-12  # start of the search if the tables hold no host overhead, or no attention
 PARTS = {"work": ("layer", "first", "head"), "prefill": ("prefill",), "decode": ("decode",), "comm": ("comm",)}
 LABELS = {
     "work": "projections, MLP, head (all but attention)",
@@ -114,19 +111,16 @@ def host_line(host_s: Floats) -> tuple[float, float]:
 
 
 MIN_ERROR_LOG_SD = 0.005
-HOST_LOG_SD, MAX_LOG_SD = 0.5, 1.0
-"""Error of a host without any statement on it, as in the roofline; and the largest error of any host."""
+HOST_LOG_SD, MAX_LOG_SD = 0.5, 1.0  # error of a host without any statement on it, and the largest of any host
 FIRST_TOKEN_PARTS, MAX_FIRST_TOKEN_LOG_SD = ("prefill", "host"), 0.5
 
 
 def part_errors(
     given: CostTables, found: Sequence[Parameter], shares: Mapping[str, float], tpot_log_sd: float, ttft_log_sd: float
 ) -> tuple[PartError, ...]:
-    """Return errors of the parts from their parameters' intervals, and of "step" the error they leave unexplained.
-
-    ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
-    to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
-    """
+    """Return errors of the parts from their parameters' intervals, and of "step" what they leave unexplained."""
+    # ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
+    # to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}
     given_sd = {e.part: e.log_sd for e in reversed(given.errors)}

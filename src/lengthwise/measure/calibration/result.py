@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from lengthwise.schema.cost_tables import CostTables
 
 METRICS = ("ttft", "tpot", "jct")
-MIN_MEAN_ERROR = 0.1
-"""Runs and tables disagree where the 95 % interval of a mean's error lies beyond this share."""
-
+MIN_MEAN_ERROR = 0.1  # runs and tables disagree where the 95 % interval of a mean's error lies beyond this share
 FAR, FAR_OFF = 3.0, 0.3
 """Tables whose kernels moved by more than FAR and whose means are still off by more than FAR_OFF likely belong to
 another model or device than the runs. Correct tables may move as far (CPU rooflines do, by 4 to 6), and may miss as
@@ -19,11 +17,9 @@ FAR_HOST, MAX_HOST_SHARE = 30.0, 0.5
 """A host that takes more than FAR_HOST times its typical seconds, and more than MAX_HOST_SHARE of the time of steps (or
 leaves means far off), likely absorbs what the kernels of wrong tables lack, so that they fit well all the same. The
 host of a slow CPU takes up to 0.4 of steps whose kernels run on it as well."""
-DEFAULT_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}
-"""Seconds of a typical engine's host; the search starts from them where the tables hold none."""
+DEFAULT_HOST_S = {"host_step": 100e-6, "host_sequence": 1e-6}  # of a typical engine, where the tables hold none
 
-MIN_INCREASE = 0.005
-"""Errors that grow by less than half a percentage point do not deserve a warning."""
+MIN_INCREASE = 0.005  # errors that grow by less than half a percentage point do not deserve a warning
 
 
 @dataclass(frozen=True)
@@ -121,11 +117,6 @@ class Calibration:
     def determined(self) -> tuple[Parameter, ...]:
         """The parameters that the runs determine."""
         return tuple(p for p in self.parameters if p.determined)
-
-    @property
-    def undetermined(self) -> tuple[Parameter, ...]:
-        """The parameters that stay at their prior because the runs do not determine them."""
-        return tuple(p for p in self.parameters if not p.determined)
 
     @property
     def warnings(self) -> tuple[str, ...]:

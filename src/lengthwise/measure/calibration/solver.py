@@ -201,12 +201,9 @@ def loss(residuals: Floats, z: Floats) -> float:
     return float(data.sum() + (z**2).sum())
 
 
-FLOOR = 0.02
-"""No engine repeats itself more closely than this; closer agreement is not evidence."""
-NARROW = (0.08, 0.05, 0.05)
-"""Extents, in the log of a factor, within which residuals are linear."""
-MIN_EFFECT = 0.01
-"""A parameter that moves predictions by less than 1 % is undetermined, unless dropping it costs two deviations."""
+FLOOR = 0.02  # no engine repeats itself more closely than this; closer agreement is not evidence
+NARROW = (0.08, 0.05, 0.05)  # extents, in the log of a factor, within which residuals are linear
+MIN_EFFECT = 0.01  # a parameter of a smaller effect is undetermined, unless dropping it costs two deviations
 
 
 def scale_at(problem: Problem, z: Floats) -> Floats:
@@ -246,17 +243,11 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
 
 FIRST_SCALE = (0.2, 0.1, 0.15, 0.15)
 SPREAD_Z, STARTS = 2.0, 3
-LIFTED_Z = 1.2
-"""Seconds near zero move nothing in log: a search that went there by mistake returns only from a raised start."""
-WIDE = (0.3, 0.2, 0.12)
-"""Extents of the first models, in the log of a factor, before NARROW."""
-SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95
-"""Two deviations' worth of the loss; the share of rows over which an effect is measured."""
-CERTAIN_DEVIATIONS = 4.0
-"""A parameter so many deviations from neutral moved; no trial without it is needed."""
-
-NUISANCE = "log_step"
-"""Parameter of the log's clock, not of the tables: whether it moved does not matter."""
+LIFTED_Z = 1.2  # seconds near zero move nothing in log, so that a search returns only from a raised start
+WIDE = (0.3, 0.2, 0.12)  # extents of the first models, in the log of a factor, before NARROW
+SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95  # two deviations; share of rows over which an effect is measured
+CERTAIN_DEVIATIONS = 4.0  # a parameter so many deviations from neutral moved; no trial without it is needed
+NUISANCE = "log_step"  # parameter of the log's clock, not of the tables: whether it moved does not matter
 
 
 @dataclass(frozen=True)
@@ -272,12 +263,9 @@ class Solution:
 
 
 def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None = None) -> Solution:
-    """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior.
-
-    Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
-    other, unless that worsens the agreement; so does a determined one whose move improves the agreement by no more than
-    noise would. ``start``: an additional start of the search.
-    """
+    """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior."""
+    # Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
+    # other, unless that worsens the agreement; so does a determined one whose move is no better than noise.
     names = [prior.name for prior in problem.priors]
     determined = requested = np.array([name in free for name in names])
     z, scale = _search(problem, determined, seed, start)
@@ -315,12 +303,9 @@ def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None
 def _without_noise(
     problem: Problem, at: tuple[Floats, float, LinearModel], scale: Floats, noise: Floats, seed: int
 ) -> Floats:
-    """Return [p] values in which parameters are neutral whose move improves the agreement by no more than noise does.
-
-    Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, and by ``noise`` times as much where they
-    are correlated. The first trial has all parameters neutral, further ones add the least certain; each refits the
-    others.
-    """
+    """Return [p] values without moves of parameters that improve the agreement by no more than noise does."""
+    # Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, else by ``noise`` times as much. The
+    # first trial has all parameters neutral, further ones add the least certain; each refits the others.
     z, cost, model = at
     moving, retained = model.free.copy(), np.array([prior.name == NUISANCE for prior in problem.priors])
     weight = problem.weights(scale)

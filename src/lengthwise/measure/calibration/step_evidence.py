@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lengthwise.measure.calibration import iteration_log
 from lengthwise.measure.calibration.busy_periods import BusyPeriods, busy_periods_of, counters_of
-from lengthwise.measure.calibration.iteration_log import (
-    MIN_STEPS,
-    Iterations,
-    fitted_steps,
-    implausible_seconds,
-    in_cells,
-)
+from lengthwise.measure.calibration.iteration_log import MIN_STEPS, Iterations
 from lengthwise.measure.calibration.measured_runs import BLOCKS, Run
 from lengthwise.measure.calibration.parameters import host_line
 from lengthwise.measure.calibration.result import METRICS
@@ -24,11 +19,9 @@ from lengthwise.schema.records import Floats, Ints
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
-    """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs.
-
-    "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
-    without cached context; decodes read the cache less the prompts' own tokens.
-    """
+    """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs."""
+    # "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
+    # without cached context; decodes read the cache less the prompts' own tokens.
     cost = deployment.cost
     layers = float(cost.stage_layers.sum())
     tokens, seqs = log.prefill_tokens + log.decode_seqs, log.prefill_seqs + log.decode_seqs
@@ -181,8 +174,7 @@ def _sum_by_period(period: Ints, each: Floats, m: int) -> Floats:
 
 Parts = Mapping[str, Floats]
 MAX_CELL_STEPS = 10
-MAX_OBSERVATIONS = len(METRICS) * BLOCKS
-"""Weight of all evidence of steps together: as many observations as a run's requests are worth."""
+MAX_OBSERVATIONS = len(METRICS) * BLOCKS  # weight of all evidence of steps: that of a run's requests
 SEEN = "seen by the log"
 
 
@@ -224,8 +216,8 @@ def step_evidence_of(
 
 def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) -> StepEvidence:
     fitted = sum(bool(run.fit.any()) for run in runs)
-    taken = fitted_steps(log, runs)
-    if reason := implausible_seconds(log if taken is None else log.taken(taken), runs):
+    taken = iteration_log.fitted_steps(log, runs)
+    if reason := iteration_log.implausible_seconds(log if taken is None else log.taken(taken), runs):
         return StepEvidence(None, [f"the log of steps was not fitted: {reason}"])
     if taken is None:
         note = (
@@ -244,7 +236,7 @@ def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) 
 
 def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> Evidence:
     """Return the evidence of a log of steps, which counts as one more run besides ``runs``."""
-    log = in_cells(iterations)
+    log = iteration_log.in_cells(iterations)
     m, steps = len(log), np.minimum(log.steps, MAX_CELL_STEPS)
     weight = np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum()))
     block = runs * BLOCKS + np.arange(m) * BLOCKS // m

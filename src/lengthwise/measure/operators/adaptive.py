@@ -178,12 +178,9 @@ def _step_place(operator: Operator, *, of_prompts: bool) -> Place | None:
 
 
 def candidates(known: Mapping[str, Known], target: float) -> list[Candidate]:
-    """Return new points and points to repeat, the most important first; none if the target is met.
-
-    The score of a new point is the prediction error around it beyond the spread of repeats, times its distance from
-    measured points, times the root of its operator's share, so that small operators are not neglected. A point with an
-    error above ``target`` and a large spread is repeated.
-    """
+    """Return new points and points to repeat, the most important first; none if the target is met."""
+    # The score of a new point is the prediction error around it beyond the spread of repeats, times its distance from
+    # measured points, times the root of its operator's share, so that small operators are not neglected.
     share, found = shares(known), list[Candidate]()
     for key, one in known.items():
         if one.operator.kind == MESSAGE:  # measured once, by processes of their own

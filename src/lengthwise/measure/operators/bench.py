@@ -93,12 +93,10 @@ class Outcome:
 def measure(
     bench: Bench, points: Sequence[Point], repeats: int, late: Callable[[], bool] = lambda: False
 ) -> list[Outcome]:
-    """Return an outcome per point; in each round every prepared point is repeated once.
-
-    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared
-    (and so has no outcome), and rounds end when every point has MIN_REPEATS. A point without memory beside others is
-    tried alone before it is skipped. A LostError holds the results so far.
-    """
+    """Return an outcome per point; each round repeats every prepared point once; a LostError holds them so far."""
+    # Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared
+    # (and so has no outcome), and rounds end when every point has MIN_REPEATS. A point without memory beside others is
+    # tried alone before it is skipped.
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
     while left or alone:

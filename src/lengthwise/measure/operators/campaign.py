@@ -168,9 +168,7 @@ Progress = Callable[[float, float, str], None]
 _BATCH = 8
 _MAX_EXTRA_REPEATS = 6
 _GROWTH, _POINT_S = 8.0, 0.05
-MARGIN = 1.5
-"""Factor on the estimated time of the rest of the coarse grid in the budget that a refusal recommends."""
-
+MARGIN = 1.5  # factor on the estimated time of the rest of the coarse grid in the budget that a refusal recommends
 _MIN_SCALING_S = 2e-3  # a faster point is mostly overhead, and says little about larger ones
 
 
@@ -185,10 +183,7 @@ class Plan:
 
 
 class Campaign:
-    """Measures a plan's points on a bench, and stores each in the journal immediately.
-
-    ``clock`` returns seconds from any start; ``progress`` takes the seconds spent, the budget, and the operator.
-    """
+    """Measures a plan's points on a bench within its budget, and stores each in the journal immediately."""
 
     def __init__(
         self, plan: Plan, bench: Bench, journal: Journal, clock: Callable[[], float], progress: Progress

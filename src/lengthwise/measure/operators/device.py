@@ -110,13 +110,8 @@ def _dtype(torch: Any, model: ModelSpec, kind: str, requested: str) -> str:
     return dtype
 
 
-_GPU_QUERY = {
-    "driver": "driver_version",
-    "largest_clock": "clocks.max.sm",
-    "clock": "clocks.sm",
-    "power_limit": "power.limit",
-    "memory": "memory.total",
-}
+_GPU_QUERY = {"driver": "driver_version", "largest_clock": "clocks.max.sm", "clock": "clocks.sm"}
+_GPU_QUERY |= {"power_limit": "power.limit", "memory": "memory.total"}
 
 
 def machine_facts(torch: Any, device: Device) -> dict[str, Any]:

@@ -344,7 +344,6 @@ class Kernels:
         return mask.triu(keys - chunk - window + 1) if window and keys > window else mask
 
     def _first_backend(self, ready: Callable[[str], tuple[Callable[[int], object], int]], note: str) -> Kernel:
-        """Return the kernel of the first backend that supports these shapes."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         @contextmanager

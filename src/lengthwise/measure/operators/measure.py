@@ -15,17 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lengthwise.measure.operators import device as hardware
 from lengthwise.measure.operators.bench import Outcome, TorchBench
 from lengthwise.measure.operators.campaign import Campaign, Journal, OperatorLine, Plan, as_profile, notes, table
-from lengthwise.measure.operators.device import (
-    Device,
-    choose,
-    cpu_load,
-    device_name,
-    emulates_bfloat16,
-    machine_facts,
-    torch_module,
-)
+from lengthwise.measure.operators.device import Device
 from lengthwise.measure.operators.kernels import HOST_NOTE
 from lengthwise.measure.operators.points import MESSAGE, Operator, Point, Reach, operators_of, unmeasured
 from lengthwise.schema.errors import InputError
@@ -51,9 +44,9 @@ def profile_notes(device: Device, tp: Sequence[int], groups: Sequence[int], mode
         found.append(f"all-reduce and send over {missing} GPUs were not measured: this machine has fewer")
     if max(tp) > 1:
         found.append("logits gather was not measured")
-    if device.kind == "cpu" and device.dtype == "bfloat16" and emulates_bfloat16():
+    if device.kind == "cpu" and device.dtype == "bfloat16" and hardware.emulates_bfloat16():
         found.append("this processor has no bfloat16: torch converts, which takes far longer")
-    if device.kind == "cpu" and (load := cpu_load()) > _BUSY:
+    if device.kind == "cpu" and (load := hardware.cpu_load()) > _BUSY:
         found.append(f"the cores were busy: {load:.1f} runnable processes a core in the last minute, this one included")
     return tuple(found)
 
@@ -89,10 +82,8 @@ def measure_collectives(
             streams: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "stderr": err_file}
             commands = [[sys.executable, "-m", _WORKER, json.dumps(settings | {"rank": n})] for n in range(gpus)]
             outputs: list[Any] = [out_file, *[subprocess.DEVNULL] * (gpus - 1)]
-            workers = [
-                subprocess.Popen(command, stdout=output, **streams)  # noqa: S603 - this very package
-                for command, output in zip(commands, outputs, strict=True)
-            ]
+            pairs = zip(commands, outputs, strict=True)
+            workers = [subprocess.Popen(command, stdout=output, **streams) for command, output in pairs]  # noqa: S603
             reason = _wait(workers, limit_s)
         complete = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         errors = err.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -163,25 +154,22 @@ def measure_operators(
 ) -> Measurement:
     """Measure a model's operators on this machine's device.
 
+    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
+    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
+
     Args:
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         dtype: "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU.
         tp: Tensor-parallel degrees whose shards are measured, all on the one device.
         budget_s: Total seconds, including those of an interrupted run.
-        max_tokens: Largest step; None: 2,048 on a CPU, 16,384 on a GPU.
-        max_seqs: Largest number of sequences of a step; None: 64 or 512.
-        max_context: Longest request; None: 4,096 or 32,768; never more than the model's own.
-        threads: Of a CPU; None: all cores.
+        max_tokens: Largest step; like ``max_seqs`` and ``max_context`` by default that of REACHES.
         target: Relative error, of points predicted from the others, at which to stop early.
         resume: File that stores points immediately; the measurement continues an existing one.
         progress: Called with the seconds spent, the budget, and the current operator.
-
-    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
-    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
     """
     started = time.perf_counter()
-    torch = torch_module()
-    where = choose(torch, model, device, dtype, threads)
+    torch = hardware.torch_module()
+    where = hardware.choose(torch, model, device, dtype, threads)
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
     reach = _reach(model, where, max_tokens, max_seqs, max_context)
@@ -190,7 +178,7 @@ def measure_operators(
     groups = [n for n in degrees if n <= torch.cuda.device_count()]
     if where.kind == "cpu":  # between two processes, whatever the degrees
         groups = [2] if degrees else []
-    name = device_name(torch, where)
+    name = hardware.device_name(torch, where)
     identity = {  # points of two runs belong together if these agree
         "model": model.name,
         "shapes": hashlib.sha256(repr(model).encode()).hexdigest()[:12],
@@ -232,7 +220,7 @@ def measure_operators(
         model=model.name,
         engine=f"torch {torch.__version__}",
         measured=datetime.now(UTC).date().isoformat(),
-        machine=machine_facts(torch, where),
+        machine=hardware.machine_facts(torch, where),
         notes=(*missing, *profile_notes(where, tp, groups, model), *notes(outcomes)),
     )
     return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
@@ -242,7 +230,7 @@ def require_measurable(
     model: ModelSpec, *, device: str, dtype: str, tp: Sequence[int], threads: int | None = None
 ) -> None:
     """Raise what ``measure_operators`` raises for these settings, before any file is touched."""
-    where = choose(torch_module(), model, device, dtype, threads)
+    where = hardware.choose(hardware.torch_module(), model, device, dtype, threads)
     operators_of(model, tp, _reach(model, where, None, None, None))
 
 
