@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise.schema.workload import Floats, Ints
+
 _WORDS = {
     "compose": "write compose draft create generate produce author pen craft make",
     "long_form": "essay story article blog post speech letter report chapter novel script screenplay dialogue "
@@ -115,9 +117,6 @@ PHRASES: dict[str, float] = {
 }  # fmt: skip
 """Prior weights of phrases, found anywhere in lower-case text."""
 
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 HEAD, TAIL = 1200, 500
 """Characters read at both ends of a prompt; of a text pasted in between, only the length counts."""

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, MissingExtraError
-
-Floats = npt.NDArray[np.float64]
+from lengthwise.schema.workload import Floats
 
 _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 """Up to so many rows and levels, evaluating all nodes is faster than walking."""

@@ -9,7 +9,6 @@ from .frontier import StaticBatches, breakpoints, frontiers, static_batches
 from .length_drift import Sample, banded, drift, over_costs, over_resamples
 from .lengths import TaskLengths
 from .optimizer import (
-    Block,
     EvaluatedPoint,
     NonMonotone,
     Perf,
@@ -31,7 +30,6 @@ __all__ = [
     "Adapter",
     "Alarm",
     "Assumptions",
-    "Block",
     "Choice",
     "Cluster",
     "ControlColumns",

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.catalog import weight_bytes
 from lengthwise.schedule.controls import Cluster, Strategy
@@ -30,9 +29,8 @@ from lengthwise.schedule.search_space import SearchSpace
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import Adaptation, Change, Elsewhere, LengthFacts, Redeployment, ScheduleRow
 from lengthwise.schema.specs import ModelSpec
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 BestRow = Callable[[float], ScheduleRow | None]
 """Function from a latency bound to the best schedule under it; None: no schedule meets it."""
 
@@ -60,6 +58,7 @@ class InPlace:
 
     They have the deployed schedule's strategy, groups and split of GPUs. Encodings and decode batches have at most
     ``max_num_seqs`` sequences.
+
     """
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
@@ -105,6 +104,7 @@ def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strate
 
     The rates are the cluster's; where it has none, the paper's own seconds if it measured the model on as many such
     GPUs, else the paper's rate. Under WAA a decoder-only model has two copies.
+
     """
     copies = 2 if strategy is not Strategy.RRA and not model.encoder_layers else 1
     rates = cluster.dram_bytes_per_s, cluster.ssd_bytes_per_s
@@ -172,6 +172,7 @@ class ReplanOptions:
         max_margin_cost: Maximum share of throughput that a margin by the observed drift may cost.
         allow_reload: Whether weights may be loaded; else the benefit of that is only reported (``Change.elsewhere``).
         max_num_seqs: Maximum sequences of encodings and decode batches without reload.
+
     """
 
     storage: str = "dram"
@@ -183,18 +184,17 @@ class ReplanOptions:
     max_num_seqs: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.storage not in ("dram", "ssd"):
-            raise InputError(f'storage must be "dram" or "ssd"; it is {self.storage!r}')
-        if not 0 < self.horizon_s < math.inf:
-            raise InputError(f"horizon_s must be above 0 and finite; it is {self.horizon_s}")
-        if self.margin is not None and not 0 <= self.margin < 1:
-            raise InputError(f"margin must be at least 0 and below 1; it is {self.margin}")
-        if not self.min_gain >= 0:
-            raise InputError(f"min_gain must be at least 0; it is {self.min_gain}")
-        if not 0 <= self.max_margin_cost <= 1:
-            raise InputError(f"max_margin_cost must be from 0 to 1; it is {self.max_margin_cost}")
-        if not self.max_num_seqs >= 1:
-            raise InputError(f"max_num_seqs must be at least 1; it is {self.max_num_seqs}")
+        checks = (
+            ("storage", self.storage in ("dram", "ssd"), '"dram" or "ssd"'),
+            ("horizon_s", 0 < self.horizon_s < math.inf, "above 0 and finite"),
+            ("margin", self.margin is None or 0 <= self.margin < 1, "at least 0 and below 1"),
+            ("min_gain", self.min_gain >= 0, "at least 0"),
+            ("max_margin_cost", 0 <= self.max_margin_cost <= 1, "from 0 to 1"),
+            ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
+        )
+        for name, is_valid, requirement in checks:
+            if not is_valid:
+                raise InputError(f"{name} must be {requirement}; it is {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -255,9 +255,7 @@ class _Replanner:
             margin, candidates = 0.0, self._candidates(self.bound_s)
         best = max(candidates, key=lambda one: one.served(options.horizon_s), default=None)
         decision = self._nothing() if best is None else self._decide(retained, latency_s, best)
-        running = best if decision.made else None
-        if running is None and retained is not None:
-            running = _Candidate(retained, self._latency_s(retained), 0.0)
+        running = best.row if best and decision.made else retained
         level, fixed = setting.assumptions.level, setting.assumptions.output_tokens
         return Change(
             before=length_facts(before, level, fixed),
@@ -290,10 +288,8 @@ class _Replanner:
 
     def _candidates(self, bound_s: float) -> list[_Candidate]:
         """Return the best schedule of the same layout, and the best of all if it may be loaded."""
-        same = self.in_place.best(bound_s)
-        found = [] if same is None else [_Candidate(same, self._latency_s(same), 0.0)]
-        row = self.planner.best_row(bound_s) if self.options.allow_reload else None
-        return found if row is None else [*found, self._candidate(row)]
+        rows = [self.in_place.best(bound_s), self.planner.best_row(bound_s) if self.options.allow_reload else None]
+        return [self._candidate(row) for row in rows if row is not None]
 
     def _drift_margin(self, before: TaskLengths) -> float:
         """Return the first margin that meets the bound if lengths change once more by as much, or by a part of it."""
@@ -339,13 +335,13 @@ class _Replanner:
             cause = f"{subject} meets the bound with these lengths: the least latency is {rounded_up(min_s)} s"
         return _Decision(made=False, repaid_s=math.nan, cause=cause)
 
-    def _elsewhere(self, running: _Candidate | None, margin: float) -> Elsewhere | None:
+    def _elsewhere(self, running: ScheduleRow | None, margin: float) -> Elsewhere | None:
         """Return the best schedule of all where its weights would have to be loaded and that would be worth it."""
         row = self.planner.best_row(self.bound_s * (1 - margin)) or self.planner.best_row(self.bound_s)
         if row is None or not moves_weights(self.deployed, row):
             return None
         best = self._candidate(row)
-        decision = self._decide(running.row if running else None, running.latency_s if running else math.inf, best)
+        decision = self._decide(running, self._latency_s(running) if running else math.inf, best)
         if not decision.made:
             return None
         return Elsewhere(row, best.latency_s, best.load_s, self.options.storage, decision.repaid_s, decision.cause)
@@ -368,7 +364,8 @@ def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, w
 class Adapter:
     """Follows live lengths and decides which schedule is to run. Equal requests and seeds give equal decisions.
 
-    The caller observes each request in the order of arrival, and deploys ``deployed`` when a decision changes it.
+    The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
+    when a decision changes it. ``task`` has the lengths for which it was last planned.
 
     Args:
         planner: Planner of the planned lengths.
@@ -378,9 +375,6 @@ class Adapter:
         monitor: Settings of the drift test.
         options: When a change is worth it.
 
-    Attributes:
-        deployed: Schedule that is to run now.
-        task: Lengths for which it was last planned.
     """
 
     def __init__(

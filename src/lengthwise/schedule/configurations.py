@@ -13,9 +13,7 @@ import numpy.typing as npt
 from lengthwise.schedule.simulation import Replica, Simulated
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, ScheduleRow
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 4096
 """Largest number of sequences per replica."""

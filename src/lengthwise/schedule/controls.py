@@ -13,13 +13,11 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GpuSpec, NodeSpec
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Role = Literal["both", "encode", "decode"]
 
 
@@ -50,6 +48,7 @@ class Controls:
         micro_batches: B_m, never more than the sequences of a batch. None: the number of stages for RRA, 1 for WAA.
         tp: Tensor-parallel degree of the groups.
         tp_groups: Groups of ``tp`` GPUs that form one stage each; every other GPU is a stage of its own.
+
     """
 
     strategy: Strategy
@@ -65,15 +64,11 @@ class Controls:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind in nodes of one kind.
+    """GPUs of one kind in nodes of one kind; ``gpus`` in total.
 
-    Attributes:
-        gpu: GPU model.
-        node: Node model.
-        gpus: Number of GPUs in total.
-        gpu_memory_utilization: Usable share of the GPU memory.
-        dram_bytes_per_s: Load rate of weights from host memory to each GPU; None: the default of ``redeployment``.
-        ssd_bytes_per_s: Load rate of weights from the drives of each node; None: likewise.
+    ``dram_bytes_per_s`` is the load rate of weights from host memory to each GPU, ``ssd_bytes_per_s`` that from the
+    drives of each node; None: the default of ``redeployment``.
+
     """
 
     gpu: GpuSpec
@@ -113,17 +108,14 @@ class ControlColumns:
         if self.strategy.ndim != 1 or len(set(shapes.values())) > 1:
             raise InputError(f"the controls must be columns of one length; their shapes are {shapes}")
         minimums = {"prefill_batch": 1, "decode_steps": 1, "micro_batches": 0, "tp": 1, "tp_groups": 0}
-        checks = [
-            (getattr(self, name) >= minimum, name, f"{name} must be at least {minimum}")
-            for name, minimum in minimums.items()
-        ]
+        checks = [(name, getattr(self, name) >= low, f"must be at least {low}") for name, low in minimums.items()]
         known = (self.strategy >= 0) & (self.strategy < len(CODES))
-        checks.append((known, "strategy", f"strategy must be from 0 to {len(CODES) - 1}"))
+        checks.append(("strategy", known, f"must be from 0 to {len(CODES) - 1}"))
         rra = self.strategy == CODES.index(Strategy.RRA)
-        checks.append((rra | (self.decode_steps == 1), "decode_steps", "decode_steps of WAA must be 1"))
-        for valid, name, message in checks:
+        checks.append(("decode_steps", rra | (self.decode_steps == 1), "of WAA must be 1"))
+        for name, valid, requirement in checks:
             if not valid.all():
-                raise InputError(f"{message}; one is {getattr(self, name)[np.argmin(valid)]}")
+                raise InputError(f"{name} {requirement}; one is {getattr(self, name)[np.argmin(valid)]}")
 
     def __len__(self) -> int:
         return len(self.strategy)
@@ -254,12 +246,10 @@ def compute_split(encode_s: Floats, decode_s: Floats, gpus: int, allowed: Ints) 
 
 
 def memory_split(encode_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> Ints:
-    """Return [n] encoding GPUs that minimize the memory of the fullest GPU (WAA-M).
+    """Return [n] encoding GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
 
-    Args:
-        encode_bytes: [allowed, n] memory of an encoding GPU.
-        decode_bytes: [allowed, n] memory of a decoding GPU.
-        allowed: Numbers of encoding GPUs to choose from.
+    ``encode_bytes`` and ``decode_bytes`` are [allowed, n] the memory of an encoding and of a decoding GPU.
+
     """
     return np.asarray(allowed[np.maximum(encode_bytes, decode_bytes).argmin(axis=0)])
 

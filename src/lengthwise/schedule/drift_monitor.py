@@ -17,16 +17,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schedule.lengths import MAX_TOKENS, TaskLengths
 from lengthwise.schema.errors import InputError
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 SIDES = ("prompts", "outputs")
 BLOCK = 16
@@ -52,12 +49,8 @@ _MAX_STAKE = 1e290
 class Evidence:
     """The wealth of one unit bet against uniform ranks, for several streams side by side (a test martingale).
 
-    Args:
-        streams: Shape of the streams.
-        retained: Latest ranks whose bet factors are retained, to locate the start of a change.
+    The bet factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
 
-    Attributes:
-        seen: Ranks of each stream so far.
     """
 
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
@@ -96,8 +89,7 @@ def bet_factors() -> Floats:
     """Return [CELLS, BETS] the factor that each bet pays for a rank in each cell."""
     edges, normal = np.arange(CELLS + 1) / CELLS, NormalDist()
 
-    def normal_cdf(shift: float, spread: float) -> Floats:
-        """Return [edges] the share of ranks below each if normal scores are ``shift + spread z``."""
+    def normal_cdf(shift: float, spread: float) -> Floats:  # of ranks whose normal scores are shift + spread z
         inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
         return np.array([0.0, *inner, 1.0])
 
@@ -112,14 +104,6 @@ def bet_factors() -> Floats:
     return factors
 
 
-class Ranks(Protocol):
-    """Ranks of lengths in a distribution."""
-
-    def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length; ``draw``, uniform from 0 to 1, breaks ties."""
-        ...
-
-
 class KnownRanks:
     """Ranks in a known distribution (its probability integral transform)."""
 
@@ -128,7 +112,7 @@ class KnownRanks:
         self._below = np.concatenate([[0.0], np.cumsum(pmf)])
 
     def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length; 1 beyond the longest."""
+        """Return the rank of a length, 1 beyond the longest; ``draw``, uniform from 0 to 1, breaks ties."""
         if tokens >= len(self._pmf):
             return 1.0
         return float(min(self._below[tokens] + draw * self._pmf[tokens], 1.0))
@@ -138,10 +122,9 @@ class EmpiricalRanks:
     """Ranks among all lengths observed so far, each new one included.
 
     For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk,
-    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity.
+    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity. ``counts`` are [longest + 1] how
+    often each length was observed before, in whole requests.
 
-    Args:
-        counts: [longest + 1] how often each length was observed before, in whole requests.
     """
 
     def __init__(self, counts: Floats | None = None) -> None:
@@ -209,6 +192,7 @@ class Alarm:
         prompt_tokens: Prompts since the change, oldest first; of very many the latest.
         output_tokens: Outputs of the same requests.
         watched: Tested sides.
+
     """
 
     request: int
@@ -233,10 +217,6 @@ class Watcher:
         requests: Number of requests that these were counted over; None: the distributions are known.
         monitor: Settings.
 
-    Attributes:
-        ranks: Ranks of each tested side.
-        observed: Requests so far.
-        alarms: Alarms so far.
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -246,7 +226,7 @@ class Watcher:
         self._rng = np.random.default_rng(monitor.seed)
         self._sides = tuple(SIDES.index(side) for side in SIDES if side in monitor.sides)
         planned = (task.prompt_pmf, task.output_pmf)
-        self.ranks: tuple[Ranks, ...] = tuple(
+        self.ranks: tuple[KnownRanks | EmpiricalRanks, ...] = tuple(
             KnownRanks(planned[n]) if requests is None else EmpiricalRanks(self._subsample(planned[n], requests))
             for n in self._sides
         )
@@ -257,8 +237,8 @@ class Watcher:
     def _subsample(self, pmf: Floats, requests: int) -> Floats:
         """Return [longest + 1] counts of one in ``every`` of the counted requests, drawn at random.
 
-        As many of them are used as of the live ones. Each counts as one: ranks among fractions of requests would not
-        be uniform.
+        Each counts as one: ranks among fractions of requests would not be uniform.
+
         """
         counts = np.rint(pmf * requests).astype(np.int64)
         if self.monitor.every == 1:

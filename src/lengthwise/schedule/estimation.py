@@ -41,9 +41,7 @@ from lengthwise.schedule.stage_costs import (
 from lengthwise.schedule.timeline import compiled, workspace
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 MODEL_ERROR = 0.01
 """Relative error of the latency estimate against the engine where there are several micro-batches."""

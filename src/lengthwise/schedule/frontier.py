@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schedule.controls import Layout, Strategy, rra_layout
 from lengthwise.schedule.estimation import Estimator
@@ -26,9 +25,8 @@ from lengthwise.schedule.search_space import SearchSpace, row_of
 from lengthwise.schedule.stage_costs import Setting, stage_bytes, stage_kinds, visits_s
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, Kink, ScheduleRow
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 BOUNDS = 14

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schedule.controls import columns
 from lengthwise.schedule.estimation import Estimator
@@ -26,9 +25,8 @@ from lengthwise.schedule.search_space import controls_of, row_of
 from lengthwise.schedule.stage_costs import TablesByDegree
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import DriftRow, FrontPoint, ScheduleRow, Spread
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 MOVES = (

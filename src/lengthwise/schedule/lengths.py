@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats, Workload
 from lengthwise.workload import Joint, Marginal, draw, preset
-
-Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 2**20
 """Longest prompt or output of a table."""
@@ -31,10 +29,9 @@ _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 class TaskLengths:
     """Lengths of a task's requests. Prompts and outputs count as independent, as in ExeGPT's simulator.
 
-    Attributes:
-        prompt_pmf: [longest + 1] probability of each number of prompt tokens; 0 at 0 tokens.
-        output_pmf: [longest + 1] the same of output tokens.
-        name: Label in tables and reports.
+    ``prompt_pmf`` and ``output_pmf`` are [longest + 1] the probability of each number of tokens; 0 at 0 tokens.
+    ``name`` is a label in tables and reports.
+
     """
 
     prompt_pmf: Floats
@@ -141,11 +138,7 @@ class TaskLengths:
         return np.asarray(np.minimum(at_least[1 + encode_output_tokens :], 1.0))
 
     def require_within(self, model: ModelSpec) -> None:
-        """Raise unless the model's context holds the longest prompt with the longest output.
-
-        Raises:
-            InputError: It does not.
-        """
+        """Raise InputError unless the model's context holds the longest prompt with the longest output."""
         if self.max_prompt_tokens + self.max_output_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
@@ -200,9 +193,9 @@ def _quantile(pmf: Floats, level: float) -> int:
 class AdjustedBatches:
     """Encode batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
 
-    Attributes:
-        prompts: Mean prompts of a batch over its target size.
-        ranges: Relative excess of a batch's tokens over their mean at the level.
+    ``prompts`` is their mean number of prompts over the target size, ``ranges`` the relative excess of a batch's tokens
+    over their mean at the level.
+
     """
 
     prompts: Floats
@@ -262,8 +255,9 @@ class PhaseLoads:
     Attributes:
         seqs: [N_D] sequences; the first is B_D / B_E.
         kv_tokens: [N_D] cached tokens that these read.
-        seqs_variance: [N_D] variance of the sequences.
-        kv_variance: [N_D] variance of the cached tokens.
+        seqs_variance: [N_D] variance of ``seqs``.
+        kv_variance: [N_D] variance of ``kv_tokens``.
+
     """
 
     seqs: Floats
@@ -279,14 +273,11 @@ class PhaseLoads:
 def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
     """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations.
 
-    Args:
-        task: Lengths.
-        steps: N_D.
-        encode_output_tokens: Output tokens that the encoding produces.
-        paper: Whether completions follow ExeGPT's formula; the variances are those of renewal theory either way.
+    With ``paper`` completions follow ExeGPT's formula; the variances are those of renewal theory either way.
 
     Raises:
         InputError: ``steps`` is above the longest output.
+
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, encode_output_tokens)
@@ -322,15 +313,6 @@ def paper_completions(task: TaskLengths, steps: int, encode_output_tokens: int =
     return np.asarray(np.bincount((n - 1) % steps, weights=weight, minlength=steps), dtype=np.float64)
 
 
-def renewal_completions(task: TaskLengths, steps: int, encode_output_tokens: int = 1) -> Floats:
-    """Return [N_D] shares of a phase's first decode batch that complete at each iteration, by renewal theory."""
-    require_steps(task, steps)
-    alive, _ = _by_iteration(task, steps, encode_output_tokens)
-    start = alive.sum(axis=0)[0]
-    alive_next = np.append(alive.reshape(-1)[1:], 0.0).reshape(alive.shape)
-    return np.zeros(steps) if start == 0 else np.asarray((alive - alive_next).sum(axis=0) / start)
-
-
 def phase_position(steps: int, iterations: int) -> tuple[int, int]:
     """Return (number of phases, iteration within the last one) at which a request's last iteration is done."""
     phases = max(1, -(-iterations // steps))
@@ -338,11 +320,7 @@ def phase_position(steps: int, iterations: int) -> tuple[int, int]:
 
 
 def require_steps(task: TaskLengths, steps: int) -> None:
-    """Raise unless a phase has from 1 to as many decode iterations as the longest output has tokens.
-
-    Raises:
-        InputError: It has not.
-    """
+    """Raise InputError unless a phase has from 1 to as many decode iterations as the longest output has tokens."""
     if not 1 <= steps <= task.max_output_tokens:
         raise InputError(
             f"decode_steps must be from 1 to the longest output ({task.max_output_tokens} tokens); it is {steps}"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.catalog import weight_bytes
 from lengthwise.schedule._kernel import largest_excess, pace_factor, part_factor, presence
@@ -23,8 +22,8 @@ from lengthwise.schedule.stage_costs import Setting, normal_scores, projected_sh
 from lengthwise.schedule.timeline import Visit, pipelined_visits, round_visits
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import OtherSystem, ScheduleParts, SchedulePlan, TimelineBar
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
 """Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schedule.controls import (
     Assumptions,
@@ -46,8 +45,7 @@ from lengthwise.schedule.stage_costs import Setting, TablesByDegree, cluster_tab
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
 from lengthwise.schema.specs import ModelSpec
-
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Ints
 
 ALL = tuple(Strategy)
 SHORT_PHASE = 8

@@ -12,9 +12,7 @@ from lengthwise.schedule.estimation import Estimates, Estimator, Reason, encode_
 from lengthwise.schedule.optimizer import Perf, Place, Variable
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import ScheduleRow
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 2**14
 """Largest encode batch of a search."""

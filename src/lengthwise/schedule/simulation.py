@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine import disaggregate, simulate
@@ -26,11 +25,8 @@ from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats, Ints, Workload
 from lengthwise.statistics import t_half_width
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SPANS = 10
 """Parts of a run for its confidence interval."""

@@ -30,8 +30,8 @@ from lengthwise.schema.cost_tables import MERGED, CostTables, grid_value
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec, dtype_bytes
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
 TablesByDegree = Mapping[int, CostTables]
 """Cost tables by tensor-parallel degree; the stages within each table are ignored."""
 

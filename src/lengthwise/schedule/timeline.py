@@ -16,9 +16,8 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.schedule import _kernel
 from lengthwise.schedule._kernel import DegreeTables
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
 Kind = Literal["encode", "decode"]
 
 
@@ -33,86 +32,35 @@ class Visit:
     micro_batch: int
 
 
-@dataclass(frozen=True)
-class Round:
-    """Steady state: seconds of a round, and from the start of an encoding to the end of an iteration."""
-
-    round_s: float
-    latency_s: float
-
-
-def steady_round(
-    encode_s: npt.ArrayLike,
-    decode_s: npt.ArrayLike,
-    micro_batches: int,
-    *,
-    encoding: int | None = None,
-    finish_iteration: int | None = None,
-    count: npt.ArrayLike | None = None,
-    scale: npt.ArrayLike | None = None,
-) -> Round:
-    """Return the steady round of one encoding and N_D decode iterations over the same stages.
-
-    Args:
-        encode_s: [stages] seconds of an encode visit.
-        decode_s: [N_D, stages] seconds of a decode visit at each iteration.
-        micro_batches: Micro-batches in the pipeline.
-        encoding: How many of them have an encode visit; None: all.
-        finish_iteration: Iteration at which the latency ends, 0 for the encoding; None: the last one.
-        count: [stages] number of equal neighbouring stages that each entry stands for.
-        scale: [encoding] factor on ``encode_s`` of each micro-batch; None: 1.
-
-    Raises:
-        InputError: The shapes do not match.
-    """
-    visit_s = _visit_columns(encode_s, decode_s)
-    counts = np.ones(len(visit_s)) if count is None else np.array(count, dtype=np.float64)
-    steps = visit_s.shape[1] - 1
-    encodes = micro_batches if encoding is None else encoding
-    finish = steps if finish_iteration is None else finish_iteration
-    if not (1 <= encodes <= micro_batches and 0 <= finish <= steps and counts.shape == (len(visit_s),)):
-        raise InputError(
-            f"micro_batches ({micro_batches}) must be at least encoding ({encodes}), finish_iteration ({finish}) from "
-            f"0 to {steps}, count of one entry a stage"
-        )
-    scales = np.ones(encodes) if scale is None else np.array(scale, dtype=np.float64)
-    if scales.shape != (encodes,):
-        raise InputError(f"scale must be one for each of the {encodes} that encode; its shape is {scales.shape}")
-    scratch = workspace(micro_batches, len(visit_s))
-    kernel = compiled("steady_round")
-    return Round(*kernel(micro_batches, encodes, steps, finish, counts, visit_s, scales, *scratch))
-
-
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """Return scratch arrays of the recurrence: ready, first, last, started, before."""
     before = np.zeros((4, max(micro_batches, groups)))
     return np.zeros(micro_batches), np.zeros(groups), np.zeros(groups), np.zeros(micro_batches), before
 
 
-def decode_iteration_s(visit_s: npt.ArrayLike, micro_batches: int) -> float:
-    """Return a steady decode iteration of equal micro-batches: the slowest stage's visits, or one pass through all."""
-    seconds = np.asarray(visit_s, dtype=np.float64)
-    return float(max(micro_batches * seconds.max(), seconds.sum()))
-
-
 def round_visits(
     encode_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
 ) -> list[Visit]:
-    """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline; arguments as of ``steady_round``.
+    """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline.
 
-    As many micro-batches encode as ``scale`` has entries; if it is empty, all.
+    Args:
+        encode_s: [stages] seconds of an encode visit.
+        decode_s: [N_D, stages] seconds of a decode visit at each iteration.
+        micro_batches: Micro-batches in the pipeline.
+        rounds: Encodings, each with N_D decode iterations.
+        scale: Factor on ``encode_s`` of each micro-batch that encodes; empty: all encode, at a factor of 1.
     """
-    visit_s = _visit_columns(encode_s, decode_s)
+    encode, decodes = np.asarray(encode_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
     scales = np.asarray(scale, dtype=np.float64)
     scales = scales if len(scales) else np.ones(micro_batches)
-    free_s, ready_s = [0.0] * len(visit_s), [0.0] * micro_batches
+    free_s, ready_s = [0.0] * len(encode), [0.0] * micro_batches
     visits: list[Visit] = []
     for _ in range(rounds):
         for job in range(len(scales)):
-            visits += _pass_stages(visit_s[:, 0] * scales[job], free_s, ready_s, job, "encode")
-        for column in range(1, visit_s.shape[1]):
+            visits += _pass_stages(encode * scales[job], free_s, ready_s, job, "encode")
+        for visit_s in decodes:
             for job in range(micro_batches):
-                visits += _pass_stages(visit_s[:, column], free_s, ready_s, job, "decode")
+                visits += _pass_stages(visit_s, free_s, ready_s, job, "decode")
     return visits
 
 
@@ -141,16 +89,6 @@ def _pass_stages(seconds: Floats, free_s: list[float], ready_s: list[float], job
         free_s[stage] = ready_s[job] = start_s + visit_s
         visits.append(Visit(stage, start_s, start_s + visit_s, kind, job))
     return visits
-
-
-def _visit_columns(encode_s: npt.ArrayLike, decode_s: npt.ArrayLike) -> Floats:
-    """Return [stages, 1 + N_D] the visits of the encoding and of each iteration."""
-    encode, decode = np.asarray(encode_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
-    if encode.ndim != 1 or decode.ndim != 2 or decode.shape[1] != len(encode) or not decode.size:
-        raise InputError(
-            f"encode_s must be [stages] and decode_s [iterations, stages]; they are {encode.shape} and {decode.shape}"
-        )
-    return np.ascontiguousarray(np.vstack([encode[None], decode]).T)
 
 
 @lru_cache(maxsize=8)

@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine, policy
-from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, grid_axis
+from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Ints, grid_axis
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import Load
-
-Ints = npt.NDArray[np.int64]
 
 SLACK = 1.02
 """Factor on bounds: the requests of a run differ a little from the sample whose means are used."""

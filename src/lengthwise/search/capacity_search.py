@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
+from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
@@ -57,7 +57,6 @@ ROOT_ERROR = 0.002
 CURVE_FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
 """Of the operating rate; larger ones show what a looser limit would gain."""
 
-Floats = npt.NDArray[np.float64]
 Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[float]]]
 
 

@@ -16,10 +16,8 @@ from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats, Workload
 from lengthwise.statistics import mean_estimate
-
-Floats = npt.NDArray[np.float64]
 
 WARMUP_SHARE = 0.2
 """Share of a run's time that is excluded, because the batches fill up from empty."""
