@@ -337,20 +337,20 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
         "value": _mean(_ratios(cells, "vllm-v1")),
         "unit": "times",
         "cells": cells,
-        "configurations": {name: found.configurations for name, found in curves.items()},
+        "configurations": {name: len(found.rows) for name, found in curves.items()},
     }
 
 
 def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[str, Any] | None:
     """Return a system's best under a bound, of one division (TP, stages) of the cluster or of all."""
-    good = found.fits & (found.latency_high_s <= bound_s)
+    pairs = zip(found.rows, found.intervals_rps, strict=True)
+    good = [(row, ends) for row, ends in pairs if row.throughput_rps > 0 and row.latency_high_s <= bound_s]
     if cut:
-        good &= (found.tp == cut[0]) & (found.pp == cut[1]) & (found.replicas == 1)
-    if not good.any():
+        good = [(row, ends) for row, ends in good if (row.tp, row.stages, row.replicas) == (*cut, 1)]
+    if not good:
         return None
-    index = int(np.argmax(np.where(good, found.throughput_rps, -1.0)))
-    ends = [float(found.throughput_low_rps[index]), float(found.throughput_high_rps[index])]
-    return ex.summary_of(found.row(index)) | {"rps_ci": ends}
+    best, ends = max(good, key=lambda pair: pair[0].throughput_rps)
+    return ex.summary_of(best) | {"rps_ci": list(ends)}
 
 
 def _gains_over(quick: bool) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from curve_columns import curve
 from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
-from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
+from lengthwise.schedule import Cluster, Estimator, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
 from lengthwise.schedule.configurations import Configuration
 from lengthwise.schedule.simulation import SimulationSpec

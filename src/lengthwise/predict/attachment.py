@@ -56,6 +56,7 @@ def attach(
     Raises:
         InputError: The statistic is unknown, the window is not positive, or the predictor returns no distribution per
             request.
+
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
@@ -71,11 +72,7 @@ def attach(
 
 
 def statistic_of(name: str) -> Statistic:
-    """Return the function of a statistic.
-
-    Raises:
-        InputError: There is no such statistic.
-    """
+    """Return the function of a statistic, or raise InputError if there is no such statistic."""
     if name == "mean":
         return lambda predicted, so_far: so_far + predicted.remaining(so_far)
     if name == "tail_inflated":

@@ -129,11 +129,7 @@ def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints,
 
 
 def whole_numbers(column: str, values: Any) -> Ints:
-    """Return the values as int64.
-
-    Raises:
-        InputError: A value is no integer.
-    """
+    """Return the values as int64, or raise InputError if one is no integer."""
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iu":
         try:

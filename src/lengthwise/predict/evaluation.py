@@ -30,10 +30,10 @@ _MAX_RANKED = 4000
 class Known:
     """Lengths up to a horizon, weighted for those that were censored before it.
 
-    Attributes:
-        tokens: [n] lengths, capped at the horizon.
-        weight: [n] inverse probability of not being censored before (Kaplan-Meier estimate of the censoring).
-        horizon: Tokens beyond which too few outputs were observed; infinite without censoring.
+    ``tokens`` are [n] lengths, capped at the horizon; ``weight`` is [n] the inverse probability of not being censored
+    before (Kaplan-Meier estimate of the censoring). Beyond ``horizon`` tokens too few outputs were observed; it is
+    infinite without censoring.
+
     """
 
     tokens: Floats
@@ -189,16 +189,12 @@ _SCORES: dict[str, Callable[[_Scores, Ints], float]] = {
 
 @dataclass(frozen=True)
 class Window:
-    """Accuracy for requests that have generated some tokens.
+    """Accuracy for the ``running`` requests that have generated more than ``tokens``.
 
-    Attributes:
-        tokens: Tokens so far.
-        running: Number of unfinished requests, which the scores cover.
-        mae: Mean absolute error of the median, in tokens.
-        r2: R2 of the mean.
-        tau: Kendall's tau of the median.
-        coverage90: Share within the 90 % interval.
-        r2_all: R2 over all requests, with finished ones known: the information of a scheduler at that time.
+    ``mae`` is that of the median, in tokens, ``r2`` that of the mean, ``tau`` Kendall's of the median, ``coverage90``
+    the share within the 90 % interval. ``r2_all`` is R2 over all requests, with finished ones known: the information of
+    a scheduler at that time.
+
     """
 
     tokens: int
@@ -230,6 +226,7 @@ class Evaluation:
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
         horizon_tokens: Lengths are scored up to this one; infinite without censoring.
         cut_share: Share of censored samples.
+
     """
 
     name: str
@@ -264,7 +261,7 @@ def evaluate(
     censored. A request that finished, or reached the horizon, has the inverse probability of not being censored before
     as its weight (Kaplan and Meier; censoring is assumed to be independent of the lengths). All scores use these
     weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
-    predicted probability counts. Without censoring, all this changes nothing.
+    predicted probability counts.
 
     Args:
         predictor: A trained predictor.
@@ -277,6 +274,7 @@ def evaluate(
 
     Raises:
         InputError: Every output was censored.
+
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
@@ -362,10 +360,8 @@ def _windows(
 class Knowable:
     """The between-prompt share of the variance of lengths: no predictor from prompts has a higher R2.
 
-    Attributes:
-        share: Share for lengths, over all runs.
-        log_share: Share for their logarithms.
-        runs: Both shares of each run.
+    ``share`` is that of lengths, over all runs, ``log_share`` that of their logarithms; ``runs`` has both of each run.
+
     """
 
     share: Estimate
@@ -380,17 +376,11 @@ def knowable(
 
     For each run (a model with its settings), the variance between prompts is (MSB - MSW) / n0, and within prompts MSW
     (Searle, Casella and McCulloch 1992, 3.6). The share of all runs uses the sums of their variances. Intervals are of
-    a bootstrap over prompts, the same in every run.
-
-    Args:
-        run: [n] names of the runs.
-        prompt: [n] prompts.
-        tokens: [n] lengths, at least 1.
-        draws: Number of bootstrap samples.
-        seed: Random seed of the bootstrap.
+    a bootstrap of ``draws`` samples over prompts, the same in every run. All columns are [n]; ``tokens`` at least 1.
 
     Raises:
         InputError: No run has several samples of at least two prompts.
+
     """
     names, runs = np.unique(np.asarray(run), return_inverse=True)
     texts, prompts = np.unique(np.asarray(prompt), return_inverse=True)

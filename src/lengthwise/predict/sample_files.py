@@ -191,14 +191,11 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     Lines of an OpenAI batch, logged chat completions, ShareGPT conversations and results of
     ``vllm bench serve --save-detailed`` are supported; the prompts of a batch are in its input file, which is given as
     well. Unknown token counts are estimated from the text. Requests that ended for their length are censored; failed
-    and empty ones are left out.
-
-    Args:
-        files: One or several.
-        model: Model of rows that name none.
+    and empty ones are left out. ``model`` is that of rows that name none.
 
     Raises:
         InputError: A file is missing or damaged, or a row has neither an output nor its length.
+
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
@@ -246,11 +243,8 @@ def read_prompts(file: Path | str) -> list[str]:
 class Split:
     """Training and test samples without a common prompt.
 
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        prompts: Number of distinct prompts in both.
-        repeated: Number of samples whose prompt occurs before.
+    ``prompts`` is the number of distinct prompts in both, ``repeated`` that of samples whose prompt occurs before.
+
     """
 
     train: Samples
@@ -292,6 +286,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
     if not good:
         raise InputError(f"all {len(rows)} outputs in {sources} are empty or failed; at least one must have come")
     unknown = Counter(r.finish for r in good if r.finish and r.finish not in CENSORED | FAILED | FINISHED)
+    censored = [(r.finish or "") in CENSORED for r in good]
     warnings: dict[str, Any] = {
         "no_prompt": sum(not r.prompt for r in good),
         "unknown_finish": dict(unknown.most_common(5)),
@@ -301,7 +296,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
         "sources": [path.name for path in paths],
         "left_out": len(rows) - len(good),
         "estimated_tokens": sum(r.output_tokens is None for r in good),
-        "censored": sum((r.finish or "") in CENSORED for r in good),
+        "censored": sum(censored),
         **{name: value for name, value in warnings.items() if value},
     }
     names = [r.model or model for r in good]
@@ -315,7 +310,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
     return Samples(
         prompts,
         np.array([r.tokens for r in good], np.int64),
-        np.array([(r.finish or "") in CENSORED for r in good], bool),
+        np.array(censored, bool),
         [r.output or "" for r in good] if any(r.output is not None for r in good) else None,
         metadata,
     )
@@ -433,6 +428,7 @@ class Served:
         arrival_s: [n] seconds on the log's clock; None if no row has any.
         estimated: Number of requests with an estimated length.
         left_out: Number of failed or empty rows.
+
     """
 
     prompt_tokens: Ints

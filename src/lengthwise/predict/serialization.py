@@ -84,28 +84,16 @@ def quantile_table(arrays: Mapping[str, npt.NDArray[Any]], name: str, levels: in
     return table
 
 
-def prefixed(prefix: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of an inner predictor with prefixed names."""
-    return {f"{prefix}/{name}": values for name, values in arrays.items()}
-
-
-def within(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return the arrays of a prefix by their original names."""
-    start = f"{prefix}/"
-    return {name.removeprefix(start): values for name, values in arrays.items() if name.startswith(start)}
-
-
 def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write a predictor to a file; equal predictors give equal bytes.
+    """Write a predictor to a file, usually ``*.lwp``; equal predictors give equal bytes.
 
-    Args:
-        predictor: A trained predictor with a ``kind`` and a ``state()``.
-        path: File to write, usually ``*.lwp``.
-        metadata: Information about the training for readers of the file, in addition to the predictor's ``metadata_``.
+    ``metadata`` are information about the training for readers of the file, in addition to the predictor's
+    ``metadata_``.
 
     Raises:
         InputError: The predictor cannot be saved, or is not fitted.
         OutputError: The file cannot be written.
+
     """
     meta, arrays = packed(predictor)
     merged = {**(getattr(predictor, "metadata_", None) or {}), **(metadata or {})}
@@ -146,8 +134,8 @@ def load(path: Path | str) -> Any:
     return predictor
 
 
-def packed(predictor: Any) -> tuple[dict[str, Any], Arrays]:
-    """Return kind and state of a predictor, as a part of another's state."""
+def packed(predictor: Any, prefix: str = "") -> State:
+    """Return kind and state of a predictor, its arrays with prefixed names: as a part of another's state."""
     kind = getattr(predictor, "kind", None)
     if kind not in KINDS or not hasattr(predictor, "state"):
         raise InputError(
@@ -155,15 +143,16 @@ def packed(predictor: Any) -> tuple[dict[str, Any], Arrays]:
             f"{type(predictor).__name__} has not"
         )
     meta, arrays = predictor.state()
-    return {"kind": kind, "state": meta}, arrays
+    return {"kind": kind, "state": meta}, {prefix + name: values for name, values in arrays.items()}
 
 
-def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Any:
     """Return the predictor of ``packed``.
 
     Raises:
         InputError: A part is missing or invalid.
     """
+    own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in KINDS:
         raise UnknownNameError("kind of predictor", str(kind), KINDS)
@@ -173,7 +162,7 @@ def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     except ImportError as error:
         raise InputError(f"a predictor of kind {kind!r} cannot be used here: {error}") from error
     try:
-        return made.from_state(meta["state"], arrays)
+        return made.from_state(meta["state"], own)
     except LengthwiseError:
         raise
     except (*_READ_ERRORS, AttributeError, IndexError, StopIteration) as error:
@@ -215,10 +204,7 @@ def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 @cache
 def default() -> Any:
-    """Return the included lexical predictor; its ``metadata_`` are its card.
-
-    docs/default-predictor-card.md describes its training data, their licences, its accuracy and its limits.
-    """
+    """Return the included lexical predictor; its ``metadata_`` are its card (docs/default-predictor-card.md)."""
     with as_file(files("lengthwise.predict") / "data" / "default.lwp") as path:
         return load(path)
 

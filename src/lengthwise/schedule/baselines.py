@@ -26,6 +26,7 @@ from lengthwise.schedule.configurations import (
     Curve,
     Outcome,
     Sweep,
+    SystemSimulator,
     curve_of,
 )
 from lengthwise.schedule.estimation import Estimator
@@ -122,13 +123,12 @@ def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
 
 
 @dataclass
-class StaticSystem:
+class StaticSystem(SystemSimulator):
     """Batches that run to completion; memory is counted as in ``static_batches``."""
 
     setting: Setting
     system: System
     spec: SimulationSpec
-    first_sweeps: int = 1
 
     def sweeps(self) -> list[list[Sweep]]:
         """Return a sweep for each number of micro-batches of prompts; without a pipeline a single one."""
@@ -148,10 +148,6 @@ class StaticSystem:
             low, high = (middle, high) if self._share(sweep, middle) <= 1 else (low, middle - 1)
         return low
 
-    def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the one configuration of a batch."""
-        return [Configuration(sweep, batch)]
-
     def simulate(self, configuration: Configuration) -> Outcome:
         """Return the results of a configuration."""
         sweep, replica = configuration.sweep, configuration.sweep.replica
@@ -170,7 +166,7 @@ class StaticSystem:
         return memory_share(self.setting, sweep.replica.layout, cached, tokens, batch / min(sweep.replica.pp, batch))
 
 
-class ContinuousSystem:
+class ContinuousSystem(SystemSimulator):
     """Continuous batching: requests enter and leave one by one."""
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
@@ -190,10 +186,6 @@ class ContinuousSystem:
         if blocks < longest:
             return 0
         return min(MAX_BATCH, blocks // longest if self._system.reserves else blocks)
-
-    def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the one configuration of a batch."""
-        return [Configuration(sweep, batch)]
 
     def simulate(self, configuration: Configuration) -> Outcome:
         """Return the results of a configuration."""
@@ -226,10 +218,8 @@ class ContinuousSystem:
         return seqs + _prompt_tokens_high(self._setting, new), float(seqs)
 
 
-class DisaggregatedSystem:
+class DisaggregatedSystem(SystemSimulator):
     """Prefill and decode on different replicas, of equally many GPUs each."""
-
-    first_sweeps = 1
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         self._setting, self._system, self._spec = setting, system, spec
@@ -332,7 +322,6 @@ def _replicated(deployment: Deployment, replicas: int) -> Deployment:
 
 
 def _prompt_tokens_high(setting: Setting, seqs: float) -> float:
-    """Return the prompt tokens of ``seqs`` requests at the level."""
     return float(setting.prompt_tokens_high(np.array([float(seqs)]))[0])
 
 
@@ -359,6 +348,7 @@ def curve(
     Raises:
         UnknownNameError: No system has this name.
         InputError: Too few requests, or a batch below 1.
+
     """
     if system not in SYSTEMS_BY_NAME:
         raise UnknownNameError("system", system, SYSTEMS)
@@ -389,5 +379,4 @@ def curve(
 
 
 def _octaves(most: int) -> list[int]:
-    """Return the powers of two up to ``most``, and ``most`` itself."""
     return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | ({most} if most > 0 else set()))

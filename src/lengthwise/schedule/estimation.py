@@ -220,15 +220,11 @@ def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
 class Estimator:
     """Estimates schedules of one task; what they share is computed once.
 
-    Args:
-        task: Lengths.
-        cluster: GPUs.
-        model: Served model.
-        tables: Cost tables by tensor-parallel degree, for every degree that a stage has.
-        assumptions: Assumptions of the estimates.
+    ``tables`` are the cost tables by tensor-parallel degree, for every degree that a stage has.
 
     Raises:
         InputError: The task's longest request is beyond the model's.
+
     """
 
     def __init__(
@@ -249,13 +245,12 @@ class Estimator:
     def estimate(self, controls: ControlColumns | Sequence[Controls], encoding: Ints | None = None) -> Estimates:
         """Return a row of estimates per schedule.
 
-        Args:
-            controls: Schedules.
-            encoding: [n] GPUs that encode under WAA, as deployed; None: as the strategy splits them for this task.
+        ``encoding`` are [n] GPUs that encode under WAA, as deployed; None: as the strategy splits them for this task.
 
         Raises:
             InputError: N_D above the longest output, WAA with one GPU, groups that need more GPUs than there
                 are, or a degree without tables.
+
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
         return self._fill(given, encoding, timed=True).estimates()

@@ -46,7 +46,7 @@ _NEARBY = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
 class _Seen(NamedTuple):
-    """An evaluated schedule: its latency, throughput, the number of its space, and its point."""
+    """An evaluated schedule; ``space`` is the number of its space."""
 
     latency_s: float
     rps: float
@@ -137,17 +137,16 @@ def non_dominated(spaces: Sequence[SearchSpace]) -> list[FrontPoint]:
 
 
 def _undominated(spaces: Sequence[SearchSpace]) -> list[_Seen]:
-    rows: list[tuple[float, float, int, Place]] = []
+    seen: list[_Seen] = []
     for number, space in enumerate(spaces):
         points, latency_s, rps = space.evaluated_points()
         best = _best_so_far(latency_s, rps)
-        rows += [(float(latency_s[i]), -float(rps[i]), number, tuple(points[i].tolist())) for i in best]
-    rows.sort()
+        seen += [_Seen(float(latency_s[i]), float(rps[i]), number, tuple(points[i].tolist())) for i in best]
     best_rps, found = 0.0, []
-    for latency, loss, number, point in rows:
-        if -loss > best_rps:
-            best_rps = -loss
-            found.append(_Seen(latency, best_rps, number, point))
+    for one in sorted(seen, key=lambda one: (one.latency_s, -one.rps, one.space, one.point)):
+        if one.rps > best_rps:
+            best_rps = one.rps
+            found.append(one)
     return found
 
 
@@ -225,7 +224,7 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 
 @dataclass(frozen=True, eq=False)
 class StaticBatches:
-    """Static batches that fit in memory, one row each, by size.
+    """Static batches that fit in memory, by size.
 
     Attributes:
         batch: [n] requests.
@@ -238,6 +237,7 @@ class StaticBatches:
         tp: Tensor-parallel degree.
         tp_groups: Stages of this degree; 0: each stage is one GPU.
         gpus: GPUs in total.
+
     """
 
     batch: Ints

@@ -3,8 +3,7 @@
 ``drift`` evaluates the chosen schedule for outputs that are longer, more varied or more skewed; its bound is then for
 the quantile of these outputs (the paper's SLA (a)), or for the fixed length of ``Assumptions.output_tokens`` (b). A row
 also has the best schedule for these outputs, and by how much ("margin") the bound should have been tightened for the
-schedule chosen under it to still meet the bound. ``over_resamples`` and ``over_costs`` evaluate it over bootstrap
-samples of the lengths and over perturbed cost tables.
+schedule chosen under it to still meet the bound.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ import numpy as np
 
 from lengthwise.schedule.controls import columns
 from lengthwise.schedule.estimation import Estimator
+from lengthwise.schedule.frontier import Fronts
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.planner import Choice, Planner
 from lengthwise.schedule.search_space import controls_of, row_of
 from lengthwise.schedule.stage_costs import TablesByDegree
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import DriftRow, FrontPoint, ScheduleRow, Spread
+from lengthwise.schema.schedule import DriftRow, ScheduleRow, Spread
 from lengthwise.schema.workload import Floats, Ints
-
-Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 MOVES = (
     *(("mean", change) for change in (-0.30, -0.15, 0.15, 0.30)),
@@ -41,6 +39,7 @@ RESAMPLES, MIN_RESAMPLES, SAMPLING_LEVEL = 200, 50, 0.95
 """Bootstrap draws, their minimum for very large samples, and the level of their interval."""
 _MAX_DRAWN_REQUESTS = 20_000_000
 _BISECTIONS = 60
+_ESTIMATES = ("throughput_rps", "latency_s", "latency_high_s")
 
 
 def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES) -> tuple[DriftRow, ...]:
@@ -156,10 +155,9 @@ def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
 class Sample:
     """Requests from which a task's lengths were estimated.
 
-    Attributes:
-        prompt_tokens: [n] prompt lengths; None: the distribution is known.
-        output_tokens: [m] output lengths; None: the distribution is known.
-        paired: Whether prompts and outputs at the same index belong to the same request.
+    ``prompt_tokens`` are [n] and ``output_tokens`` [m]; None: the distribution is known. If they are ``paired``, those
+    at the same index belong to the same request.
+
     """
 
     prompt_tokens: Ints | None
@@ -203,10 +201,7 @@ def over_resamples(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Spread:
-    """Return the spread of a deployed schedule over bootstrap samples of the lengths.
-
-    There are ``draws`` samples, fewer if they are very large.
-    """
+    """Return the spread of a deployed schedule over ``draws`` bootstrap samples of the lengths, fewer if very large."""
     task, rng = estimator.setting.task, np.random.default_rng(seed)
     draws = min(draws, max(MIN_RESAMPLES, _MAX_DRAWN_REQUESTS // sample.requests))
     others = (estimator.replace(task=sample.resampled(task, rng)) for _ in range(draws))
@@ -233,12 +228,7 @@ def over_costs(
     others = (estimator.replace(tables=tables) for tables in perturbed)
     rows = [evaluate_deployed(other, row, worst_case=worst_case) for other in others]
     spread = _spread("costs", rows, bound_s, level, 0)
-    return replace(
-        spread,
-        throughput_rps=_including(spread.throughput_rps, row.throughput_rps),
-        latency_s=_including(spread.latency_s, row.latency_s),
-        latency_high_s=_including(spread.latency_high_s, row.latency_high_s),
-    )
+    return replace(spread, **{name: _including(getattr(spread, name), getattr(row, name)) for name in _ESTIMATES})
 
 
 def banded(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:
@@ -265,7 +255,7 @@ def _spread(
 ) -> Spread:
     latency_s = np.array([constrained_s for _, constrained_s in rows])
     ends = {}
-    for name in ("throughput_rps", "latency_s", "latency_high_s"):
+    for name in _ESTIMATES:
         values = np.array([getattr(row, name) for row, _ in rows])
         # With infinite latencies among the draws an end must be one of the values, not between two of them.
         method: Literal["hazen", "inverted_cdf"] = "hazen" if np.isfinite(values).all() else "inverted_cdf"

@@ -121,6 +121,11 @@ class TaskLengths:
         """Return the longest output."""
         return len(self.output_pmf) - 1
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Return the longest prompt and output together."""
+        return self.max_prompt_tokens + self.max_output_tokens
+
     def prompt_quantile(self, level: float) -> int:
         """Return the ``level`` quantile of the prompt length."""
         return _quantile(self.prompt_pmf, level)
@@ -139,7 +144,7 @@ class TaskLengths:
 
     def require_within(self, model: ModelSpec) -> None:
         """Raise InputError unless the model's context holds the longest prompt with the longest output."""
-        if self.max_prompt_tokens + self.max_output_tokens > model.max_model_len:
+        if self.max_request_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
                 f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum"

@@ -43,16 +43,10 @@ def other_systems(
     found = []
     for system in dict.fromkeys(systems):
         of = curve(planner.estimator, system, seed=seed, report=lambda: progress(next(simulated), 0))
-        at = of.best_at(bound_s, worst_case=planner.worst_case)
-        result = OtherSystem(
-            system=system,
-            best=None if at is None else of.row(at),
-            low_rps=math.nan if at is None else float(of.throughput_low_rps[at]),
-            high_rps=math.nan if at is None else float(of.throughput_high_rps[at]),
-            configurations=of.configurations,
-            front=of.front(worst_case=planner.worst_case),
-        )
-        found.append(result)
+        at, front = of.best_at(bound_s, worst_case=planner.worst_case), of.front(worst_case=planner.worst_case)
+        low_rps, high_rps = (math.nan, math.nan) if at is None else of.intervals_rps[at]
+        best = None if at is None else of.rows[at]
+        found.append(OtherSystem(system, best, low_rps, high_rps, len(of.rows), front))
     return tuple(found)
 
 
@@ -94,6 +88,7 @@ class Explanation:
         encode_s: [encoding stages] seconds of an encode visit; RRA's timeline has shorter and longer ones.
         decode_s: [N_D, decoding stages] seconds of a decode visit at each iteration.
         timeline: Visits of a part of the steady state, from 0 s on. WAA: stages in the order of the layout.
+
     """
 
     controls: Controls
@@ -107,12 +102,6 @@ class Explanation:
     def reason(self) -> Reason:
         """Return why the schedule is infeasible, or that it is feasible."""
         return Reason(int(self.estimates.reason[0]))
-
-    @property
-    def slowest_stage(self) -> tuple[Stage, Stage]:
-        """Return the stages that limit encoding and decoding."""
-        encode, decode = int(self.encode_s.argmax()), int(self.decode_s.sum(axis=0).argmax())
-        return self.layout.encode[encode], self.layout.decode[decode]
 
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
@@ -214,6 +203,7 @@ def build_plan(
     Raises:
         InputError: The bound is not above 0.
         ScheduleError: No schedule meets the bound, or none is feasible.
+
     """
     try:
         choice = planner.best(bound_s, separately=True, exhaustive=exhaustive)

@@ -11,24 +11,14 @@ control variables", section 7.9); with ``worst_case=False`` it applies to the ex
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.schedule.controls import (
-    Assumptions,
-    Cluster,
-    Controls,
-    Layout,
-    Strategy,
-    rra_layout,
-    splits,
-    waa_layout,
-)
+from lengthwise.schedule.controls import Assumptions, Cluster, Controls, Strategy, rra_layout, splits, waa_layout
 from lengthwise.schedule.estimation import Estimator, Reason
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.optimizer import (
@@ -181,6 +171,7 @@ class Choice:
         gap: The best of all has at most (1 + gap) times its throughput, if the tolerances hold. Those of RRA's short
             phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
         seconds: Duration of the search.
+
     """
 
     bound_s: float
@@ -206,6 +197,7 @@ class Planner:
 
     Raises:
         InputError: No strategy or degree is given, or only WAA on one GPU.
+
     """
 
     def __init__(
@@ -345,15 +337,12 @@ def best_schedule(
     tolerances: Tolerances | None = None,
     exhaustive: bool = False,
 ) -> Choice:
-    """Return the schedule of the highest throughput that meets a latency bound, to within ``Choice.gap``.
-
-    The bound is for an output of quantile ``assumptions.level``, and applies to ``latency_high_s`` if ``worst_case``,
-    else to ``latency_s``. The degrees are those of ``tables``, by default from the roofline model. ``exhaustive``
-    evaluates every schedule.
+    """Return the choice of ``Planner.best`` for a task on a cluster; without ``tables`` from the roofline model.
 
     Raises:
         InputError: The bound is not above 0, the task exceeds the model's context, or only WAA is given for one GPU.
         ScheduleError: No schedule meets the bound, or none is feasible.
+
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)
@@ -448,22 +437,18 @@ def _why_nothing_fits(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
 
 def _min_weight_bytes(setting: Setting, spaces: Sequence[SearchSpace]) -> float:
     """Return the weights on the fullest GPU, minimum over the layouts of spaces whose weights do not fit."""
-
-    def layouts() -> Iterator[Layout]:
-        layers, gpus = setting.model.layers, setting.cluster.gpus
-        for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
-            rra = space.strategy is Strategy.RRA
-            for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
-                for encode in [gpus] if rra else splits(gpus, space.tp, groups).tolist():
-                    with contextlib.suppress(InputError):  # more stages than layers
-                        if rra:
-                            yield rra_layout(layers, gpus, space.tp, groups)
-                        else:
-                            yield waa_layout(layers, gpus, encode, space.tp, groups)
-
-    none, minimum = np.zeros(1), math.inf
-    for layout in layouts():
-        memory = setting.memory(layout.stages)
-        pipelines = {layout.encode, layout.decode}
-        minimum = min(minimum, max(stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines))
+    layers, gpus, none, minimum = setting.model.layers, setting.cluster.gpus, np.zeros(1), math.inf
+    for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
+        for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
+            rra, tp = space.strategy is Strategy.RRA, space.tp
+            for encode in [gpus] if rra else splits(gpus, tp, groups).tolist():
+                try:
+                    layout = (
+                        rra_layout(layers, gpus, tp, groups) if rra else waa_layout(layers, gpus, encode, tp, groups)
+                    )
+                except InputError:  # more stages than layers
+                    continue
+                memory, pipelines = setting.memory(layout.stages), {layout.encode, layout.decode}
+                weights = [stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines]
+                minimum = min(minimum, max(weights))
     return minimum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,7 @@ class SearchSpace:
         size: Number of schedules.
         evaluated: Number of schedules estimated so far.
         infeasible_reason: Why no schedule is feasible; "" if one is.
+
     """
 
     def __init__(
@@ -253,24 +255,18 @@ class SearchSpace:
         return np.column_stack([batch[starts], lengths, micro[starts], group[starts]])
 
 
+_ESTIMATED = {field.name for field in fields(Estimates)} & {field.name for field in fields(ScheduleRow)}
+
+
 def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow:
     """Return one row of estimates with its control variables."""
     return ScheduleRow(
         strategy=controls.strategy.value,
         prefill_batch=controls.prefill_batch,
         decode_steps=controls.decode_steps,
-        micro_batches=int(estimates.micro_batches[at]),
         tp=controls.tp,
         tp_groups=controls.tp_groups,
-        encode_gpus=int(estimates.encode_gpus[at]),
-        throughput_rps=float(estimates.throughput_rps[at]),
-        latency_s=float(estimates.latency_s[at]),
-        latency_high_s=float(estimates.latency_high_s[at]),
-        cycle_s=float(estimates.cycle_s[at]),
-        encode_s=float(estimates.encode_s[at]),
-        decode_s=float(estimates.decode_s[at]),
-        decode_batch=float(estimates.decode_batch[at]),
-        memory_share=float(estimates.memory_share[at]),
+        **{name: getattr(estimates, name)[at].item() for name in _ESTIMATED},
     )
 
 

@@ -128,6 +128,7 @@ def visits_s(
         encode: Whether the visit encodes. Attention is the mean over the task's prompts, not that of a mean prompt.
         share: Share of a layer's matrix products: of an encoding, or over ``more_tokens`` on top of a decode.
         more_tokens: Newly encoded tokens that a decode projects.
+
     """
     columns = (seqs, kv_tokens, layers, first, last, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
@@ -221,13 +222,9 @@ def stage_bytes(
 ) -> tuple[Floats, float]:
     """Return ([n] bytes on the fullest GPU of a pipeline, weights on the GPU with the most).
 
-    Args:
-        memory: Memory needs by degree.
-        stages: Pipeline.
-        cached_tokens: [n] tokens in the cache.
-        bytes_per_token: Bytes per cached token on each GPU; None: the KV cache of the stage's layers.
-        tokens: [n] tokens of the largest visit.
-        seqs: [n] sequences of the largest visit.
+    ``cached_tokens`` are [n] tokens in the cache, each of ``bytes_per_token`` on each GPU (None: the KV cache of the
+    stage's layers); ``tokens`` and ``seqs`` are [n] those of the largest visit.
+
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):
@@ -304,11 +301,7 @@ class Setting:
         return available_bytes(self.model, self.cluster)
 
     def packed(self, tp: int) -> DegreeTables:
-        """Return the packed tables of a degree.
-
-        Raises:
-            InputError: The degree has no cost tables.
-        """
+        """Return the packed tables of a degree, or raise InputError if it has no cost tables."""
         if tp not in self.tables:
             degrees = sorted(self.tables)
             raise InputError(f"cost tables must be given for tensor-parallel degree {tp}; there are those of {degrees}")

@@ -9,29 +9,24 @@ from typing import Any
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
-from lengthwise.schema.plan import Choice, Status
+from lengthwise.schema.plan import Choice
 from lengthwise.search.bounds import fits_any
 from lengthwise.search.limits import AT_RATE, Question
 from lengthwise.search.load import Load
-from lengthwise.search.objectives import AtCapacity, AtRate, Makespan
-from lengthwise.search.space import Settings, settings_key
+from lengthwise.search.objectives import evaluation_of, rejected
+from lengthwise.search.space import Settings
 
 Build = Callable[[Mapping[str, Any]], Deployment]
 REPLICAS = "deployment.replicas"
 
-_EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {
-    "requests_per_dollar": AtCapacity,
-    "cost_at_rate": AtRate,
-    "fewest_gpus": AtRate,
-    "goodput": AtRate,
-    "energy": AtCapacity,
-    "makespan": Makespan,
-}
-
 
 @dataclass(frozen=True)
 class Task:
-    """One step of one configuration's evaluation; ``extra`` holds arguments of the step."""
+    """One step ("bound", "scout", "rank" or "shift") of one configuration's evaluation.
+
+    ``extra`` holds arguments of the step: a threshold of ``scout`` and ``rank``; metric and factor of ``shift``.
+
+    """
 
     step: str
     choice: Choice
@@ -46,64 +41,44 @@ class Bench:
         build: Maps settings to a deployment of one replica; raises InputError where it cannot run.
         load: The requests.
         question: The question that each configuration is evaluated for.
+
     """
 
     build: Build
     load: Load
     question: Question
 
-    def bound(self, settings: Settings) -> Choice:
+    def __call__(self, task: Task) -> Choice:
+        """Return the choice after one step of its evaluation."""
+        choice, question, extra = task.choice, self.question, task.extra
+        if task.step == "bound":
+            return self._bound(choice)
+        if task.step == "shift":
+            question, extra = replace(question, promises=question.promises.with_bound(*extra)), ()
+        evaluation = evaluation_of(self._deployment(choice.settings), self.load, question)
+        step: Callable[..., Choice] = getattr(evaluation, task.step)
+        return step(choice, *extra)
+
+    def _bound(self, choice: Choice) -> Choice:
         """Return a configuration with its bound in closed form: PRUNED until it is simulated, or REJECTED."""
-        choice = Choice(settings_key(settings), "", settings, 0, 0.0, Status.PRUNED)
         try:
-            deployment = self._deployment(settings)
+            deployment = self._deployment(choice.settings)
         except (UnknownNameError, PolicyError):
             raise  # an error in the question, not a configuration that cannot run
         except InputError as error:
-            region = "cannot be built"
-            if isinstance(error, DoesNotFitError):
-                region = "does not fit in memory"
-            elif isinstance(error, ProfileError):
-                region = "is not in the profile"
-            return replace(choice, status=Status.REJECTED, reason=str(error), region=region)
+            regions = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
+            region = next((name for kind, name in regions.items() if isinstance(error, kind)), "cannot be built")
+            return rejected(choice, str(error), region)
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
         choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if parallel.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.tp * parallel.pp * max(parallel.replicas, 1)
             reason = f"it takes {gpus} GPUs, and at most {max_gpus} are allowed"
-            region = f"takes more than {max_gpus} GPUs"
-            return replace(choice, gpus=gpus, status=Status.REJECTED, reason=reason, region=region)
+            return rejected(choice, reason, f"takes more than {max_gpus} GPUs", gpus=gpus)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"
-            return replace(choice, status=Status.REJECTED, reason=reason, region="takes no request")
-        return self._evaluation(deployment).bound(choice)
-
-    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
-        """Return a rough result: SCOUTED; REJECTED if limits break at any rate; PRUNED if below ``threshold``."""
-        return self._evaluation(self._deployment(choice.settings)).scout(choice, threshold)
-
-    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
-        """Return an exact result: RANKED with interval and load curve; SCOUTED if clearly below ``threshold``."""
-        return self._evaluation(self._deployment(choice.settings)).rank(choice, threshold)
-
-    def shift(self, choice: Choice, metric: str, factor: float) -> Choice:
-        """Return a rough result with one limit's bound multiplied; an objective of NaN where it cannot hold."""
-        question = replace(self.question, promises=self.question.promises.with_bound(metric, factor))
-        bench = replace(self, question=question)
-        return bench._evaluation(self._deployment(choice.settings)).shift(choice)  # noqa: SLF001 - of this class
-
-    def __call__(self, task: Task) -> Choice:
-        """Return the choice after one step of its evaluation."""
-        if task.step == "bound":
-            return self.bound(task.choice.settings)
-        step: Callable[..., Choice] = getattr(self, task.step)
-        return step(task.choice, *task.extra)
-
-    def _evaluation(self, deployment: Deployment) -> AtCapacity | AtRate | Makespan:
-        kind = _EVALUATIONS[self.question.objective.name]
-        if self.question.rate_rps is not None and self.question.objective.name == "energy":
-            kind = AtRate
-        return kind(deployment, self.load, self.question)
+            return rejected(choice, reason, "takes no request")
+        return evaluation_of(deployment, self.load, self.question).bound(choice)
 
     def _deployment(self, settings: Settings) -> Deployment:
         """Return the deployment with the replicas of the settings; with one if the search finds their number."""

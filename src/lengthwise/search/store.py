@@ -15,9 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Status
+from lengthwise.schema.plan import Choice
 
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
@@ -82,14 +83,13 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store a value unless the key has one; it is on the disk when this returns.
+        """Store JSON values, NaN and infinities included, unless the key (``content_key``) has some.
 
-        Args:
-            key: See ``content_key``.
-            value: JSON values, NaN and infinities included; floats are exact.
+        They are on the disk when this returns; floats are exact.
 
         Raises:
-            OutputError: It cannot be written: a full disk, a read-only file, a lock that is not released.
+            OutputError: They cannot be written: a full disk, a read-only file, a lock that is not released.
+
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
@@ -233,18 +233,7 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Choice:
     """Return the choice of ``to_dict``."""
+    return _CHOICE.validate_python(values)
 
-    def point(values: dict[str, Any]) -> Point:
-        estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
-        return Point(values["rate_rps"], estimates, values["satisfied"])
 
-    return Choice(
-        **values
-        | {
-            "status": Status(values["status"]),
-            "objective": Estimate(**values["objective"]),
-            "capacity_rps": Estimate(**values["capacity_rps"]),
-            "at": None if values["at"] is None else point(values["at"]),
-            "points": tuple(map(point, values["points"])),
-        }
-    )
+_CHOICE = TypeAdapter(Choice)
