@@ -20,14 +20,11 @@ _COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests as a predictor sees them; unknown columns are None.
+    """n requests as a predictor sees them, in columns of n; unknown columns are None.
 
-    Attributes:
-        size: Number of requests.
-        text: [n] prompts.
-        prompt_tokens: [n] int64 lengths of the prompts in tokens.
-        model: [n] names of the serving models; None becomes "unknown".
-        output_so_far: [n] text of the generated tokens, for predictors that read it.
+    ``prompt_tokens`` are lengths in tokens, ``model`` names of the serving models (None becomes "unknown"),
+    ``output_so_far`` texts of the generated tokens, for predictors that read them.
+
     """
 
     size: int
@@ -58,13 +55,11 @@ class Prompts:
 class Samples:
     """n finished requests to learn from.
 
-    Attributes:
-        prompts: The requests before generation.
-        output_tokens: [n] int64 generated tokens, at least 1.
-        censored: [n] bool, whether the output was cut off (``finish_reason = "length"``), so that the true length is at
-            least ``output_tokens``.
-        output: [n] text of the output, for predictors that read partial output.
-        metadata: Origin of the samples, for the card of predictors trained on them.
+    ``prompts`` are the requests before generation, ``output_tokens`` [n] the generated tokens, at least 1, ``output``
+    [n] their text, for predictors that read partial output. ``censored`` is [n] whether the output was cut off
+    (``finish_reason = "length"``), so that the true length is at least ``output_tokens``. ``metadata`` is the origin,
+    for the card of predictors trained on them.
+
     """
 
     prompts: Prompts

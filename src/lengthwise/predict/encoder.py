@@ -243,20 +243,12 @@ def _sha256(path: str) -> str:
 class Encoder(Lexical):
     """Adds vectors of a frozen sentence encoder to the features of ``Lexical``.
 
-    Small networks read the prompt's vector (the means of two middle layers over its first and last tokens) and the
-    lexical features; their share of the location is chosen by cross-validation over prompts. After some tokens, the
-    vector of the latest ones joins the features of the text so far, as ELIS predicts again after each window of 50
-    tokens (Choi et al. 2025). The rest is as in ``Lexical``.
+    Small networks read the prompt's vector (the means of two middle layers over its ``head_tokens`` first and
+    ``tail_tokens`` last tokens) and the lexical features; their share of the location is chosen by cross-validation
+    over prompts. After some tokens, the vector of the latest ``output_tokens`` joins the features of the text so far,
+    as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). The rest is as in ``Lexical``. Of the
+    encoder in ``folder`` (None: the installed one, see ``encoder_folder``) the first ``layers`` run.
 
-    Args:
-        folder: Folder of the encoder; None: the installed one (``encoder_folder``).
-        layers: Number of its layers to run.
-        head_tokens: Tokens read at the beginning of a prompt.
-        tail_tokens: Tokens read at its end.
-        output_tokens: Tokens read at the end of the text so far.
-        window_tokens: Tokens between two predictions during generation.
-        max_windows: Number of windows to learn from, drawn from all.
-        seed: Random seed of folds, draws and networks.
     """
 
     kind: ClassVar[str] = "encoder"

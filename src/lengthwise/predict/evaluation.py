@@ -219,7 +219,6 @@ class Evaluation:
             coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
             within_one_k. rmse, r2 and bias use the predicted mean, the others the median.
         by_model: The same scores and "requests" of each model.
-        windows: Accuracy by tokens so far.
         calibration: Levels, and the share of lengths below the quantile of each.
         latency_ms: Time per prompt, by batch size; empty where it was not measured.
         seen: Number of test prompts in the training data; None where the predictor does not know.
@@ -254,7 +253,7 @@ def evaluate(
     seed: int = 0,
     clock: Callable[[], float] | None = time.perf_counter,
 ) -> Evaluation:
-    """Return the scores of a predictor, with 95 % intervals of a bootstrap over prompts.
+    """Return the scores of a predictor on unseen samples, with 95 % intervals of a bootstrap over prompts.
 
     Censored outputs are long ones, so that scores of the others alone would be biased. Therefore true and predicted
     lengths are capped at a horizon: the largest length before which at least a tenth of the outputs would not have been
@@ -263,14 +262,8 @@ def evaluate(
     weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
     predicted probability counts.
 
-    Args:
-        predictor: A trained predictor.
-        samples: Unseen requests.
-        name: Name of the evaluation.
-        windows: Tokens so far at which the predictor predicts again, with the text of these tokens.
-        draws: Number of bootstrap samples; 0: no intervals.
-        seed: Random seed of the bootstrap.
-        clock: Returns seconds; None: latency is not measured.
+    At the tokens so far of ``windows`` the predictor predicts again, with their text. Without ``draws`` of the
+    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured.
 
     Raises:
         InputError: Every output was censored.

@@ -85,12 +85,9 @@ class Lexical:
     Censored outputs count as longer than observed: in the location by the mean of longer residuals (Buckley and James
     1979), in the quantiles by Kaplan and Meier. Models and templates count by the square root of their samples, and
     repeated prompts little, so that many similar samples do not outweigh the others. After some tokens, a second such
-    model predicts the remainder from the first prediction, the tokens so far, and their text if it is given.
+    model predicts the remainder from the first prediction, the tokens so far, and their text if it is given. It learns
+    from ``max_windows`` windows of ``window_tokens``, drawn from all.
 
-    Args:
-        seed: Random seed of folds and drawn windows.
-        window_tokens: Tokens between two predictions during generation.
-        max_windows: Number of windows to learn from, drawn from all.
     """
 
     kind: ClassVar[str] = "lexical"

@@ -48,15 +48,11 @@ _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
 class Location:
     """Log length of a prompt's answer relative to its model's.
 
-    Attributes:
-        weights: Log tokens by term.
-        linear: [m + 1] weights of the features, standardized by ``middle`` and ``spread``; last the constant.
-        middle: [m] mean of each feature.
-        spread: [m] standard deviation of each feature.
-        share: Weight of the linear part; the rest are the trees.
-        trees: Trees on the features.
-        networks: Networks on features and an encoder's vector; None without an encoder.
-        network_share: Weight of the networks; the rest are the two others.
+    The linear part has ``weights``, log tokens by term, and ``linear``, [m + 1] weights of the features, standardized
+    by their mean ``middle`` and deviation ``spread`` [m]; last the constant. Its weight is ``share``, the rest are the
+    ``trees`` on the features. ``networks`` on features and an encoder's vector have the weight ``network_share``, the
+    two others the rest; None without an encoder.
+
     """
 
     weights: dict[str, float]
@@ -84,13 +80,10 @@ class Location:
 
 
 class Design:
-    """The design matrix of prompts: common terms and standardized features.
+    """The design matrix of prompts: common terms and standardized features [n, m].
 
-    Args:
-        features: [n, m] of the prompts.
-        words: [n] words of the prompts.
-        seed: Random seed of the folds, which share no prompt.
-        vectors: [n, v] of an encoder, if there is one.
+    Folds, drawn with ``seed``, share no prompt. ``vectors`` are [n, v] of an encoder, if there is one.
+
     """
 
     def __init__(self, features: Floats, words: Sequence[list[str]], seed: int, vectors: Vectors | None = None) -> None:
@@ -269,18 +262,10 @@ def fit_windows(
 ) -> WindowModel:  # fmt: skip
     """Learn from outputs truncated at multiples of ``window_tokens``, with their text and without.
 
-    Args:
-        samples: Finished requests.
-        mu: [n] log length of each, predicted by a model that has not seen its prompt.
-        scale: [n] size of its residuals.
-        words: [n] words of the prompts.
-        features: [n, m] features of the prompts.
-        prompt: [n] index of the prompt of each: held-out windows share none.
-        weight: [n] weight of each sample.
-        output_vectors: Maps texts so far to vectors, or to None without an encoder.
-        window_tokens: Tokens of a window.
-        max_windows: Number of windows drawn from all.
-        seed: Random seed of the draw.
+    ``mu`` is [n] the log length of each sample, predicted by a model that has not seen its prompt, ``scale`` [n] the
+    size of its residuals. ``words`` [n] and ``features`` [n, m] are those of the prompts. ``prompt`` is [n] the index
+    of each one's prompt: held-out windows share none. ``max_windows`` are drawn from all.
+
     """
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)

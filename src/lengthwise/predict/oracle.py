@@ -46,13 +46,9 @@ class LogNormalError:
     """Predicts the true length times exp(bias + sigma z), with z standard normal.
 
     The predicted distribution is log-normal around the wrong length with the same sigma: it knows its variance, but not
-    its bias. With ``exact_lengths`` it is the wrong length as certain.
+    its bias. With ``exact_lengths`` it is the wrong length as certain. A sigma of 0.5 is a factor of 1.65; a negative
+    bias underestimates. The error's logarithm halves with every ``half_life_tokens``; None: it is constant.
 
-    Args:
-        sigma: Standard deviation of the error's logarithm; 0.5 is a factor of 1.65.
-        bias: Mean of the error's logarithm; negative values underestimate.
-        half_life_tokens: The error's logarithm halves with every so many tokens; None: it is constant.
-        exact_lengths: Whether the wrong length is predicted as certain.
     """
 
     def __init__(

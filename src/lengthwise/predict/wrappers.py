@@ -60,15 +60,10 @@ class Conformal:
     Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a lower bound (Kaplan and
     Meier). Points get a spread, and quantiles that are too narrow become wider, at all levels.
 
-    The scores of the last ``window`` samples are stored; ``observe`` adds finished requests.
+    A ``share`` of the samples, by prompt, calibrates; all of them if the inner predictor is already trained
+    (``prefit``). Between two of the ``ages``, tokens so far, the lower one applies. The scores of the last ``window``
+    samples are stored; ``observe`` adds finished requests.
 
-    Args:
-        inner: Any predictor.
-        share: Share of the samples held out by prompt for calibration.
-        window: Number of stored samples.
-        ages: Tokens so far at which to calibrate; between two of them, the lower one applies.
-        prefit: Whether the inner predictor is already trained: all samples calibrate.
-        seed: Random seed of the held-out samples.
     """
 
     kind: ClassVar[str] = "conformal"
@@ -212,13 +207,10 @@ _STEPS = 300
 
 
 class Ensemble:
-    """Averages the quantiles of several predictors.
+    """Averages the quantiles of several predictors, with one weight per member.
 
-    Args:
-        members: Predictors, at least one.
-        weights: One per member; None: those that minimize the pinball loss on held-out samples.
-        share: Share of the samples held out by prompt to find the weights; afterwards, every member is fitted on all.
-        seed: Random seed of the held-out samples.
+    Weights of None become those that minimize the pinball loss on a ``share`` of the samples, held out by prompt;
+    afterwards, every member is fitted on all.
 
     """
 

@@ -164,14 +164,11 @@ def length_facts(task: TaskLengths, level: float, output_tokens: int | None = No
 class ReplanOptions:
     """When a change of schedule is worth it.
 
-    Attributes:
-        storage: Where weights are loaded from: "dram" (host memory) or "ssd".
-        horizon_s: Expected duration of the new lengths.
-        margin: Share by which the bound is tightened; None: by the observed drift.
-        min_gain: Minimum share of additional requests for which a schedule that meets the bound is replaced.
-        max_margin_cost: Maximum share of throughput that a margin by the observed drift may cost.
-        allow_reload: Whether weights may be loaded; else the benefit of that is only reported (``Change.elsewhere``).
-        max_num_seqs: Maximum sequences of encodings and decode batches without reload.
+    Weights are loaded from ``storage``: "dram" (host memory) or "ssd". The new lengths are expected to last for
+    ``horizon_s``. ``margin`` is the share by which the bound is tightened; None: by the observed drift, at the cost of
+    at most ``max_margin_cost`` of throughput. A schedule that meets the bound is replaced for at least ``min_gain``
+    more requests. Unless ``allow_reload``, the benefit of loading weights is only reported (``Change.elsewhere``);
+    without a reload encodings and decode batches have at most ``max_num_seqs`` sequences.
 
     """
 
@@ -365,15 +362,8 @@ class Adapter:
     """Follows live lengths and decides which schedule is to run. Equal requests and seeds give equal decisions.
 
     The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
-    when a decision changes it. ``task`` has the lengths for which it was last planned.
-
-    Args:
-        planner: Planner of the planned lengths.
-        deployed: Schedule that runs.
-        bound_s: Latency bound; infinite: none.
-        requests: Number of requests that the planned lengths were counted over; None: the distributions are known.
-        monitor: Settings of the drift test.
-        options: When a change is worth it.
+    when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's, which
+    were counted over ``requests``; None: the distributions are known.
 
     """
 

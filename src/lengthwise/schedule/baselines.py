@@ -60,8 +60,9 @@ class System:
         scheduler: Name of the scheduler in ``lengthwise.policy``; "": batches that run to completion.
         budgets: Tokens per step to try, the usual one first; 0: no budget.
         parts: Micro-batches of prompts per one of decodes to try, for batches that run to completion.
-        disaggregated: Whether some replicas only prefill and the others only decode.
         chunks: Whether prompts may be split to fit a budget; else the budget must hold the longest.
+        disaggregated: Whether some replicas only prefill and the others only decode.
+
     """
 
     scheduler: str = ""
@@ -336,14 +337,9 @@ def curve(
 ) -> Curve:
     """Return the results of a system in each configuration worth simulating.
 
-    Args:
-        estimator: Estimator of the task on the cluster: lengths, tables, memory, and the quantile that bounds are for.
-        system: One of ``SYSTEMS``.
-        requests: Requests measured in each configuration; down to an eighth where few run at a time, and at least
-            twice the batch.
-        seed: Seed of the lengths, the same in all configurations.
-        batch_sizes: Sequences per replica; None: by octaves up to what fits in memory, finer near the best.
-        report: Called after each simulated configuration.
+    Each measures ``requests``, down to an eighth where few run at a time, and at least twice the batch; ``seed`` is
+    that of their lengths. ``batch_sizes`` are sequences per replica; None: by octaves up to what fits in memory, finer
+    near the best. ``report`` is called after each simulated configuration.
 
     Raises:
         UnknownNameError: No system has this name.

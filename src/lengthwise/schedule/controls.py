@@ -39,15 +39,10 @@ CODES = tuple(Strategy)
 
 @dataclass(frozen=True)
 class Controls:
-    """Control variables of one schedule.
+    """Control variables of one schedule: ``prefill_batch`` is B_E, ``decode_steps`` N_D (1 for WAA).
 
-    Attributes:
-        strategy: Allocation of encoding and decoding to the GPUs.
-        prefill_batch: B_E.
-        decode_steps: N_D; 1 for WAA.
-        micro_batches: B_m, never more than the sequences of a batch. None: the number of stages for RRA, 1 for WAA.
-        tp: Tensor-parallel degree of the groups.
-        tp_groups: Groups of ``tp`` GPUs that form one stage each; every other GPU is a stage of its own.
+    ``micro_batches`` is B_m, never more than the sequences of a batch; None: the number of stages for RRA, 1 for WAA.
+    ``tp_groups`` groups of ``tp`` GPUs form one stage each; every other GPU is a stage of its own.
 
     """
 

@@ -152,13 +152,13 @@ class EmpiricalRanks:
 class Monitor:
     """Settings of a drift test.
 
-    Attributes:
-        false_positive_rate: Probability that lengths which never change ever raise an alarm.
-        min_requests: Minimum requests since the change before an alarm is raised, as a sample of the new lengths.
-        every: One request in ``every`` is tested. The guarantee is for exchangeable requests: where neighbours are
-            similar, such as turns of a conversation, test so few that they no longer are.
-        seed: Seed of the draws that break ties, and of the choice of counted requests that ``every`` retains.
-        sides: Tested lengths, "prompts", "outputs" or both; leave out a side that is only estimated.
+    ``false_positive_rate`` is the probability that lengths which never change ever raise an alarm, ``min_requests`` the
+    minimum since the change before an alarm is raised, as a sample of the new lengths. One request in ``every`` is
+    tested: the guarantee is for exchangeable requests, so where neighbours are similar, such as turns of a
+    conversation, test so few that they no longer are. ``seed`` is that of the draws that break ties, and of the choice
+    of counted requests that ``every`` retains. ``sides`` are "prompts", "outputs" or both; leave out a side that is
+    only estimated.
+
     """
 
     false_positive_rate: float = 0.01
@@ -182,16 +182,10 @@ class Monitor:
 class Alarm:
     """A detected change of lengths.
 
-    Attributes:
-        request: Number of the request at which it was detected, counted from 1 over all observed ones.
-        at_s: Time of that request.
-        started: Number of the first request of the changed lengths.
-        started_s: Time of that request.
-        evidence: Wealth by side.
-        sides: Changed sides: at least the one with most evidence.
-        prompt_tokens: Prompts since the change, oldest first; of very many the latest.
-        output_tokens: Outputs of the same requests.
-        watched: Tested sides.
+    It was detected at request number ``request`` (from 1, over all observed ones) at ``at_s``; the changed lengths
+    began with request ``started`` at ``started_s``. ``evidence`` is the wealth by side; ``sides`` are the changed ones,
+    at least that with most evidence, ``watched`` the tested ones. ``prompt_tokens`` and ``output_tokens`` are those of
+    the requests since the change, oldest first; of very many the latest.
 
     """
 
@@ -210,12 +204,8 @@ class Watcher:
     """Tests requests one after another. Equal requests and seeds give equal alarms.
 
     Observe requests in the order of arrival, not of completion: at any time those completed early are the short ones.
-    Exclude outputs that were cut off (censored): they do not show their length.
-
-    Args:
-        task: Planned lengths.
-        requests: Number of requests that these were counted over; None: the distributions are known.
-        monitor: Settings.
+    Exclude outputs that were cut off (censored): they do not show their length. The planned lengths were counted over
+    ``requests``; None: the distributions are known.
 
     """
 

@@ -40,13 +40,9 @@ class EngineShape:
 class Runnable:
     """A schedule that engines support.
 
-    Attributes:
-        row: Its estimates, of one of ``pipelines`` equal parts.
-        pipelines: Equal parts side by side, each with weights of its own.
-        encode: Engine that encodes; RRA: the only engine.
-        decode: Engine that decodes; None: the same.
-        exact: Whether it is the chosen schedule.
-        cause: Why engines do not support the chosen schedule; "" if they do.
+    ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``encode`` is the
+    engine that encodes (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
+    ``exact``, the chosen one, ``cause`` is why engines do not support that.
 
     """
 

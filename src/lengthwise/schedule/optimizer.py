@@ -208,15 +208,10 @@ def branch_and_bound(
 ) -> SearchResult:
     """Return the point of the highest throughput, to the accepted gap, whose latency meets a bound.
 
-    Args:
-        perf: Performance function.
-        variables: Variables to choose.
-        bound_s: Maximum latency; infinite: any feasible point.
-        tolerances: Assumed deviation from monotonicity.
-        known_rps: Throughput available elsewhere: points with no more are not searched for, and the gap is that of
-            the better of both.
-        batch_size: Blocks split per wave; more mean fewer and larger calls, and some wasted evaluations.
-        max_points: Maximum number of evaluations; the search then ends with the remaining gap.
+    An infinite bound allows any feasible point. Throughput of ``known_rps`` is available elsewhere: points with no more
+    are not searched for, and the gap is that of the better of both. A wave splits ``batch_size`` blocks; more mean
+    fewer and larger calls, and some wasted evaluations. After ``max_points`` evaluations the search ends with the
+    remaining gap.
 
     Raises:
         InputError: An argument is out of range, or the performance function returns invalid values.

@@ -79,15 +79,11 @@ def part_sizes(gpus: int, node_gpus: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Stages and times of one schedule.
+    """Stages and times of one schedule; without stages and times where no layout is possible.
 
-    Attributes:
-        controls: Schedule.
-        estimates: Its estimates, one row.
-        layout: Layers by stage; no stages where no layout is possible.
-        encode_s: [encoding stages] seconds of an encode visit; RRA's timeline has shorter and longer ones.
-        decode_s: [N_D, decoding stages] seconds of a decode visit at each iteration.
-        timeline: Visits of a part of the steady state, from 0 s on. WAA: stages in the order of the layout.
+    ``encode_s`` is [encoding stages] the seconds of an encode visit (RRA's timeline has shorter and longer ones),
+    ``decode_s`` [N_D, decoding stages] of a decode visit at each iteration. ``timeline`` has the visits of a part of
+    the steady state, from 0 s on; WAA: stages in the order of the layout.
 
     """
 
@@ -190,15 +186,9 @@ def build_plan(
 ) -> SchedulePlan:
     """Return the best schedule under a bound with the runners-up, frontier, drift, timeline and static batches.
 
-    Args:
-        planner: Planner of the schedules.
-        bound_s: Latency bound; infinite: none.
-        name: Label of the plan.
-        metadata: Fixed parameters by name.
-        exhaustive: Evaluate every schedule for the choice.
-        baselines: Other systems to compare with (``SYSTEMS``), which takes longer than all the rest.
-        seed: Seed of the lengths for these.
-        progress: Called with the number of their configurations simulated so far, and 0.
+    ``metadata`` are fixed parameters by name. With ``exhaustive`` every schedule is evaluated for the choice.
+    ``baselines`` are other systems to compare with (``SYSTEMS``), which takes longer than all the rest; ``seed`` is
+    that of their lengths, and ``progress`` is called with the number of their configurations simulated so far, and 0.
 
     Raises:
         InputError: The bound is not above 0.

@@ -161,16 +161,9 @@ def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
 class Choice:
     """The chosen schedule and its optimality gap.
 
-    Attributes:
-        bound_s: Latency bound that it meets.
-        controls: Its control variables.
-        row: Its estimates.
-        sides: Every strategy and degree with its result.
-        evaluated: Schedules estimated.
-        points: Schedules in total.
-        gap: The best of all has at most (1 + gap) times its throughput, if the tolerances hold. Those of RRA's short
-            phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
-        seconds: Duration of the search.
+    ``sides`` are every strategy and degree with its result. ``evaluated`` of ``points`` schedules were estimated, in
+    ``seconds``. The best of all has at most (1 + ``gap``) times the throughput, if the tolerances hold. Those of RRA's
+    short phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
 
     """
 
@@ -187,13 +180,8 @@ class Choice:
 class Planner:
     """All schedules of a task on a cluster; estimates are kept from one bound to the next.
 
-    Args:
-        estimator: Estimator of the task on the cluster.
-        degrees: Tensor-parallel degrees to choose from.
-        strategies: Strategies to choose from.
-        worst_case: Whether a bound applies to ``latency_high_s``, else to ``latency_s``.
-        tolerances: Assumed deviation of the estimates from monotonicity.
-        clock: Clock in seconds.
+    A bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``. ``tolerances`` are the assumed
+    deviation of the estimates from monotonicity.
 
     Raises:
         InputError: No strategy or degree is given, or only WAA on one GPU.

@@ -37,20 +37,10 @@ class SearchSpace:
     batch raises throughput and latency; about runs nothing is assumed. Places beyond the end of a run are infeasible,
     with the throughput of its end.
 
-    Args:
-        estimator: Estimator of the task on its cluster.
-        strategy: Strategy.
-        tp: Degree of the groups, at least one of them; 1: every GPU is a stage of its own.
-        worst_case: Whether the bound applies to ``latency_high_s``.
-        groups: Numbers of groups; None: all that the GPUs have room for.
-        encode_gpus: GPUs that encode under WAA, as deployed; None: as the strategy splits them.
-        max_num_seqs: Maximum sequences of an encoding and of a decode batch.
-
-    Attributes:
-        variables: Variables of the search; none if no schedule is feasible.
-        size: Number of schedules.
-        evaluated: Number of schedules estimated so far.
-        infeasible_reason: Why no schedule is feasible; "" if one is.
+    There is at least one of the ``groups`` of ``tp`` GPUs (None: all that the GPUs have room for), unless ``tp`` is 1:
+    every GPU is a stage of its own. ``encode_gpus`` encode under WAA, as deployed; None: as the strategy splits them.
+    ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
+    ``evaluated`` were estimated so far.
 
     """
 

@@ -59,19 +59,12 @@ class SimulationSpec:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Results of one replica.
+    """Results of one replica; ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of its throughput.
 
-    Attributes:
-        throughput_rps: Requests per second.
-        low_rps: Lower end of its 95 % interval.
-        high_rps: Upper end.
-        latency_s: Mean latency at the requested output length.
-        latency_high_s: Latency within which the level's share of such outputs is done; of batches that run to
-            completion: of outputs of the task's maximum length.
-        first_s: From the first step to the first token, mean.
-        token_s: Between tokens, mean.
-        residents: Running sequences, mean.
-        used_blocks: Cache blocks in use, mean.
+    ``latency_s`` is the mean at the requested output length, ``latency_high_s`` that within which the level's share of
+    such outputs is done; of batches that run to completion: of outputs of the task's maximum length. ``first_s`` is the
+    mean time from the first step to the first token, ``token_s`` that between tokens; ``residents`` are the mean
+    running sequences, ``used_blocks`` the mean cache blocks in use.
 
     """
 

@@ -118,16 +118,10 @@ def visits_s(
 ) -> Floats:
     """Return [n] seconds of visits of a stage; the column arguments are broadcast.
 
-    Args:
-        tables: Packed tables of the stage's degree.
-        seqs: Prompts to encode, or sequences to decode one token of.
-        kv_tokens: Cached tokens of the decoded sequences.
-        layers: Layers of the stage.
-        first: Whether the stage is the first: it embeds, and waits for the host.
-        last: Whether the stage is the last: it samples; the others send on.
-        encode: Whether the visit encodes. Attention is the mean over the task's prompts, not that of a mean prompt.
-        share: Share of a layer's matrix products: of an encoding, or over ``more_tokens`` on top of a decode.
-        more_tokens: Newly encoded tokens that a decode projects.
+    An encoding is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
+    decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
+    the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
+    encoding, or over ``more_tokens``, newly encoded tokens that a decode projects on top.
 
     """
     columns = (seqs, kv_tokens, layers, first, last, more_tokens)
@@ -151,6 +145,7 @@ class StageMemory:
         kv_layer_bytes: Cache of one token in one layer.
         token_bytes: Activations of a token in a visit.
         seq_bytes: Logits of a sequence in a visit.
+
     """
 
     layer_bytes: float

@@ -37,10 +37,7 @@ class Task:
 class Bench:
     """Turns settings into results.
 
-    Attributes:
-        build: Maps settings to a deployment of one replica; raises InputError where it cannot run.
-        load: The requests.
-        question: The question that each configuration is evaluated for.
+    ``build`` maps settings to a deployment of one replica; it raises InputError where it cannot run.
 
     """
 

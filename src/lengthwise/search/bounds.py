@@ -45,11 +45,9 @@ SLOPE_SPAN = 256
 class Needs:
     """Work of a mean request.
 
-    Attributes:
-        tokens: Tokens computed: prompt and output, less one.
-        decodes: Output tokens that come from decode steps.
-        kv_reads: Cached tokens read, over all of these steps.
-        pairs: (query, key) pairs of the prompt.
+    ``tokens`` are those computed (prompt and output, less one), ``decodes`` output tokens from decode steps,
+    ``kv_reads`` cached tokens read over all of these steps, ``pairs`` (query, key) pairs of the prompt.
+
     """
 
     tokens: float
@@ -62,11 +60,9 @@ class Needs:
 class Ceiling:
     """The largest rate that a deployment could sustain, and times at that rate.
 
-    Attributes:
-        rate_rps: No schedule of the deployment serves more requests per second.
-        min_step_s: Time of a step of one token, through all stages.
-        jct_s: Approximate time of a mean request at full load.
-        impossible: Reasons, by metric, why limits cannot hold at any rate.
+    ``min_step_s`` is that of a step of one token, through all stages; ``jct_s`` approximately that of a mean request at
+    full load. ``impossible`` has reasons, by metric, why limits cannot hold at any rate.
+
     """
 
     rate_rps: float

@@ -89,8 +89,7 @@ def largest(
         width = min(width**1.5, 4.0)
     while high > low * (1 + tolerance):
         rate = low * (high / low) ** min(max(_crossing(at_low, at_high), 0.15), 0.85)
-        found = usage(rate)
-        if found > 1:
+        if (found := usage(rate)) > 1:
             high, at_high = rate, found
         else:
             low, at_low = rate, found
@@ -206,12 +205,10 @@ class Trials:
 class Capacity:
     """The largest sustained rate; rates are in requests per second.
 
-    Attributes:
-        rate_rps: Mean over seeds, with an interval of spread and drift; 0 if the limits break at any rate.
-        binds: The limit that breaks first.
-        requests: Number of requests of the longest runs.
-        ceiling: Upper bound of all schedules.
-        effort: Runs and requests simulated.
+    ``rate_rps`` is the mean over seeds, with an interval of spread and drift; 0 if the limits break at any rate.
+    ``binds`` is the limit that breaks first, ``requests`` the number of the longest runs, ``ceiling`` the upper bound
+    of all schedules.
+
     """
 
     rate_rps: Estimate
@@ -233,37 +230,36 @@ def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     Raises:
         InputError: The deployment rejects every request.
     """
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     if math.isinf(top.rate_rps):
         raise InputError(
             f"no request fits: every prompt reaches max_model_len ({deployment.max_model_len} tokens) or is rejected "
             "for another reason; raise the limits of [engine], or shorten the prompts"
         )
-    requests = run_length(top, promises)
-    trials = Trials(deployment, load, promises, requests, range(1), effort)
+    trials = Trials(deployment, load, promises, run_length(top, promises), range(1), Effort())
     rate = largest(trials.usage, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, requests, top, effort)
+    return Capacity(Estimate(rate), trials.binds, trials.requests, top, trials.effort)
 
 
 def breaks_at(rate_rps: float, deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     """Return whether a scouting run at one rate breaks a limit: ``binds`` names it, or is empty."""
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     requests = run_length(replace(top, rate_rps=rate_rps), promises)
-    trials = Trials(deployment, load, promises, requests, range(1), effort)
-    is_broken = trials.usage(rate_rps) > 1
-    return Capacity(Estimate(rate_rps), trials.binds if is_broken else "", requests, top, effort)
+    trials = Trials(deployment, load, promises, requests, range(1), Effort())
+    binds = trials.binds if trials.usage(rate_rps) > 1 else ""
+    return Capacity(Estimate(rate_rps), binds, requests, top, trials.effort)
 
 
 def rough_capacity(
     deployment: Deployment, load: Load, promises: Promises, guess: float = math.nan, seeds: int = 4
 ) -> Capacity:
     """Return a capacity without an interval, from short runs, for comparisons on the same requests."""
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     requests = min(2 * run_length(top, promises), load.most, MAX_REQUESTS)
-    trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), effort)
+    trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), Effort())
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, requests, top, effort)
+    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort)
 
 
 def capacity(
@@ -279,15 +275,10 @@ def capacity(
 ) -> Capacity:
     """Return the largest sustained rate, to a relative half-width of ``precision`` if the load is long enough.
 
-    Args:
-        deployment: The deployment that serves the load.
-        load: The requests.
-        promises: Limits that must hold.
-        precision: Half-width to reach, as a share of the rate.
-        seeds: Independent repetitions, at most as many as the load has.
-        level: Level of the interval.
-        min_rps: Below this rate, a rough answer with an unknown half-width suffices.
-        each: Maps over the seeds; a thread pool's ``map`` runs them in parallel.
+    There are ``seeds`` independent repetitions, at most as many as the load has; ``level`` is that of the interval.
+    Below ``min_rps``, a rough answer with an unknown half-width suffices. ``each`` maps over the seeds; a thread pool's
+    ``map`` runs them in parallel.
+
     """
     found, slope, previous = scout(deployment, load, promises), 0.0, math.nan
     used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)

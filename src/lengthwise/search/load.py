@@ -26,14 +26,9 @@ class Load:
 
     Every configuration serves the same requests in the same order (common random numbers), so that two results differ
     by the configurations alone. Draws are cached. They have one of three sizes, so that a run does not depend on
-    earlier draws.
+    earlier draws. ``draw`` maps (seed, number of requests) to a workload, whose own rate does not matter; it may return
+    fewer requests (a short trace). There are ``seeds`` different seeds (None: unlimited) of ``most`` requests at most.
 
-    Attributes:
-        draw: Maps (seed, number of requests) to a workload, whose own rate does not matter. It may return fewer
-            requests (a short trace).
-        name: Name in tables.
-        seeds: Number of different seeds; None: unlimited.
-        most: Largest number of requests of a seed.
     """
 
     draw: Draw
@@ -45,13 +40,8 @@ class Load:
         object.__setattr__(self, "_drawn", {})
         object.__setattr__(self, "_lock", threading.Lock())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("draw", "name", "seeds", "most")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Load, (self.draw, self.name, self.seeds, self.most)
 
     def seeds_up_to(self, count: int) -> range:
         """Return ``count`` seeds, or fewer if the load has fewer."""

@@ -39,17 +39,13 @@ class Bayesian:
     """Bayesian optimization over settings, by Optuna's tree-structured Parzen estimator.
 
     Axes of numbers are ordered, others are categorical. An axis with the same values in several alternatives is one
-    parameter of the estimator, so that results with one scheduler inform about the others.
-
-    Args:
-        axes: The alternatives, each with all its axes and their values.
-        trials: Number of settings to propose in total.
-        seed: Random seed; the same seed and results bring the same settings.
-        batch_size: Number of settings per batch, which are evaluated in parallel.
+    parameter of the estimator, so that results with one scheduler inform about the others. In total ``trials`` settings
+    are proposed, ``batch_size`` at a time; the same seed and results bring the same settings.
 
     Raises:
         MissingExtraError: Optuna is not installed.
         InputError: There are no alternatives, an axis has no values, or a number is less than 1.
+
     """
 
     def __init__(self, axes: Sequence[Axes], trials: int, seed: int, batch_size: int = 8) -> None:
@@ -165,7 +161,6 @@ class _Space:
         return self.settings(drawn)
 
     def settings(self, parameters: dict[str, int]) -> Settings:
-        """Return the settings of a point."""
         at = parameters[_ALTERNATIVE]
         axes = self._alternatives[at].items()
         return {axis: values[parameters[self._names[at][axis]]] for axis, values in axes}
