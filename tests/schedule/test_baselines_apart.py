@@ -13,8 +13,7 @@ from stage_visits import decode_visit_s, encode_visit_s
 from lengthwise import catalog
 from lengthwise.engine import simulate
 from lengthwise.schedule import Cluster, Estimator, TaskLengths
-from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
-from lengthwise.schedule.configurations import Configuration
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, Configuration, DisaggregatedSystem
 from lengthwise.schedule.simulation import SimulationSpec
 from lengthwise.schedule.stage_costs import stage_memory
 from lengthwise.schema.workload import Workload

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.schedule.timeline import compiled, pipelined_visits, round_visits, workspace
+from lengthwise.schedule.plan import pipelined_visits, round_visits
+from lengthwise.schedule.stage_costs import compiled, workspace
 
 SECONDS = st.floats(0.01, 10.0)
 

@@ -51,7 +51,6 @@ def attach(
     Raises:
         InputError: The statistic is unknown, the window is not positive, or the predictor returns no distribution per
             request.
-
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")

@@ -24,7 +24,6 @@ class Prompts:
 
     ``prompt_tokens`` are lengths in tokens, ``model`` names of the serving models (None becomes "unknown"),
     ``output_so_far`` texts of the generated tokens, for predictors that read them.
-
     """
 
     size: int
@@ -59,7 +58,6 @@ class Samples:
     [n] their text, for predictors that read partial output. ``censored`` is [n] whether the output was cut off
     (``finish_reason = "length"``), so that the true length is at least ``output_tokens``. ``metadata`` is the origin,
     for the card of predictors trained on them.
-
     """
 
     prompts: Prompts

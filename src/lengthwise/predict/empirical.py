@@ -101,7 +101,6 @@ class BucketEcdf:
     numeric one has ``buckets`` intervals of equal mass. A bucket of n samples is shrunk towards its parent (the bucket
     without the last feature), finally towards all samples: its own weight is n / (n + ``shrink``). An unknown bucket
     has the distribution of its parent.
-
     """
 
     kind: ClassVar[str] = "bucket_ecdf"

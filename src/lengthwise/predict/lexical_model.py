@@ -52,7 +52,6 @@ class Location:
     by their mean ``middle`` and deviation ``spread`` [m]; last the constant. Its weight is ``share``, the rest are the
     ``trees`` on the features. ``networks`` on features and an encoder's vector have the weight ``network_share``, the
     two others the rest; None without an encoder.
-
     """
 
     weights: dict[str, float]
@@ -83,7 +82,6 @@ class Design:
     """The design matrix of prompts: common terms and standardized features [n, m].
 
     Folds, drawn with ``seed``, share no prompt. ``vectors`` are [n, v] of an encoder, if there is one.
-
     """
 
     def __init__(self, features: Floats, words: Sequence[list[str]], seed: int, vectors: Vectors | None = None) -> None:
@@ -265,7 +263,6 @@ def fit_windows(
     ``mu`` is [n] the log length of each sample, predicted by a model that has not seen its prompt, ``scale`` [n] the
     size of its residuals. ``words`` [n] and ``features`` [n, m] are those of the prompts. ``prompt`` is [n] the index
     of each one's prompt: held-out windows share none. ``max_windows`` are drawn from all.
-
     """
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)

@@ -48,7 +48,6 @@ class LogNormalError:
     The predicted distribution is log-normal around the wrong length with the same sigma: it knows its variance, but not
     its bias. With ``exact_lengths`` it is the wrong length as certain. A sigma of 0.5 is a factor of 1.65; a negative
     bias underestimates. The error's logarithm halves with every ``half_life_tokens``; None: it is constant.
-
     """
 
     def __init__(
@@ -121,7 +120,6 @@ class Quantised:
     A length y belongs to class i where boundary[i] < y <= boundary[i + 1]; other lengths belong to the first or last
     class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution. ``boundaries`` are k + 1
     increasing lengths, from the smallest to the largest; or k, for classes of equal mass from ``fit``.
-
     """
 
     def __init__(self, boundaries: Sequence[float] | int) -> None:
@@ -186,7 +184,6 @@ class BinNeighbour(Quantised):
     A request of an inner class is predicted one class lower with probability 2 p split, one class higher with
     2 p (1 - split), and correctly with 1 - 2 p. One of an edge class is predicted in its neighbour with probability p.
     ``p``, within 0 .. 0.5, halves with every ``half_life_tokens`` tokens; None: it is constant.
-
     """
 
     def __init__(
@@ -211,7 +208,6 @@ class Confusion(Quantised):
     """Predicts classes by a confusion matrix.
 
     ``matrix`` is [k][k] the probability of the predicted class (column) by the true class (row); rows sum to 1.
-
     """
 
     def __init__(self, boundaries: Sequence[float] | int, matrix: Sequence[Sequence[float]]) -> None:

@@ -195,7 +195,6 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
 
     Raises:
         InputError: A file is missing or damaged, or a row has neither an output nor its length.
-
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
@@ -244,7 +243,6 @@ class Split:
     """Training and test samples without a common prompt.
 
     ``prompts`` is the number of distinct prompts in both, ``repeated`` that of samples whose prompt occurs before.
-
     """
 
     train: Samples
@@ -428,7 +426,6 @@ class Served:
         arrival_s: [n] seconds on the log's clock; None if no row has any.
         estimated: Number of requests with an estimated length.
         left_out: Number of failed or empty rows.
-
     """
 
     prompt_tokens: Ints

@@ -93,7 +93,6 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
     Raises:
         InputError: The predictor cannot be saved, or is not fitted.
         OutputError: The file cannot be written.
-
     """
     meta, arrays = packed(predictor)
     merged = {**(getattr(predictor, "metadata_", None) or {}), **(metadata or {})}

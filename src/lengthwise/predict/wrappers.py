@@ -63,7 +63,6 @@ class Conformal:
     A ``share`` of the samples, by prompt, calibrates; all of them if the inner predictor is already trained
     (``prefit``). Between two of the ``ages``, tokens so far, the lower one applies. The scores of the last ``window``
     samples are stored; ``observe`` adds finished requests.
-
     """
 
     kind: ClassVar[str] = "conformal"
@@ -211,7 +210,6 @@ class Ensemble:
 
     Weights of None become those that minimize the pinball loss on a ``share`` of the samples, held out by prompt;
     afterwards, every member is fitted on all.
-
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -308,7 +306,6 @@ class Guarded:
     "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (quantiles decrease),
     "already_passed" (a length that does not exceed the tokens so far). Without a ``prior``, it is the empirical
     distribution by model.
-
     """
 
     kind: ClassVar[str] = "guarded"

@@ -1,6 +1,5 @@
 from .adaptation import Adapter, ReplanOptions, redeployment, replan
-from .baselines import SYSTEMS, curve
-from .configurations import Curve
+from .baselines import SYSTEMS, Curve, curve
 from .controls import Assumptions, Cluster, ControlColumns, Controls, Strategy, columns
 from .drift_monitor import Alarm, Monitor, Watcher
 from .engine_support import EngineShape, Runnable, runnable

@@ -58,7 +58,6 @@ class InPlace:
 
     They have the deployed schedule's strategy, groups and split of GPUs. Encodings and decode batches have at most
     ``max_num_seqs`` sequences.
-
     """
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
@@ -104,7 +103,6 @@ def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strate
 
     The rates are the cluster's; where it has none, the paper's own seconds if it measured the model on as many such
     GPUs, else the paper's rate. Under WAA a decoder-only model has two copies.
-
     """
     copies = 2 if strategy is not Strategy.RRA and not model.encoder_layers else 1
     rates = cluster.dram_bytes_per_s, cluster.ssd_bytes_per_s
@@ -169,7 +167,6 @@ class ReplanOptions:
     at most ``max_margin_cost`` of throughput. A schedule that meets the bound is replaced for at least ``min_gain``
     more requests. Unless ``allow_reload``, the benefit of loading weights is only reported (``Change.elsewhere``);
     without a reload encodings and decode batches have at most ``max_num_seqs`` sequences.
-
     """
 
     storage: str = "dram"
@@ -364,7 +361,6 @@ class Adapter:
     The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
     when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's, which
     were counted over ``requests``; None: the distributions are known.
-
     """
 
     def __init__(

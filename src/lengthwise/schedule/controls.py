@@ -43,7 +43,6 @@ class Controls:
 
     ``micro_batches`` is B_m, never more than the sequences of a batch; None: the number of stages for RRA, 1 for WAA.
     ``tp_groups`` groups of ``tp`` GPUs form one stage each; every other GPU is a stage of its own.
-
     """
 
     strategy: Strategy
@@ -63,7 +62,6 @@ class Cluster:
 
     ``dram_bytes_per_s`` is the load rate of weights from host memory to each GPU, ``ssd_bytes_per_s`` that from the
     drives of each node; None: the default of ``redeployment``.
-
     """
 
     gpu: GpuSpec
@@ -244,7 +242,6 @@ def memory_split(encode_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> I
     """Return [n] encoding GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
 
     ``encode_bytes`` and ``decode_bytes`` are [allowed, n] the memory of an encoding and of a decoding GPU.
-
     """
     return np.asarray(allowed[np.maximum(encode_bytes, decode_bytes).argmin(axis=0)])
 

@@ -50,7 +50,6 @@ class Evidence:
     """The wealth of one unit bet against uniform ranks, for several streams side by side (a test martingale).
 
     The bet factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
-
     """
 
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
@@ -124,7 +123,6 @@ class EmpiricalRanks:
     For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk,
     Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity. ``counts`` are [longest + 1] how
     often each length was observed before, in whole requests.
-
     """
 
     def __init__(self, counts: Floats | None = None) -> None:
@@ -158,7 +156,6 @@ class Monitor:
     conversation, test so few that they no longer are. ``seed`` is that of the draws that break ties, and of the choice
     of counted requests that ``every`` retains. ``sides`` are "prompts", "outputs" or both; leave out a side that is
     only estimated.
-
     """
 
     false_positive_rate: float = 0.01
@@ -186,7 +183,6 @@ class Alarm:
     began with request ``started`` at ``started_s``. ``evidence`` is the wealth by side; ``sides`` are the changed ones,
     at least that with most evidence, ``watched`` the tested ones. ``prompt_tokens`` and ``output_tokens`` are those of
     the requests since the change, oldest first; of very many the latest.
-
     """
 
     request: int
@@ -206,7 +202,6 @@ class Watcher:
     Observe requests in the order of arrival, not of completion: at any time those completed early are the short ones.
     Exclude outputs that were cut off (censored): they do not show their length. The planned lengths were counted over
     ``requests``; None: the distributions are known.
-
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -228,7 +223,6 @@ class Watcher:
         """Return [longest + 1] counts of one in ``every`` of the counted requests, drawn at random.
 
         Each counts as one: ranks among fractions of requests would not be uniform.
-
         """
         counts = np.rint(pmf * requests).astype(np.int64)
         if self.monitor.every == 1:

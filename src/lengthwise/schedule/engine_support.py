@@ -43,7 +43,6 @@ class Runnable:
     ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``encode`` is the
     engine that encodes (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
     ``exact``, the chosen one, ``cause`` is why engines do not support that.
-
     """
 
     row: ScheduleRow

@@ -30,6 +30,7 @@ from lengthwise.schedule.lengths import TaskLengths, phase_position, require_ste
 from lengthwise.schedule.stage_costs import (
     Setting,
     TablesByDegree,
+    compiled,
     kv_transfer_s,
     normal_scores,
     projected_share,
@@ -37,8 +38,8 @@ from lengthwise.schedule.stage_costs import (
     stage_groups,
     transfer_bytes_per_token,
     visits_s,
+    workspace,
 )
-from lengthwise.schedule.timeline import compiled, workspace
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
@@ -224,7 +225,6 @@ class Estimator:
 
     Raises:
         InputError: The task's longest request is beyond the model's.
-
     """
 
     def __init__(
@@ -250,7 +250,6 @@ class Estimator:
         Raises:
             InputError: N_D above the longest output, WAA with one GPU, groups that need more GPUs than there
                 are, or a degree without tables.
-
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
         return self._fill(given, encoding, timed=True).estimates()

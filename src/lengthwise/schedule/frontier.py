@@ -237,7 +237,6 @@ class StaticBatches:
         tp: Tensor-parallel degree.
         tp_groups: Stages of this degree; 0: each stage is one GPU.
         gpus: GPUs in total.
-
     """
 
     batch: Ints

@@ -157,7 +157,6 @@ class Sample:
 
     ``prompt_tokens`` are [n] and ``output_tokens`` [m]; None: the distribution is known. If they are ``paired``, those
     at the same index belong to the same request.
-
     """
 
     prompt_tokens: Ints | None

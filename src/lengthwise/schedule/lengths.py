@@ -31,7 +31,6 @@ class TaskLengths:
 
     ``prompt_pmf`` and ``output_pmf`` are [longest + 1] the probability of each number of tokens; 0 at 0 tokens.
     ``name`` is a label in tables and reports.
-
     """
 
     prompt_pmf: Floats
@@ -200,7 +199,6 @@ class AdjustedBatches:
 
     ``prompts`` is their mean number of prompts over the target size, ``ranges`` the relative excess of a batch's tokens
     over their mean at the level.
-
     """
 
     prompts: Floats
@@ -262,7 +260,6 @@ class PhaseLoads:
         kv_tokens: [N_D] cached tokens that these read.
         seqs_variance: [N_D] variance of ``seqs``.
         kv_variance: [N_D] variance of ``kv_tokens``.
-
     """
 
     seqs: Floats
@@ -282,7 +279,6 @@ def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *,
 
     Raises:
         InputError: ``steps`` is above the longest output.
-
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, encode_output_tokens)

@@ -73,7 +73,6 @@ class Perf:
 
     Of an infeasible point it is the throughput that it would have, which saves the search many points; 0 or NaN:
     unknown.
-
     """
 
     latency_s: Floats
@@ -160,7 +159,6 @@ class SearchResult:
         of: Points in total.
         gap: The best of all points has at most (1 + gap) times the throughput of ``best``, if the tolerances hold.
             Infinite where nothing is known.
-
     """
 
     best: EvaluatedPoint | None
@@ -215,7 +213,6 @@ def branch_and_bound(
 
     Raises:
         InputError: An argument is out of range, or the performance function returns invalid values.
-
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
@@ -322,7 +319,6 @@ def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float,
 
     Raises:
         InputError: An argument is out of range, or the performance function returns invalid values.
-
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
@@ -367,7 +363,6 @@ class NonMonotone:
     A point breaks it if an earlier one on its line, all other variables being equal, has a value that is higher by
     more than the tolerance, which is relative to the point's own value or to the given scale. ``gaps`` is the share of
     feasible points with an infeasible one before them on the line, ``points`` the number of feasible points.
-
     """
 
     variable: str
@@ -390,7 +385,6 @@ def non_monotone(
 
     Every point is evaluated. The scales are those of the tolerances; None: the point's own value. The paper uses a
     latency bound and the achieved throughput.
-
     """
     grid = evaluate_grid(perf, variables)
     feasible = np.isfinite(grid.latency_s)

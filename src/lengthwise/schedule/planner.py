@@ -164,7 +164,6 @@ class Choice:
     ``sides`` are every strategy and degree with its result. ``evaluated`` of ``points`` schedules were estimated, in
     ``seconds``. The best of all has at most (1 + ``gap``) times the throughput, if the tolerances hold. Those of RRA's
     short phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
-
     """
 
     bound_s: float
@@ -185,7 +184,6 @@ class Planner:
 
     Raises:
         InputError: No strategy or degree is given, or only WAA on one GPU.
-
     """
 
     def __init__(
@@ -330,7 +328,6 @@ def best_schedule(
     Raises:
         InputError: The bound is not above 0, the task exceeds the model's context, or only WAA is given for one GPU.
         ScheduleError: No schedule meets the bound, or none is feasible.
-
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)

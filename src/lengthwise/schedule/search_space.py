@@ -41,7 +41,6 @@ class SearchSpace:
     every GPU is a stage of its own. ``encode_gpus`` encode under WAA, as deployed; None: as the strategy splits them.
     ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
     ``evaluated`` were estimated so far.
-
     """
 
     def __init__(

@@ -47,7 +47,6 @@ class SimulationSpec:
     """What is measured of every configuration: latencies for outputs of ``output_tokens``, over about ``requests``.
 
     ``level`` is the share of such outputs within the high latency, ``seed`` that of the lengths.
-
     """
 
     task: TaskLengths
@@ -65,7 +64,6 @@ class Simulated:
     such outputs is done; of batches that run to completion: of outputs of the task's maximum length. ``first_s`` is the
     mean time from the first step to the first token, ``token_s`` that between tokens; ``residents`` are the mean
     running sequences, ``used_blocks`` the mean cache blocks in use.
-
     """
 
     throughput_rps: float

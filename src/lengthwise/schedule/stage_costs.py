@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise import _jit
 from lengthwise.catalog import embedding_parameters, encoder_layer_parameters
 from lengthwise.cost import plan_memory, roofline
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.cost.roofline_tables import HostOverhead
+from lengthwise.schedule import _kernel
 from lengthwise.schedule._kernel import DegreeTables
 from lengthwise.schedule.controls import Assumptions, Cluster, Role, Stage
 from lengthwise.schedule.lengths import (
@@ -25,7 +28,6 @@ from lengthwise.schedule.lengths import (
     adjusted_batches,
     phase_loads,
 )
-from lengthwise.schedule.timeline import compiled
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_value
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError
@@ -90,6 +92,37 @@ def _slope(table: Floats) -> Floats:
     return np.array((table[-1] - table[-1 - span]) / max(span, 1))
 
 
+@lru_cache(maxsize=8)
+def compiled(name: str) -> Any:
+    """Return a compiled function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
+    line, grid_example = np.zeros(1), np.zeros((1, 1))
+    example = DegreeTables(
+        grid_example, line, grid_example, line, grid_example, grid_example, line, False, 64, 1.0, 0.0
+    )
+    tables, grid = _jit.type_of(example), _jit.type_of(grid_example)
+    floats, ints, number, integer, flag = _jit.f8_1d, _jit.i8_1d, _jit.f8, _jit.i8, _jit.type_of(False)
+    scratch = (grid, floats, floats, floats, floats, floats, grid)
+    side = (grid, floats)
+    signatures = {
+        "rra_rows": lambda: integer(
+            tables, tables, *side, floats, *[ints] * 5, grid, number, floats, grid, *scratch, grid
+        ),
+        "waa_rows": lambda: integer(
+            tables, tables, *side, *side, floats, ints, floats, integer,
+            number, number, number, flag, number, floats, floats, grid, grid,
+        ),
+        "steady_round": lambda: _jit.type_of((0.0, 0.0))(*[integer] * 4, floats, *scratch),
+        "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
+    }  # fmt: skip
+    return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)
+
+
+def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return scratch arrays of the recurrence: ready, first, last, started, before."""
+    before = np.zeros((4, max(micro_batches, groups)))
+    return np.zeros(micro_batches), np.zeros(groups), np.zeros(groups), np.zeros(micro_batches), before
+
+
 def projected_share(model: ModelSpec) -> float:
     """Return the share of a layer's products over a prompt that project cross-attention keys and values, else 0.
 
@@ -122,7 +155,6 @@ def visits_s(
     decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
     the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
     encoding, or over ``more_tokens``, newly encoded tokens that a decode projects on top.
-
     """
     columns = (seqs, kv_tokens, layers, first, last, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
@@ -145,7 +177,6 @@ class StageMemory:
         kv_layer_bytes: Cache of one token in one layer.
         token_bytes: Activations of a token in a visit.
         seq_bytes: Logits of a sequence in a visit.
-
     """
 
     layer_bytes: float
@@ -219,7 +250,6 @@ def stage_bytes(
 
     ``cached_tokens`` are [n] tokens in the cache, each of ``bytes_per_token`` on each GPU (None: the KV cache of the
     stage's layers); ``tokens`` and ``seqs`` are [n] those of the largest visit.
-
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):

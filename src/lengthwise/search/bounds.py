@@ -47,7 +47,6 @@ class Needs:
 
     ``tokens`` are those computed (prompt and output, less one), ``decodes`` output tokens from decode steps,
     ``kv_reads`` cached tokens read over all of these steps, ``pairs`` (query, key) pairs of the prompt.
-
     """
 
     tokens: float
@@ -62,7 +61,6 @@ class Ceiling:
 
     ``min_step_s`` is that of a step of one token, through all stages; ``jct_s`` approximately that of a mean request at
     full load. ``impossible`` has reasons, by metric, why limits cannot hold at any rate.
-
     """
 
     rate_rps: float

@@ -208,7 +208,6 @@ class Capacity:
     ``rate_rps`` is the mean over seeds, with an interval of spread and drift; 0 if the limits break at any rate.
     ``binds`` is the limit that breaks first, ``requests`` the number of the longest runs, ``ceiling`` the upper bound
     of all schedules.
-
     """
 
     rate_rps: Estimate
@@ -278,7 +277,6 @@ def capacity(
     There are ``seeds`` independent repetitions, at most as many as the load has; ``level`` is that of the interval.
     Below ``min_rps``, a rough answer with an unknown half-width suffices. ``each`` maps over the seeds; a thread pool's
     ``map`` runs them in parallel.
-
     """
     found, slope, previous = scout(deployment, load, promises), 0.0, math.nan
     used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)

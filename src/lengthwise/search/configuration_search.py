@@ -15,8 +15,8 @@ from typing import Any
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import Choice, Limit, Plan, Point, Region, Shift, Spent, Status, Study, Swap, Trade
-from lengthwise.search.bench import Bench, Task, better
 from lengthwise.search.limits import LATENCIES, Question
+from lengthwise.search.objectives import Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
 from lengthwise.search.strategy import Strategy
@@ -51,7 +51,6 @@ class Run:
 
     ``identity`` is a text that distinguishes the question from others in the same store. ``progress`` is called with
     the step's name, its finished and its expected evaluations.
-
     """
 
     bench: Bench
@@ -113,7 +112,6 @@ class Options:
     ``top`` configurations are ranked; more if they could be among the best. With ``exhaustive`` every configuration
     that can run is scouted, none pruned; with ``sensitivity`` other bounds of each limit are searched, too.
     ``strategy`` proposes configurations of spaces that are too large to enumerate; None: all are evaluated.
-
     """
 
     top: int = 10
@@ -133,7 +131,6 @@ def search(
     """Return the plan of a question over configurations, unless a strategy of the options proposes these.
 
     ``axes`` are those that vary, for reports; ``metadata`` is a description of the question, for headings.
-
     """
     question = run.bench.question
     evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)

@@ -89,7 +89,6 @@ def check_limit(limit: Limit) -> Limit:
     Raises:
         InputError: The statistic is no quantile, or the bound is out of range.
         UnknownNameError: There is no such metric.
-
     """
     metric, dot, statistic = limit.metric.partition(".")
     if metric in LATENCIES:
@@ -182,7 +181,6 @@ class Question:
     ``rate_rps`` is the offered load, where the objective needs one; "energy" without one is at capacity. ``max_gpus``
     are those of all replicas together, ``requests`` those of an offline batch ("makespan"). Ranked configurations reach
     the relative half-width ``precision`` at ``level``, over ``seeds`` independent repetitions.
-
     """
 
     objective: Objective

@@ -28,7 +28,6 @@ class Load:
     by the configurations alone. Draws are cached. They have one of three sizes, so that a run does not depend on
     earlier draws. ``draw`` maps (seed, number of requests) to a workload, whose own rate does not matter; it may return
     fewer requests (a short trace). There are ``seeds`` different seeds (None: unlimited) of ``most`` requests at most.
-
     """
 
     draw: Draw

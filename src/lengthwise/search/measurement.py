@@ -138,7 +138,6 @@ def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool
 
     ``seed`` is that of routers that draw. Without ``sums`` the window has no sums and gaps, which take a second run, of
     its beginning.
-
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s

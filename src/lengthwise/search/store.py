@@ -23,7 +23,6 @@ from lengthwise.schema.plan import Choice
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
 TIMEOUT_S = 30.0
-PAGE_ROWS = 1_000
 
 DECIDING = (
     "_jit.py",
@@ -89,7 +88,6 @@ class Store:
 
         Raises:
             OutputError: They cannot be written: a full disk, a read-only file, a lock that is not released.
-
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
@@ -99,18 +97,6 @@ class Store:
     def __len__(self) -> int:
         with _translated_errors(self.path):
             return int(self._connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield keys and values in the order of storing, those added during the iteration included."""
-        statement = f"SELECT id, key, value FROM evaluations WHERE id > ? ORDER BY id LIMIT {PAGE_ROWS}"  # noqa: S608
-        last = 0
-        while True:
-            with _translated_errors(self.path):  # an open cursor would prevent checkpoints of the log
-                rows = self._connection.execute(statement, (last,)).fetchall()
-            if not rows:
-                return
-            for last, key, value in rows:  # noqa: B007 - read after the loop
-                yield key, json.loads(value)
 
     def close(self) -> None:
         """Close the file."""

@@ -45,7 +45,6 @@ class Bayesian:
     Raises:
         MissingExtraError: Optuna is not installed.
         InputError: There are no alternatives, an axis has no values, or a number is less than 1.
-
     """
 
     def __init__(self, axes: Sequence[Axes], trials: int, seed: int, batch_size: int = 8) -> None:

@@ -78,7 +78,6 @@ def threads(jobs: int | None = None) -> Iterator[Workers]:
 
     Raises:
         InputError: ``jobs`` is less than 1.
-
     """
     yield _Threads(_worker_count(jobs))
 
@@ -197,7 +196,6 @@ def processes(jobs: int | None = None) -> Iterator[Workers]:
 
     Raises:
         InputError: ``jobs`` is less than 1.
-
     """
     pool = _ProcessPool(_worker_count(jobs))
     try:
@@ -321,7 +319,6 @@ def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]
         MissingExtraError: Ray is not installed.
         InputError: No cluster responds at the address, ``jobs`` is less than 1, or a node has another lengthwise or
             none.
-
     """
     cpus = _worker_count(jobs)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
