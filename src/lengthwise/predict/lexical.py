@@ -100,9 +100,7 @@ class Lexical:
     def fit(self, samples: Samples) -> Self:
         """Learn from samples with texts of prompts; needs scikit-learn (extra ``predict``).
 
-        Raises:
-            InputError: There are no texts, or every output was cut off.
-            MissingExtraError: scikit-learn is not installed.
+        It raises InputError if there are no texts, or every output was cut off.
         """
         texts = samples.prompts.text
         if texts is None:
@@ -311,11 +309,7 @@ class Lexical:
         return made
 
     def _restore(self, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a saved state.
-
-        Raises:
-            InputError: It has other features, or an array has another shape.
-        """
+        """Restore a saved state; raises InputError if it has other features, or an array has another shape."""
         layout = [LAYOUT, len(NAMES), len(PROGRESS)]
         if list(meta["layout"]) != layout:
             raise InputError(

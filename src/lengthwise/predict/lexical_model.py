@@ -219,15 +219,11 @@ _BANDS = np.array([100, 200, 400, 800])
 class WindowModel:
     """Log remaining tokens: trees for the middle and for the scale, and quantiles of residuals.
 
-    Attributes:
-        middle: Log remaining tokens relative to the survival estimate.
-        scale: Log size of the residuals.
-        z: [2 x bands, levels] quantiles of residuals divided by the scale, first without a text, then with one, by
-            tokens so far.
-        base_z: [levels] quantiles of the residuals of prompts, for the survival estimate.
-        horizon: Tokens so far up to which enough uncensored outputs were observed. Beyond it, the smallest remainder is
-            that at the horizon, and the largest grows in proportion to the age.
-        axes: Principal axes of the vectors of texts so far; None without an encoder.
+    The ``middle`` is relative to the survival estimate, which uses ``base_z``, [levels] quantiles of the residuals of
+    prompts. ``scale`` is the log size of the residuals, ``z`` [2 x bands, levels] the quantiles of these divided by it,
+    first without a text, then with one, by tokens so far. Up to ``horizon`` tokens enough uncensored outputs were
+    observed; beyond it, the smallest remainder is that at the horizon, and the largest grows in proportion to the age.
+    ``axes`` are those of the vectors of texts so far; None without an encoder.
     """
 
     middle: Trees

@@ -22,11 +22,9 @@ _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 class Trees:
     """A sum of t regression trees, each padded to the same depth d, so that all are walked at once.
 
-    Attributes:
-        base: Constant added to the sum.
-        feature: [t, 2^d - 1] int32, column of each node; its children are 2i + 1 and 2i + 2.
-        threshold: [t, 2^d - 1] float64, values up to it go to the left child.
-        value: [t, 2^d] float64, values of the leaves.
+    ``feature`` is [t, 2^d - 1] int32 the column of each node, whose children are 2i + 1 and 2i + 2; values up to its
+    ``threshold``, of the same shape, go to the left child. ``value`` is [t, 2^d] those of the leaves; ``base`` is added
+    to the sum.
     """
 
     base: float
@@ -85,8 +83,7 @@ class Trees:
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
         """Return the trees of saved arrays over ``columns`` features.
 
-        Raises:
-            InputError: An array is missing, or a node uses a column that does not exist.
+        It raises InputError if an array is missing, or a node uses a column that does not exist.
         """
         try:
             base, feature, threshold, value = (
@@ -116,8 +113,7 @@ def grow(
 ) -> Trees:
     """Fit trees to ``y`` [n] from ``x`` [n, m] by weighted least squares.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    It raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
@@ -176,13 +172,9 @@ _PARTS = ("middle", "spread", "first", "first_bias", "second", "second_bias")
 class Head:
     """The mean of k networks with one hidden layer of u units (ReLU), over standardized columns.
 
-    Attributes:
-        middle: [m] mean of each column.
-        spread: [m] standard deviation of each column; standardized values are clipped at 4.
-        first: [k, m, u] weights of the hidden layers.
-        first_bias: [k, u].
-        second: [k, u] weights of the outputs.
-        second_bias: [k].
+    ``middle`` and ``spread`` are [m] mean and standard deviation of each column; standardized values are clipped at 4.
+    ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u] and
+    ``second_bias`` [k] those of the outputs.
     """
 
     middle: Floats
@@ -207,11 +199,7 @@ class Head:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
-        """Return the networks of saved arrays over ``columns`` columns.
-
-        Raises:
-            InputError: An array is missing or has another shape.
-        """
+        """Return the networks of saved arrays over ``columns`` columns; raises InputError if one is missing."""
         try:
             parts = [arrays[f"{name}.{part}"].astype(np.float64) for part in _PARTS]
         except KeyError as error:
@@ -233,8 +221,7 @@ def fit_head(
 ) -> Head:
     """Fit networks to ``y`` [n] from ``x`` [n, m] by weighted least squares, each with another random seed.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    It raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning

@@ -79,8 +79,7 @@ class Row:
 def row_of(raw: Mapping[str, Any]) -> Row:
     """Return a request from a flat row, a chat completion, or a line of an OpenAI batch.
 
-    Raises:
-        ValueError: A count is no integer, or a message is no table.
+    It raises ValueError if a count is no integer, or a message is no table.
     """
     found = _flattened(raw)
     messages = _first(found, "prompt")
@@ -222,8 +221,7 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
 def read_prompts(file: Path | str) -> list[str]:
     """Return the distinct prompts of a file: rows as for ``read``, without outputs, or text with one per line.
 
-    Raises:
-        InputError: The file is missing or damaged, or a row has no prompt.
+    It raises InputError if the file is missing or damaged, or a row has no prompt.
     """
     path = Path(file)
     if path.suffix == ".txt" and path.exists():
@@ -254,10 +252,8 @@ class Split:
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     """Return training and test samples, divided by a hash of the prompt, so that every file has the same division.
 
-    Prompts that differ only in case or surrounding blanks are the same.
-
-    Raises:
-        InputError: ``share`` is not between 0 and 1, there are no texts, or a part would be empty.
+    Prompts that differ only in case or surrounding blanks are the same. It raises InputError if ``share`` is not
+    between 0 and 1, there are no texts, or a part would be empty.
     """
     if not 0 < share < 1:
         raise InputError(f"the share of the test must be between 0 and 1; it is {share}")
@@ -439,9 +435,7 @@ class Served:
 def served(file: Path | str) -> Served:
     """Return the requests of a file for ``read``, in its order.
 
-    Raises:
-        InputError: The file is missing or damaged, a row has neither an output nor its length, only some rows have an
-            arrival time, or no request is left.
+    It raises InputError as ``read``, and if only some rows have an arrival time, or no request is left.
     """
     path = Path(file)
     rows, times, left_out = [], [], 0

@@ -55,11 +55,7 @@ _READ_ERRORS = (
 
 
 def fitted(predictor: object, attribute: str) -> Any:
-    """Return a learned attribute.
-
-    Raises:
-        InputError: The predictor is not fitted.
-    """
+    """Return a learned attribute; raises InputError if the predictor is not fitted."""
     value = getattr(predictor, attribute, None)
     if value is None:
         raise InputError(f"a {type(predictor).__name__} must learn before it predicts; call fit(samples) first")
@@ -146,11 +142,7 @@ def packed(predictor: Any, prefix: str = "") -> State:
 
 
 def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Any:
-    """Return the predictor of ``packed``.
-
-    Raises:
-        InputError: A part is missing or invalid.
-    """
+    """Return the predictor of ``packed``; raises InputError if a part is missing or invalid."""
     own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in KINDS:
@@ -209,9 +201,5 @@ def default() -> Any:
 
 
 def opened(source: Path | str) -> Any:
-    """Return the predictor of a file, or the included one for "default".
-
-    Raises:
-        InputError: The file is missing or no predictor.
-    """
+    """Return the predictor of a file as ``load`` does, or the included one for "default"."""
     return default() if str(source) == NAME and not Path(source).exists() else load(source)

@@ -221,10 +221,7 @@ def replan(
 ) -> Change:
     """Return what to do about a deployed schedule that was planned for the lengths ``before``.
 
-    ``planner`` is of the current lengths.
-
-    Raises:
-        InputError: The bound is not above 0.
+    ``planner`` is of the current lengths. It raises InputError if the bound is not above 0.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0; it is {bound_s}")

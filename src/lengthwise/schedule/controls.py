@@ -122,11 +122,7 @@ class ControlColumns:
 
 
 def columns(controls: Iterable[Controls]) -> ControlColumns:
-    """Return schedules as columns.
-
-    Raises:
-        InputError: A control is out of its range.
-    """
+    """Return schedules as columns, or raise InputError if a control is out of its range."""
     rows = []
     for c in controls:
         if c.micro_batches is not None and c.micro_batches < 1:
@@ -198,8 +194,7 @@ class Layout:
 def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
     """Return one pipeline over all GPUs, groups of ``tp`` in front, each GPU with an equal share of the layers.
 
-    Raises:
-        InputError: The groups need more GPUs than there are, or a stage would have no layer.
+    It raises InputError if the groups need more GPUs than there are, or a stage would have no layer.
     """
     return Layout(_pipeline(layers, gpus, tp, tp_groups, "both"))
 
@@ -208,10 +203,8 @@ def waa_layout(layers: int, gpus: int, encode_gpus: int, tp: int = 1, tp_groups:
     """Return an encoding pipeline over ``encode_gpus`` and a decoding one over the other GPUs, each with all layers.
 
     The decoding GPUs form as many groups as they can, the encoding GPUs the rest. The layers of an encoder-decoder
-    count once: its encoder is on the encoding GPUs, its decoder on the others.
-
-    Raises:
-        InputError: A side is empty, the groups do not fit, or a stage would have no layer.
+    count once: its encoder is on the encoding GPUs, its decoder on the others. It raises InputError as ``rra_layout``,
+    or if a side is empty.
     """
     if not 1 <= encode_gpus < gpus:
         raise InputError(

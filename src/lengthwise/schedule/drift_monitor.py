@@ -239,10 +239,8 @@ class Watcher:
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
         """Observe one completed request; return an alarm if it makes a change significant.
 
-        ``at_s`` is by any clock that does not go back.
-
-        Raises:
-            InputError: A length is not an integer from 1 on, or time goes back.
+        ``at_s`` is by any clock that does not go back. It raises InputError if a length is not an integer from 1 on, or
+        time goes back.
         """
         for side, tokens in zip(SIDES, (prompt_tokens, output_tokens), strict=True):
             if not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):

@@ -221,10 +221,8 @@ def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
 class Estimator:
     """Estimates schedules of one task; what they share is computed once.
 
-    ``tables`` are the cost tables by tensor-parallel degree, for every degree that a stage has.
-
-    Raises:
-        InputError: The task's longest request is beyond the model's.
+    ``tables`` are the cost tables by tensor-parallel degree, for every degree that a stage has. InputError: the task's
+    longest request is beyond the model's.
     """
 
     def __init__(

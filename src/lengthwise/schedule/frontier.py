@@ -224,19 +224,11 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 
 @dataclass(frozen=True, eq=False)
 class StaticBatches:
-    """Static batches that fit in memory, by size.
+    """Static batches that fit in memory, by size, with ``steps`` decode iterations.
 
-    Attributes:
-        batch: [n] requests.
-        latency_s: [n] from a batch's encoding to its last token.
-        encode_s: [n] encoding of the batch.
-        decode_s: [n] decode iteration, mean.
-        memory_share: [n] memory needs of the fullest GPU over its usable memory.
-        micro_batches: [n] parts of the batch in the pipeline.
-        steps: Decode iterations.
-        tp: Tensor-parallel degree.
-        tp_groups: Stages of this degree; 0: each stage is one GPU.
-        gpus: GPUs in total.
+    ``batch`` are [n] requests, ``latency_s`` is [n] from a batch's encoding to its last token, ``decode_s`` the mean of
+    its iterations, ``memory_share`` the memory needs of the fullest GPU over its usable memory, ``micro_batches`` the
+    parts of the batch in the pipeline. ``tp_groups`` are stages of degree ``tp``; 0: each stage is one GPU.
     """
 
     batch: Ints

@@ -43,11 +43,7 @@ _ESTIMATES = ("throughput_rps", "latency_s", "latency_high_s")
 
 
 def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES) -> tuple[DriftRow, ...]:
-    """Return a row per move of the output lengths; without any spread only the mean moves.
-
-    Raises:
-        InputError: A move is unknown.
-    """
+    """Return a row per move of the output lengths; without any spread only the mean moves."""
     setting, bound_s = planner.estimator.setting, choice.bound_s
     max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
     tightened = lru_cache(maxsize=len(MARGINS))(lambda margin: planner.best_row(bound_s * (1 - margin)))
@@ -78,10 +74,8 @@ def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] =
 def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
     """Return a distribution whose mean or sd is ``1 + change`` times as large, or whose skewness is ``change`` more.
 
-    The other two moments stay, but for rounding to whole tokens and the limits 1 and ``max_tokens``.
-
-    Raises:
-        InputError: ``what`` is not "mean", "sd" or "skewness".
+    The other two moments stay, but for rounding to whole tokens and the limits 1 and ``max_tokens``. It raises
+    InputError if ``what`` is not "mean", "sd" or "skewness".
     """
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean, sd, skewness = moments(pmf)
@@ -217,11 +211,7 @@ def over_costs(
     worst_case: bool = True,
     level: float = 0.9,
 ) -> Spread:
-    """Return the spread of a deployed schedule over perturbed cost tables, one set per draw.
-
-    Raises:
-        InputError: There is no draw.
-    """
+    """Return the spread of a deployed schedule over perturbed cost tables, at least one set, one per draw."""
     if not perturbed:
         raise InputError("an interval of the costs needs perturbed tables; there are none")
     others = (estimator.replace(tables=tables) for tables in perturbed)

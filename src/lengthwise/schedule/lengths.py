@@ -52,8 +52,7 @@ class TaskLengths:
     def from_marginals(cls, prompt: Marginal, output: Marginal, name: str = "") -> TaskLengths:
         """Return the whole-token distributions of two marginals, exact to rounding.
 
-        Raises:
-            InputError: A tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
+        It raises InputError if a tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
         """
         return cls(_discretize(prompt, "prompts"), _discretize(output, "outputs"), name)
 
@@ -61,8 +60,7 @@ class TaskLengths:
     def from_samples(cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = "") -> TaskLengths:
         """Return the empirical distributions of observed lengths.
 
-        Raises:
-            InputError: A column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
+        It raises InputError if a column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
         """
         return cls(_histogram(prompt_tokens, "prompts"), _histogram(output_tokens, "outputs"), name)
 
@@ -78,11 +76,7 @@ class TaskLengths:
 
     @classmethod
     def from_preset(cls, name: str, samples: int = 1 << 17, seed: int = 0) -> TaskLengths:
-        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws.
-
-        Raises:
-            UnknownNameError: No preset has this name.
-        """
+        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws."""
         named = preset(name)
         if isinstance(named.lengths, Joint):
             return cls.from_marginals(named.lengths.prompt, named.lengths.output, named.name)
@@ -273,12 +267,9 @@ class PhaseLoads:
 
 
 def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
-    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations.
+    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations, at most the longest output.
 
     With ``paper`` completions follow ExeGPT's formula; the variances are those of renewal theory either way.
-
-    Raises:
-        InputError: ``steps`` is above the longest output.
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, encode_output_tokens)

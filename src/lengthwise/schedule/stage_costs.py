@@ -46,8 +46,7 @@ def cluster_tables(
 ) -> dict[int, CostTables]:
     """Return roofline tables by degree; neighbouring stages communicate over the slowest link of the cluster.
 
-    Raises:
-        InputError: A degree does not divide the heads.
+    It raises InputError if a degree does not divide the heads.
     """
     limits = EngineLimits(max_num_seqs=MAX_STEP_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS)
     tables = {}
@@ -198,11 +197,7 @@ class StageMemory:
 
 
 def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
-    """Return the memory needs of one degree, derived from ``cost.plan_memory``.
-
-    Raises:
-        InputError: ``tp`` does not divide the heads.
-    """
+    """Return the memory needs of one degree, which must divide the heads, derived from ``cost.plan_memory``."""
 
     def plan(tokens: int, seqs: int) -> KvPlan:
         limits = EngineLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)

@@ -226,8 +226,7 @@ class Capacity:
 def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     """Return a rough capacity without an interval, from short runs of one seed.
 
-    Raises:
-        InputError: The deployment rejects every request.
+    It raises InputError if the deployment rejects every request.
     """
     top = ceiling(deployment, load.sample(), promises.limits)
     if math.isinf(top.rate_rps):

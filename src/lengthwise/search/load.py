@@ -49,8 +49,7 @@ class Load:
     def at(self, seed: int, requests: int, rate_rps: float) -> Workload:
         """Return the first ``requests`` of a seed, with arrivals at this mean rate.
 
-        Raises:
-            InputError: The rate is not positive and finite, or the requests have no arrival times to stretch.
+        It raises InputError if the rate is not positive and finite, or the requests have no arrival times to stretch.
         """
         if not rate_rps > 0 or math.isinf(rate_rps):
             raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")

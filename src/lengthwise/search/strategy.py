@@ -85,8 +85,7 @@ class Bayesian:
     def report(self, results: Sequence[tuple[Settings, float | None]]) -> None:
         """Take the scores to maximize; None or NaN is infeasible, and worse than any score.
 
-        Raises:
-            InputError: Settings were not suggested, or were reported before.
+        It raises InputError if settings were not suggested, or were reported before.
         """
         for settings, score in results:
             if (trial := self._open.pop(settings_key(settings), None)) is None:

@@ -74,11 +74,7 @@ def chunks(tasks: int, jobs: int) -> list[range]:
 
 @contextmanager
 def threads(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield ``jobs`` threads (None: one per CPU) of this process, for compiled code, which releases its lock.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
-    """
+    """Yield ``jobs`` threads, at least 1 (None: one per CPU), for compiled code, which releases the lock."""
     yield _Threads(_worker_count(jobs))
 
 
@@ -188,14 +184,11 @@ Pipe = connection.Connection
 
 @contextmanager
 def processes(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield workers in ``jobs`` processes (None: one per CPU) on this machine, for work that is mostly Python.
+    """Yield workers in ``jobs`` processes, at least 1 (None: one per CPU), for work that is mostly Python.
 
     ``work``, tasks and results must be picklable. Each process imports what ``work`` needs, and the program's main
     module, so that a script must start its work under ``if __name__ == "__main__":``. Compile an engine before
     (``engine.warm_up()``); otherwise each process compiles it.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
     """
     pool = _ProcessPool(_worker_count(jobs))
     try:
