@@ -98,7 +98,7 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
         for served, task in ex.LARGE[:1] if quick else ex.LARGE:
             of = ex.estimator(served, task)
             ft = ex.faster_transformer(of)
-            bound_s = float(ft.static.latency_s[np.flatnonzero(ft.static.batch == batch)[0]])
+            bound_s = next(row.latency_s for row in ft.static.rows if row.prefill_batch == batch)
             choice = ex.chosen(ex.planner(of), bound_s)
             gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
         cells = [{"gain": gain} for gain in gains.values()]
@@ -197,7 +197,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     cells = []
     for bound, bound_s in zip(ex.BOUNDS, ft_known.bounds_s(), strict=False):
         batch = ft_known.best(bound_s)[1].prefill_batch
-        index = min(int(np.searchsorted(ft.static.batch, batch)), len(ft.rps) - 1)
+        index = next((at for at, row in enumerate(ft.static.rows) if row.prefill_batch >= batch), len(ft.rps) - 1)
         ft_rps = float(ft.rps[index])
         own = _on_unseen(ex.chosen(plan, bound_s), unseen, bound_s)
         margin = _on_unseen(ex.chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
@@ -205,7 +205,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
             "bound": bound,
             "bound_s": ex.finite(bound_s),
             "gain": own["rps"] / ft_rps,
-            "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": bool(ft.static.latency_s[index] <= bound_s)},
+            "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": ft.static.rows[index].latency_s <= bound_s},
             "with_margin": {"gain": margin["rps"] / ft_rps, "is_satisfied": margin["is_satisfied"]},
         })  # fmt: skip
     return cells

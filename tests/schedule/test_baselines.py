@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from curve_columns import curve
+from curve_columns import curve, static_batches
 from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import policy
 from lengthwise.engine import simulate
-from lengthwise.schedule import SYSTEMS, Cluster, Estimator, TaskLengths, static_batches
+from lengthwise.schedule import SYSTEMS, Cluster, Estimator, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, scheduler_of
 from lengthwise.schedule.simulation import SimulationSpec, latency_at, replica_deployment, replicas_of, simulate_replica
 from lengthwise.schema.deployment import Scheduler
@@ -34,7 +34,7 @@ def curves(opt_estimator):
 
 
 def rows(of, **desired):
-    keep = np.ones(of.configurations, dtype=bool)
+    keep = np.ones(len(of.rows), dtype=bool)
     for name, value in desired.items():
         keep &= getattr(of, name) == value
     return np.flatnonzero(keep)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_grids import SHAPES, Grid, monotone, shaken, smooth
+from schedule_grids import SHAPES, Grid, min_tolerances, monotone, shaken, smooth
 
-from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, branch_and_bound, exhaustive, min_tolerances
+from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, branch_and_bound, exhaustive
 from lengthwise.schema.errors import InputError
 
 EXACT = Tolerances(0, 0)

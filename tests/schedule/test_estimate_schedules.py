@@ -185,7 +185,7 @@ def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
 
 
 def drawn_as_estimated(got):
-    assert got.reason == Reason.FITS
+    assert got.estimates.reason[0] == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
     begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0)
     assert begun[0] == 0.0

@@ -105,11 +105,9 @@ class Predictor(Protocol):
 
     def fit(self, samples: Samples) -> Self:
         """Learn from finished requests."""
-        ...
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``."""
-        ...
 
 
 def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:

@@ -42,9 +42,8 @@ class Constant:
         return {"tokens": self.tokens, "tokens_": fitted(self, "tokens_")}, {}
 
     @classmethod
-    def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+    def from_state(cls, meta: Mapping[str, Any], _arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        del arrays
         loaded = cls(meta["tokens"])
         loaded.tokens_ = cls(meta["tokens_"]).tokens
         return loaded

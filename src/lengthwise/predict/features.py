@@ -373,12 +373,7 @@ _AXES = 16
 
 @dataclass(frozen=True)
 class Axes:
-    """Principal axes of vectors.
-
-    Attributes:
-        middle: [v] mean vector.
-        turn: [v, k] axes of the largest variance.
-    """
+    """Principal axes of vectors: their mean ``middle`` [v], and ``turn`` [v, k], the axes of the largest variance."""
 
     middle: Floats
     turn: Floats

@@ -110,7 +110,7 @@ class Design:
             coefficients, constant = self._ridge(train, y, weight, penalty)
             return np.asarray(self.x[test] @ coefficients + constant)
 
-        return self._cross_validated(y, predicted)
+        return cross_validated(self.fold, predicted, float(y.mean()))
 
     def fit(self, y: Floats, weight: Floats) -> tuple[Location, Floats]:
         """Return the location model of ``y`` [n] and its predictions [n] for held-out prompts.
@@ -123,7 +123,8 @@ class Design:
             return grow(self.features[rows], y[rows], weight[rows], trees=120, depth=4, seed=self.seed)
 
         linear = {ridge: self._held_out_ridge(y, weight, ridge) for ridge in RIDGES}
-        trees = self._cross_validated(y, lambda train, test: grown(train).predict(self.features[test]))
+        mean = float(y.mean())
+        trees = cross_validated(self.fold, lambda train, test: grown(train).predict(self.features[test]), mean)
         _, share, ridge = min(
             (float(np.average(np.abs(y - s * linear[r] - (1 - s) * trees), weights=weight)), s, r)
             for r in RIDGES
@@ -141,7 +142,7 @@ class Design:
         def fit_networks(rows: Ints) -> Head:
             return fit_head(x[rows], y[rows], weight[rows], self.seed)
 
-        networks = self._cross_validated(y, lambda train, test: fit_networks(train)(x[test]))
+        networks = cross_validated(self.fold, lambda train, test: fit_networks(train)(x[test]), mean)
         _, network_share = min(
             (float(np.average(np.abs(y - (1 - s) * held_out - s * networks), weights=weight)), s)
             for s in NETWORK_SHARES
@@ -150,12 +151,6 @@ class Design:
             return location, held_out
         location = replace(location, networks=fit_networks(all_rows), network_share=float(network_share))
         return location, (1 - network_share) * held_out + network_share * networks
-
-    def _cross_validated(self, y: Floats, predicted: Callable[[Ints, Ints], Floats]) -> Floats:
-        out = np.full(len(y), float(y.mean()))
-        for k in range(int(self.fold.max()) + 1 if len(y) > 1 else 0):
-            out[self.fold == k] = predicted(np.flatnonzero(self.fold != k), np.flatnonzero(self.fold == k))
-        return out
 
     def _ridge(self, rows: Ints, y: Floats, weight: Floats, penalty: float) -> tuple[Floats, float]:
         """Return coefficients of the design's columns, and the constant."""
@@ -168,6 +163,16 @@ class Design:
         with threadpool_limits(1):
             model.fit(self.x[rows], y[rows], weight[rows])
         return np.asarray(model.coef_), float(model.intercept_)
+
+
+def cross_validated(fold: Ints, predicted: Callable[[Ints, Ints], Floats], otherwise: float = 0.0) -> Floats:
+    """Return [n] predictions for the rows of each fold from those of the others; ``otherwise`` without others."""
+    out = np.full(len(fold), otherwise)
+    for k in np.unique(fold):
+        train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        if len(train):
+            out[test] = predicted(train, test)
+    return out
 
 
 def residual_quantiles(residual: Floats, censored: Bools, weight: Floats, levels: Floats) -> Floats:
@@ -284,14 +289,6 @@ def fit_windows(
     axes = None if vectors is None else Axes.of(vectors[1])
     x = x if axes is None else axes.extended(x, vectors)
 
-    def cross_validated(predicted: Callable[[Ints, Ints], Floats]) -> Floats:
-        out = np.zeros(len(row))
-        for k in range(_WINDOW_FOLDS):
-            train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-            if len(train) and len(test):
-                out[test] = predicted(train, test)
-        return out
-
     def middle_of(rows: Ints) -> Trees:
         """Fit trees; censored remainders are raised to their predictions from uncensored ones."""
         z, target, is_censored, w = x[rows], remaining[rows], censored[rows], weights[rows]
@@ -304,10 +301,10 @@ def fit_windows(
     def scale_of(rows: Ints) -> Trees:
         return grow(x[rows], log_size[rows], weights[rows], trees=60, depth=3, seed=seed)
 
-    middle = cross_validated(lambda train, test: middle_of(train).predict(x[test]))
+    middle = cross_validated(fold, lambda train, test: middle_of(train).predict(x[test]))
     full = np.where(censored, np.maximum(remaining, middle) + 0.3, remaining)
     log_size = np.log(np.maximum(np.abs(full - middle), _MIN_SCALE))
-    size = cross_validated(lambda train, test: scale_of(train).predict(x[test]))
+    size = cross_validated(fold, lambda train, test: scale_of(train).predict(x[test]))
     z = _band_quantiles((remaining - middle) / _size(size), censored, _band(so_far, x[:, 1] > 0))
     all_rows = np.arange(len(row))
     return WindowModel(middle_of(all_rows), scale_of(all_rows), z, base_z, horizon, axes)

@@ -26,7 +26,6 @@ class Truthful(Protocol):
 
         ``output_tokens`` are [n] true lengths, ``luck`` is [n] uniform in [0, 1].
         """
-        ...
 
 
 class Oracle:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lengthwise.schema.errors import InputError, MissingExtraError
 from lengthwise.schema.workload import Floats
 
+_TREE_PARTS = ("feature", "threshold", "value")
 _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 """Up to so many rows and levels, evaluating all nodes is faster than walking."""
 
@@ -72,12 +73,7 @@ class Trees:
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         """Return its arrays with prefixed names, for a file."""
-        return {
-            f"{name}.base": np.array([self.base]),
-            f"{name}.feature": self.feature,
-            f"{name}.threshold": self.threshold,
-            f"{name}.value": self.value,
-        }
+        return {f"{name}.base": np.array([self.base])} | {f"{name}.{part}": getattr(self, part) for part in _TREE_PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
@@ -85,12 +81,7 @@ class Trees:
 
         It raises InputError if an array is missing, or a node uses a column that does not exist.
         """
-        try:
-            base, feature, threshold, value = (
-                arrays[f"{name}.{part}"] for part in ("base", "feature", "threshold", "value")
-            )
-        except KeyError as error:
-            raise InputError(f"the model file lacks {error}; train it again") from error
+        base, feature, threshold, value = _saved_parts(arrays, name, ("base", *_TREE_PARTS))
         if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
             raise InputError(f"trees of {name} look at columns that do not exist; train the predictor again")
         return cls(float(base[0]), feature.astype(np.int32), threshold.astype(float), value.astype(float))
@@ -200,15 +191,18 @@ class Head:
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
         """Return the networks of saved arrays over ``columns`` columns; raises InputError if one is missing."""
-        try:
-            parts = [arrays[f"{name}.{part}"].astype(np.float64) for part in _PARTS]
-        except KeyError as error:
-            raise InputError(f"the model file lacks {error}; train it again") from error
+        parts = [part.astype(np.float64) for part in _saved_parts(arrays, name, _PARTS)]
         k, _, u = parts[2].shape if parts[2].ndim == 3 else (0, 0, 0)
         shapes = [(columns,), (columns,), (k, columns, u), (k, u), (k, u), (k,)]
         if k == 0 or [part.shape for part in parts] != shapes or not all(np.isfinite(p).all() for p in parts):
             raise InputError(f"the networks of {name} must fit {columns} columns and be finite; train it again")
         return cls(*parts)
+
+
+def _saved_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: tuple[str, ...]) -> list[npt.NDArray[Any]]:
+    if lacking := [f"{name}.{part}" for part in parts if f"{name}.{part}" not in arrays]:
+        raise InputError(f"the model file lacks {lacking[0]!r}; train it again")
+    return [arrays[f"{name}.{part}"] for part in parts]
 
 
 def standard(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:

@@ -415,13 +415,10 @@ def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 class Served:
     """Successful requests of a log.
 
-    Attributes:
-        prompt_tokens: [n] counted, or estimated from the text; 1 if both are unknown.
-        output_tokens: [n] counted, or estimated; censored outputs have their observed length.
-        texts: Columns "prompt", "output" and "model" of [n] texts, those that any row has.
-        arrival_s: [n] seconds on the log's clock; None if no row has any.
-        estimated: Number of requests with an estimated length.
-        left_out: Number of failed or empty rows.
+    ``prompt_tokens`` and ``output_tokens`` are [n] counted, or estimated from the text (a prompt of neither has 1);
+    censored outputs have their observed length. ``texts`` are the columns "prompt", "output" and "model" of [n] texts,
+    those that any row has. ``arrival_s`` is [n] on the log's clock; None if no row has any. Lengths of ``estimated``
+    requests are estimated; ``left_out`` rows failed or are empty.
     """
 
     prompt_tokens: Ints

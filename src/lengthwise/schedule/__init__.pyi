@@ -17,7 +17,6 @@ from .optimizer import (
     Variable,
     branch_and_bound,
     exhaustive,
-    min_tolerances,
     non_monotone,
 )
 from .plan import Explanation, Progress, build_plan, explain
@@ -69,7 +68,6 @@ __all__ = [
     "exhaustive",
     "explain",
     "frontiers",
-    "min_tolerances",
     "non_monotone",
     "over_costs",
     "over_resamples",

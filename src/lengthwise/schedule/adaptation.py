@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from lengthwise.catalog import weight_bytes
-from lengthwise.schedule.controls import Cluster, Strategy
+from lengthwise.schedule.controls import Assumptions, Cluster, Strategy
 from lengthwise.schedule.drift_monitor import SIDES, Alarm, Monitor, Watcher
 from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.length_drift import evaluate_deployed, first_margin, moments, moved, moves_weights, placed
@@ -152,9 +152,10 @@ def lengths_since(task: TaskLengths, alarm: Alarm, longest_tokens: int) -> TaskL
     return TaskLengths(truncated(prompt, longest_tokens - (len(output) - 1)), output, task.name)
 
 
-def length_facts(task: TaskLengths, level: float, output_tokens: int | None = None) -> LengthFacts:
-    """Return a task's lengths in numbers; the bound is for a quantile of the outputs, or for ``output_tokens``."""
-    quantile_tokens = task.output_quantile(level) if output_tokens is None else output_tokens
+def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
+    """Return a task's lengths in numbers, with the output that the assumptions' bound is for."""
+    fixed = assumptions.output_tokens
+    quantile_tokens = task.output_quantile(assumptions.level) if fixed is None else fixed
     return LengthFacts(*moments(task.prompt_pmf)[:2], *moments(task.output_pmf), quantile_tokens=quantile_tokens)
 
 
@@ -203,13 +204,8 @@ class _Candidate:
         return self.row.throughput_rps * max(horizon_s - self.load_s, 0.0)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """Whether to change, the seconds until that has paid off, and the cause in words."""
-
-    made: bool
-    repaid_s: float
-    cause: str
+_Decision = tuple[bool, float, str]
+"""Whether to change, the seconds until that has paid off, and the cause in words."""
 
 
 def replan(
@@ -245,12 +241,11 @@ class _Replanner:
         if not candidates and margin:
             margin, candidates = 0.0, self._candidates(self.bound_s)
         best = max(candidates, key=lambda one: one.served(options.horizon_s), default=None)
-        decision = self._nothing() if best is None else self._decide(retained, latency_s, best)
-        running = best.row if best and decision.made else retained
-        level, fixed = setting.assumptions.level, setting.assumptions.output_tokens
+        made, repaid_s, cause = self._nothing() if best is None else self._decide(retained, latency_s, best)
+        running = best.row if best and made else retained
         return Change(
-            before=length_facts(before, level, fixed),
-            after=length_facts(setting.task, level, fixed),
+            before=length_facts(before, setting.assumptions),
+            after=length_facts(setting.task, setting.assumptions),
             bound_s=self.bound_s,
             margin=margin,
             free_rps=free.throughput_rps if free else 0.0,
@@ -260,9 +255,9 @@ class _Replanner:
             new=best.row if best else None,
             new_held_s=best.latency_s if best else math.inf,
             load_s=best.load_s if best else 0.0,
-            made=decision.made,
-            repaid_s=decision.repaid_s,
-            cause=decision.cause,
+            made=made,
+            repaid_s=repaid_s,
+            cause=cause,
             elsewhere=None if options.allow_reload else self._elsewhere(running, margin),
         )
 
@@ -308,14 +303,14 @@ class _Replanner:
             if retained is None:
                 cause = f"the deployed schedule would exceed {'memory' if math.isinf(latency_s) else 'max_num_seqs'}"
             if best.load_s >= horizon_s:
-                return _Decision(made=False, repaid_s=math.nan, cause=f"{cause}, but loading exceeds the horizon")
-            return _Decision(made=True, repaid_s=math.nan, cause=cause)
+                return False, math.nan, f"{cause}, but loading exceeds the horizon"
+            return True, math.nan, cause
         served = retained.throughput_rps * horizon_s
         more = best.served(horizon_s) / served - 1 if served else math.inf
         gain_rps = best.row.throughput_rps - retained.throughput_rps
         repaid_s = best.load_s * best.row.throughput_rps / gain_rps if gain_rps > 0 else math.inf
         cause = f"by the horizon {100 * abs(more):.1f} % {'more' if more >= 0 else 'fewer'} requests are served"
-        return _Decision(more > self.options.min_gain, repaid_s, cause)
+        return more > self.options.min_gain, repaid_s, cause
 
     def _nothing(self) -> _Decision:
         reload = self.options.allow_reload
@@ -324,7 +319,7 @@ class _Replanner:
         cause = f"{subject} fits the GPUs with these lengths"
         if math.isfinite(min_s):
             cause = f"{subject} meets the bound with these lengths: the least latency is {rounded_up(min_s)} s"
-        return _Decision(made=False, repaid_s=math.nan, cause=cause)
+        return False, math.nan, cause
 
     def _elsewhere(self, running: ScheduleRow | None, margin: float) -> Elsewhere | None:
         """Return the best schedule of all where its weights would have to be loaded and that would be worth it."""
@@ -332,10 +327,9 @@ class _Replanner:
         if row is None or not moves_weights(self.deployed, row):
             return None
         best = self._candidate(row)
-        decision = self._decide(running, self._latency_s(running) if running else math.inf, best)
-        if not decision.made:
-            return None
-        return Elsewhere(row, best.latency_s, best.load_s, self.options.storage, decision.repaid_s, decision.cause)
+        latency_s = self._latency_s(running) if running else math.inf
+        made, repaid_s, cause = self._decide(running, latency_s, best)
+        return Elsewhere(row, best.latency_s, best.load_s, self.options.storage, repaid_s, cause) if made else None
 
 
 def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, worst_case: bool) -> float:
@@ -381,7 +375,7 @@ class Adapter:
     def planned_lengths(self) -> LengthFacts:
         """Return the lengths that the first schedule was planned for."""
         setting = self._planner.estimator.setting
-        return length_facts(setting.task, setting.assumptions.level, setting.assumptions.output_tokens)
+        return length_facts(setting.task, setting.assumptions)
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Adaptation | None:
         """Observe one more request as ``Watcher.observe`` does; return a decision if one is due.

@@ -1,11 +1,9 @@
 """Other systems under the same bound, on the same GPUs with the same costs and memory.
 
 Each is simulated by the engine with a saturated queue, for every division of the cluster into equal replicas, with
-batches from one request to what fits in memory. Where a division is near the best, the token budget of a step is varied
-and batches are tried in finer steps; configurations far below the best at their latency are not refined.
-
-Systems differ only in how they form steps and in what they reserve memory for. The host overhead is that of the tables
-for all of them, so that an engine of 2022 is not charged for its Python; roofline's is what vLLM v1 leaves visible.
+batches from one request to what fits in memory. Where a division is near the best at its latency, other token budgets
+and finer batches are tried. Systems differ only in how they form steps and in what they reserve memory for. The host
+overhead is that of the tables for all of them, so that an engine of 2022 is not charged for its Python.
 """
 
 from __future__ import annotations
@@ -51,12 +49,10 @@ _MIN_RISE, _PATIENCE = 1.005, 2
 class System:
     """A baseline system.
 
-    Attributes:
-        scheduler: Name of the scheduler in ``lengthwise.policy``; "": batches that run to completion.
-        budgets: Tokens per step to try, the usual one first; 0: no budget.
-        parts: Micro-batches of prompts per one of decodes to try, for batches that run to completion.
-        chunks: Whether prompts may be split to fit a budget; else the budget must hold the longest.
-        disaggregated: Whether some replicas only prefill and the others only decode.
+    ``scheduler`` is the name in ``lengthwise.policy``; "": batches that run to completion, with ``parts`` micro-batches
+    of prompts per one of decodes to try. ``budgets`` are tokens per step to try, the usual one first; 0: no budget.
+    Unless prompts may be split to fit a budget (``chunks``), it must hold the longest. ``disaggregated``: some replicas
+    only prefill and the others only decode.
     """
 
     scheduler: str = ""

@@ -30,11 +30,6 @@ class EngineShape:
     tp: int
     stages: int = 1
 
-    @property
-    def gpus(self) -> int:
-        """Return the number of GPUs."""
-        return self.tp * self.stages
-
 
 @dataclass(frozen=True)
 class Runnable:
@@ -61,8 +56,7 @@ class Runnable:
 def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     """Return the chosen schedule if engines support it, else the best supported one of the planner's strategies.
 
-    Raises:
-        ScheduleError: No supported schedule meets the bound.
+    It raises ScheduleError if no supported schedule meets the bound.
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:

@@ -46,13 +46,10 @@ _NO_POINT: Key = (math.inf, math.inf, ())
 
 @dataclass(frozen=True)
 class Variable:
-    """An integer variable.
+    """An integer variable of distinct values, ordered by their effect.
 
-    Attributes:
-        name: Label.
-        values: Distinct values, ordered by their effect.
-        rising: Whether a later value raises throughput and latency (True) or lowers both (False). None: unknown; its
-            values are searched side by side, which costs more.
+    A later value raises throughput and latency if ``rising``, else it lowers both. None: unknown; its values are
+    searched side by side, which costs more.
     """
 
     name: str
@@ -109,11 +106,7 @@ class _Box:
         return EvaluatedPoint(self.point(key[2]), key[0], -key[1])
 
     def evaluate(self, places: Ints) -> Perf:
-        """Return the performance at places, one row each.
-
-        Raises:
-            InputError: The performance function does not return numbers of 0 or more for each point.
-        """
+        """Return the performance at places, one row each; raises InputError unless they are numbers of 0 or more."""
         got = self._perf(np.stack([values[places[:, axis]] for axis, values in enumerate(self._values)], axis=1))
         latency, throughput = np.asarray(got.latency_s, np.float64), np.asarray(got.throughput_rps, np.float64)
         shapes = latency.shape, throughput.shape
@@ -150,15 +143,11 @@ class EvaluatedPoint:
 class SearchResult:
     """The feasible point of the highest throughput that a search found under the bound.
 
-    Attributes:
-        best: The point; of equal throughput that of minimum latency, then of minimum effect, first variable first.
-            None: no evaluated point meets the bound.
-        fastest: The evaluated point of minimum latency, whether it meets the bound or not; infinite latency if all
-            are infeasible.
-        evaluated: Points evaluated, each once.
-        of: Points in total.
-        gap: The best of all points has at most (1 + gap) times the throughput of ``best``, if the tolerances hold.
-            Infinite where nothing is known.
+    Of equal throughput ``best`` is that of minimum latency, then of minimum effect, first variable first; None: no
+    evaluated point meets the bound. ``fastest`` is the evaluated point of minimum latency, whether it meets the bound
+    or not; infinite latency if all are infeasible. Of ``of`` points ``evaluated`` were, each once. The best of all
+    points has at most (1 + ``gap``) times the throughput of ``best``, if the tolerances hold; infinite: nothing is
+    known.
     """
 
     best: EvaluatedPoint | None
@@ -170,13 +159,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Assumed deviation from monotonicity, as shares.
+    """Assumed deviation from monotonicity: shares by which a lower point's values exceed a higher one's.
 
-    Attributes:
-        throughput: Excess of a lower point's throughput over a higher one's.
-        latency: Excess of a lower point's latency over a higher one's.
-        gap: Share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
-            evaluation of all points within the tolerance of the best.
+    ``gap`` is the share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
+    evaluation of all points within the tolerance of the best.
     """
 
     throughput: float = 0.02
@@ -280,8 +266,8 @@ class _Search:
         loss, min_s, lowest, highest = half
         latency_s, rps = self._known[lowest][0], self._known[highest][1]
         entry = max(loss, -rps), max(min_s, latency_s), lowest, highest
-        has_more_points, is_too_slow = sum(highest) - sum(lowest) > 1, entry[1] > self._limit_s or entry[1] == math.inf
-        if has_more_points and not is_too_slow and not self._discard(entry):
+        has_more_points = sum(highest) - sum(lowest) > 1
+        if has_more_points and entry[1] <= self._limit_s and entry[1] < math.inf and not self._discard(entry):
             heapq.heappush(self._queue, entry)
 
     def _discard(self, entry: Entry) -> bool:
@@ -413,21 +399,3 @@ def _max_before(values: Floats, axis: int) -> Floats:
     """Return the maximum before each point on its line; minus infinity where there is none."""
     maxima = np.moveaxis(np.maximum.accumulate(values, axis=axis), axis, 0)
     return np.moveaxis(np.concatenate([np.full_like(maxima[:1], -np.inf), maxima[:-1]]), 0, axis)
-
-
-def min_tolerances(perf: Performance, variables: Sequence[Variable]) -> Tolerances:
-    """Return the minimum tolerances under which branch and bound is exact, over every pair of feasible points."""
-    grid = evaluate_grid(perf, variables)
-    feasible = np.isfinite(grid.latency_s)
-
-    def excess(values: Floats) -> float:
-        """Return the maximum share by which a lower point's value exceeds a higher one's."""
-        highest = np.where(feasible, values, 0.0)
-        for axis, variable in enumerate(variables):
-            if variable.rising is not None:
-                highest = np.maximum.accumulate(highest, axis=axis)
-        above = feasible & (highest > values)
-        with np.errstate(divide="ignore"):
-            return float((highest[above] / values[above] - 1).max(initial=0.0))
-
-    return Tolerances(excess(grid.throughput_rps), excess(grid.latency_s))

@@ -106,11 +106,6 @@ class Explanation:
     decode_s: Floats
     timeline: tuple[Visit, ...]
 
-    @property
-    def reason(self) -> Reason:
-        """Return why the schedule is infeasible, or that it is feasible."""
-        return Reason(int(self.estimates.reason[0]))
-
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
     """Return one schedule in detail, with a timeline of some rounds (WAA: encodings).

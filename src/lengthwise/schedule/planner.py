@@ -1,12 +1,10 @@
 """The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
 
-Each strategy is searched at each tensor-parallel degree, and the best of all is taken. The result of one search bounds
-the next: a strategy or degree that cannot beat it is discarded after a few points. As throughput is not quite monotone
-where there are few decode iterations between encodings, RRA's result is then improved by local search (``refine``).
-
-The bound is for an output of ``Assumptions.level``, by default the 99 % quantile. It applies to the latency with
-batches' work at the far end of its 99 % range, as in the paper ("We do consider this variance when determining
-control variables", section 7.9); with ``worst_case=False`` it applies to the expected latency.
+Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next. As throughput is
+not quite monotone where there are few decode iterations between encodings, RRA's result is then improved by local
+search (``refine``). The bound is for an output of ``Assumptions.level``. It applies to the latency with batches' work
+at the far end of its 99 % range, as in the paper ("We do consider this variance when determining control variables",
+section 7.9); with ``worst_case=False`` it applies to the expected latency.
 """
 
 from __future__ import annotations
@@ -93,10 +91,9 @@ def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
 
 
 def _climb(one: SpaceResult, bound_s: float) -> EvaluatedPoint | None:
-    """Return the best point reached from the best of a space over better and better neighbours.
+    """Return the best point reached over better and better neighbours from the best of a space ever evaluated.
 
-    The start is the best point ever evaluated; for RRA also where the search found nothing, since its bounds are
-    approximate.
+    RRA also starts where the search found nothing, since its bounds are approximate.
     """
     space, best = one.space, one.result.best
     seen = space.best_evaluated(bound_s) if best or space.strategy is Strategy.RRA else None

@@ -167,15 +167,11 @@ def visits_s(
 class StageMemory:
     """Bytes on one GPU of a stage, at one tensor-parallel degree.
 
-    Attributes:
-        layer_bytes: Weights of a decoder layer, mean over the layers.
-        encoder_bytes: Encoder weights per decoder layer; 0 for decoder-only models.
-        embedding_bytes: Token table of a first stage.
-        head_bytes: Head of a last stage; of a tied head its own copy, unless the stage is also the first.
-        tied: Whether the head is tied to the embedding.
-        kv_layer_bytes: Cache of one token in one layer.
-        token_bytes: Activations of a token in a visit.
-        seq_bytes: Logits of a sequence in a visit.
+    ``layer_bytes`` are the weights of a decoder layer, mean over the layers, ``encoder_bytes`` those of the encoder per
+    decoder layer (0 for decoder-only models), ``embedding_bytes`` the token table of a first stage, ``head_bytes`` the
+    head of a last stage; of a ``tied`` head its own copy, unless the stage is also the first. ``kv_layer_bytes`` is the
+    cache of one token in one layer, ``token_bytes`` are activations of a token in a visit, ``seq_bytes`` logits of a
+    sequence.
     """
 
     layer_bytes: float

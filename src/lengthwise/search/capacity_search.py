@@ -4,11 +4,9 @@ The requests of a seed are fixed, and a rate only stretches their arrival times.
 of requests beyond its bound over the allowed share) therefore rises smoothly with the rate. Usage is pooled over
 independent seeds: the mean share is unbiased even if bursts are rare in a short run, unlike a quantile of each run. The
 rate at which the pooled usage crosses 1 is bracketed and bisected. Its interval is the sum of the seeds' spread there
-over the slope (a t interval) and of the change of the answer when the runs were lengthened, because a run that starts
-from empty tolerates an overload that a longer one does not. Runs grow until the interval is small.
-
-A growing queue counts as a limit, too: a rate is rejected if, over the window and beyond chance, half a percent of the
-arrivals stayed in the queue. This detects an overload long before waits reach a limit.
+over the slope (a t interval) and of the change of the answer when the runs were lengthened. Runs grow until the
+interval is small. A growing queue counts as a limit, too, long before waits reach one: a rate is rejected if, over the
+window and beyond chance, half a percent of the arrivals stayed in the queue.
 """
 
 from __future__ import annotations

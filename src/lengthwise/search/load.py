@@ -89,16 +89,9 @@ class Load:
 def _first(workload: Workload, arrival_s: Floats) -> Workload:
     """Return as many requests as there are arrival times, in an open loop."""
     first = slice(0, len(arrival_s))
-    optional = ("predicted_tokens", "priority", "tenant")
-    columns = {name: column[first] for name in optional if (column := getattr(workload, name)) is not None}
+    names = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
+    columns = {name: column[first] for name in names if (column := getattr(workload, name)) is not None}
     if workload.predictions is not None:
         columns["predictions"] = workload.predictions.take(np.arange(len(arrival_s)))
-    return replace(
-        workload,
-        arrival_s=arrival_s,
-        prompt_tokens=workload.prompt_tokens[first],
-        output_tokens=workload.output_tokens[first],
-        extra={key: column[first] for key, column in workload.extra.items()},
-        concurrency=None,
-        **columns,
-    )
+    extra = {key: column[first] for key, column in workload.extra.items()}
+    return replace(workload, arrival_s=arrival_s, extra=extra, concurrency=None, **columns)

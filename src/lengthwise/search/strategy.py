@@ -24,11 +24,9 @@ class Strategy(Protocol[C]):
 
     def suggest(self) -> list[C]:
         """Return the candidates to evaluate next, none of them twice; empty at the end of the search."""
-        ...
 
     def report(self, results: Sequence[tuple[C, float | None]]) -> None:
         """Take the scores of suggested candidates; higher is better, None is infeasible."""
-        ...
 
 
 _ALTERNATIVE = "alternative"

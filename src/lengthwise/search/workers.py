@@ -47,7 +47,6 @@ class Workers(Protocol):
         ones not awaited. The same holds if the caller stops the iteration. If ``work`` is the same object as in the
         previous run, processes reuse their copy.
         """
-        ...
 
 
 def available_cpus() -> int:
