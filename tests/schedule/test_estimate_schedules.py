@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, encode_visit_s, estimate
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -19,7 +19,6 @@ from lengthwise.schedule import (
     TaskLengths,
     cluster_tables,
     columns,
-    estimate,
     explain,
 )
 from lengthwise.schema.errors import InputError

@@ -128,7 +128,6 @@ class _Scores:
             self.bin_errors[k] = np.abs(np.subtract(*bins)).astype(float)
 
     def score(self, name: str, rows: Ints) -> float:
-        """Return a score of some rows."""
         if name in _SCORES:
             return _SCORES[name](self, rows)
         if name == "tau_within":
@@ -140,11 +139,9 @@ class _Scores:
         return self.average(self.bin_errors[int(k)] <= (0 if kind == "accuracy" else 1), rows)
 
     def average(self, values: npt.NDArray[Any], rows: Ints) -> float:
-        """Return the weighted mean over some rows."""
         return float(np.average(values[rows], weights=self.weight[rows]))
 
     def estimate(self, name: str, samples: Sequence[Ints]) -> Estimate:
-        """Return a score with the 95 % interval of bootstrap samples."""
         value = self.score(name, np.arange(len(self.actual)))
         if not samples or not np.isfinite(value):
             return Estimate(value)
@@ -210,9 +207,8 @@ class Evaluation:
 
     Attributes:
         name: Name of the predictor and the samples.
-        requests: Scored requests, without those whose output was censored before the horizon.
-        prompts: Distinct prompts.
-        censored: Samples with a censored output, scored or not.
+        requests: Scored requests, of distinct ``prompts``, without those that were censored before the horizon.
+        censored: Samples with a censored output, scored or not; ``cut_share``: their share.
         scores: By name: mae, rmse, r2, log_r2, tau, tau_within (mean over models of the tau of each), bias,
             coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
             within_one_k. rmse, r2 and bias use the predicted mean, the others the median.
@@ -222,7 +218,6 @@ class Evaluation:
         seen: Number of test prompts in the training data; None where the predictor does not know.
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
         horizon_tokens: Lengths are scored up to this one; infinite without censoring.
-        cut_share: Share of censored samples.
     """
 
     name: str
@@ -364,10 +359,8 @@ def knowable(
 
     For each run (a model with its settings), the variance between prompts is (MSB - MSW) / n0, and within prompts MSW
     (Searle, Casella and McCulloch 1992, 3.6). The share of all runs uses the sums of their variances. Intervals are of
-    a bootstrap of ``draws`` samples over prompts, the same in every run. All columns are [n]; ``tokens`` at least 1.
-
-    Raises:
-        InputError: No run has several samples of at least two prompts.
+    a bootstrap of ``draws`` samples over prompts, the same in every run. All columns are [n]; ``tokens`` at least 1. It
+    raises InputError unless a run has several samples of at least two prompts.
     """
     names, runs = np.unique(np.asarray(run), return_inverse=True)
     texts, prompts = np.unique(np.asarray(prompt), return_inverse=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, islice, pairwise, repeat
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.workload import Floats, Ints
 
@@ -363,38 +360,3 @@ def _progress_row(text: str, so_far: int, requested: int) -> list[float]:
         *[word in opening for word in _OPENINGS],
         *closings,
     ]
-
-
-OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
-"""Maps texts so far to vectors [n, v], or to None without an encoder."""
-
-_AXES = 16
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Principal axes of vectors: their mean ``middle`` [v], and ``turn`` [v, k], the axes of the largest variance."""
-
-    middle: Floats
-    turn: Floats
-
-    @classmethod
-    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
-        """Return the axes of vectors [n, v]."""
-        known = vectors.astype(float)
-        _, directions = np.linalg.eigh(np.cov(known.T))
-        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
-
-    def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
-        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
-        coordinates = np.zeros((len(x), self.turn.shape[1]))
-        if vectors is not None:
-            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
-        return np.hstack([x, coordinates])
-
-
-def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
-    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
-    rows = np.flatnonzero([bool(text) for text in texts])
-    vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
-    return None if vectors is None else (rows, vectors)

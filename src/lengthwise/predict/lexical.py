@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.features import NAMES, PROGRESS, Axes, prompt_features
+from lengthwise.predict.features import NAMES, PROGRESS, prompt_features
 from lengthwise.predict.lexical_model import (
     WINDOW_COLUMNS,
+    Axes,
     Design,
     Location,
     Vectors,
@@ -193,15 +194,12 @@ class Lexical:
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return [n] the offset of each request's model, and [n] whether the model is known."""
-        found: list[float | None] = [None] * n
+        found = np.full(n, np.nan)
         if models is not None:
-            found = [self.offsets_.get(model_key(name)) for name in models]
+            found = np.array([self.offsets_.get(model_key(name), np.nan) for name in models], float)
         elif len(self.offsets_) == 1:
-            found = [next(iter(self.offsets_.values()))] * n
-        return (
-            np.array([self.other_ if o is None else o for o in found]),
-            np.array([o is not None for o in found], bool),
-        )
+            found = np.full(n, next(iter(self.offsets_.values())))
+        return np.where(np.isnan(found), self.other_, found), ~np.isnan(found)
 
     def _template_of(self, words: list[str]) -> int:
         """Return the number of the known last, else first, words of a prompt; -1 if both are unknown."""

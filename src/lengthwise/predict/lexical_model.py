@@ -12,24 +12,17 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats
-from lengthwise.predict.features import (
-    NAMES,
-    PROGRESS,
-    Axes,
-    OutputVectors,
-    progress_features,
-    requested_items,
-    score,
-    terms,
-    text_so_far,
-    text_vectors,
-)
+from lengthwise.predict.features import NAMES, PROGRESS, progress_features, requested_items, score, terms, text_so_far
 from lengthwise.predict.regressors import Head, Trees, fit_head, grow, standard
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.statistics import kaplan_meier
 
 Bools = npt.NDArray[np.bool_]
 Vectors = npt.NDArray[Any]
+
+OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
+"""Maps texts so far to vectors [n, v], or to None without an encoder."""
+_AXES = 16
 
 LINEAR_SHARES = np.linspace(0, 1, 5)
 """Candidate shares of the linear part in the location."""
@@ -42,6 +35,35 @@ _MAX_TAIL_FACTOR = 2.0
 """The ends of a distribution are at most this many times as far from its 1 % quantile as that is from its 5 %."""
 _DENSE_SCALE = 0.5
 _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Principal axes of vectors: their mean ``middle`` [v], and ``turn`` [v, k], the axes of the largest variance."""
+
+    middle: Floats
+    turn: Floats
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
+        """Return the axes of vectors [n, v]."""
+        known = vectors.astype(float)
+        _, directions = np.linalg.eigh(np.cov(known.T))
+        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
+
+    def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
+        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
+        coordinates = np.zeros((len(x), self.turn.shape[1]))
+        if vectors is not None:
+            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
+        return np.hstack([x, coordinates])
+
+
+def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
+    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
+    rows = np.flatnonzero([bool(text) for text in texts])
+    vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
+    return None if vectors is None else (rows, vectors)
 
 
 @dataclass(frozen=True)
@@ -153,7 +175,6 @@ class Design:
         return location, (1 - network_share) * held_out + network_share * networks
 
     def _ridge(self, rows: Ints, y: Floats, weight: Floats, penalty: float) -> tuple[Floats, float]:
-        """Return coefficients of the design's columns, and the constant."""
         try:
             from sklearn.linear_model import Ridge
             from threadpoolctl import threadpool_limits

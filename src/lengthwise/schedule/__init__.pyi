@@ -3,7 +3,7 @@ from .baselines import SYSTEMS, Curve, curve
 from .controls import Assumptions, Cluster, ControlColumns, Controls, Strategy, columns
 from .drift_monitor import Alarm, Monitor, Watcher
 from .engine_support import EngineShape, Runnable, runnable
-from .estimation import Estimates, Estimator, Reason, estimate
+from .estimation import Estimates, Estimator, Reason
 from .frontier import StaticBatches, breakpoints, frontiers, static_batches
 from .length_drift import Sample, banded, drift, over_costs, over_resamples
 from .lengths import TaskLengths
@@ -64,7 +64,6 @@ __all__ = [
     "columns",
     "curve",
     "drift",
-    "estimate",
     "exhaustive",
     "explain",
     "frontiers",

@@ -1,12 +1,11 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
-There are three options: leave the schedule, change its batches and phases, which takes no time, or load another
-layout, which takes the seconds of ``redeployment`` (without ``allow_reload`` its benefit is only reported). The best
-option meets the bound and serves most requests until a horizon. A schedule that still meets the bound is replaced only
-by one that serves noticeably more by then; one that no longer meets it, by anything that does and is loaded in time.
-
-The new bound is tighter by a margin: the first at which the new schedule would meet the real bound if lengths changed
-once more by as much as they just did; if none suffices, or it costs too much throughput, by half as much, or a quarter.
+The schedule may stay, change its batches and phases, which takes no time, or load another layout, which takes the
+seconds of ``redeployment``. The best option meets the bound and serves most requests until a horizon. A schedule that
+still meets the bound is replaced only by one that serves noticeably more by then; one that no longer meets it, by
+anything that does and is loaded in time. The new bound is tighter by a margin: the first at which the new schedule
+would meet the real bound if lengths changed once more by as much as they just did; if none suffices, or it costs too
+much throughput, by half as much, or a quarter.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class InPlace:
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
         self._planner = planner
-        self._space = SearchSpace(
+        self.space = SearchSpace(
             planner.estimator,
             Strategy(deployed.strategy),
             deployed.tp,
@@ -74,15 +73,10 @@ class InPlace:
 
     def best(self, bound_s: float = math.inf) -> ScheduleRow | None:
         """Return the schedule of the highest throughput that meets a bound; None: none does."""
-        for one in refine(self._planner.search(bound_s, [self._space]), bound_s):
+        for one in refine(self._planner.search(bound_s, [self.space]), bound_s):
             if one.result.best:
-                return self._space.row(one.best.point)
+                return self.space.row(one.best.point)
         return None
-
-    @property
-    def min_s(self) -> float:
-        """Return the minimum latency evaluated so far; infinite: no schedule is feasible."""
-        return min_evaluated_s([self._space])
 
 
 def further(before: TaskLengths, task: TaskLengths, share: float, longest_tokens: int) -> TaskLengths:
@@ -314,7 +308,7 @@ class _Replanner:
 
     def _nothing(self) -> _Decision:
         reload = self.options.allow_reload
-        min_s = min_evaluated_s(self.planner.spaces) if reload else self.in_place.min_s
+        min_s = min_evaluated_s(self.planner.spaces if reload else [self.in_place.space])
         subject = "no schedule" if reload else "no schedule without loading weights"
         cause = f"{subject} fits the GPUs with these lengths"
         if math.isfinite(min_s):
@@ -408,14 +402,10 @@ class Adapter:
         if change.made and change.new is not None:
             self.deployed = change.new
         worst_case = planner.worst_case
+        same = ("request", "at_s", "started", "started_s", "sides", "evidence")
         return Adaptation(
-            request=alarm.request,
-            at_s=alarm.at_s,
-            started=alarm.started,
-            started_s=alarm.started_s,
+            **{name: getattr(alarm, name) for name in same},
             requests=len(alarm.output_tokens),
-            sides=alarm.sides,
-            evidence=alarm.evidence,
             first=first,
             change=change,
             first_held_s=evaluate_deployed(estimator, self._first, worst_case=worst_case)[1],

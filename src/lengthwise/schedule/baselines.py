@@ -189,12 +189,9 @@ class Curve:
     intervals_rps: tuple[tuple[float, float], ...]
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
-        """Return the configuration of the highest throughput that meets a bound; None: none does.
+        """Return the configuration of the highest throughput that meets a bound above 0; None: none does.
 
         The bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``.
-
-        Raises:
-            InputError: The bound is not above 0.
         """
         at = self.best_at(bound_s, worst_case=worst_case)
         return None if at is None else self.rows[at]

@@ -135,16 +135,13 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
 class Assumptions:
     """Assumptions of an estimate.
 
-    Attributes:
-        paper_completions: Requests that complete in an RRA phase as ExeGPT writes it, B_D E[1 / ceil(S / N_D)] with S
-            the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
-        encode_output_tokens: Output tokens that the encoding produces: 1 as in the engine, 0 as the paper counts.
-        lockstep: WAA decodes once per encoding and waits for it. Else decoding does not wait for a slower encoding
-            and works on the correspondingly smaller batch (Little's law).
-        level: Quantile of the output length that the latency bound is for, and of the range of stage times.
-        threshold: Largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
-        output_tokens: Fixed output length that the bound is for, in place of the quantile (the paper's SLA (b));
-            ranges of stage times remain those of ``level``.
+    Requests that complete in an RRA phase are, with ``paper_completions``, B_D E[1 / ceil(S / N_D)] as ExeGPT writes
+    it, with S the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
+    The encoding produces ``encode_output_tokens``: 1 as in the engine, 0 as the paper counts. In ``lockstep`` WAA
+    decodes once per encoding and waits for it; else decoding does not wait for a slower encoding and works on the
+    correspondingly smaller batch (Little's law). The latency bound is for the ``level`` quantile of the output length,
+    as are ranges of stage times, or for the fixed length ``output_tokens`` (the paper's SLA (b)). ``threshold`` is the
+    largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
     """
 
     paper_completions: bool = False

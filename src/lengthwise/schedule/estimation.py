@@ -72,8 +72,7 @@ class Estimates:
     """Estimates of schedules, one row each. Infeasible ones have no throughput and infinite latency.
 
     Attributes:
-        throughput_rps: Requests completed per second.
-        unconstrained_rps: The same if memory sufficed; 0 where no layout is possible.
+        throughput_rps: Requests completed per second; ``unconstrained_rps``: if memory sufficed, 0 without a layout.
         latency_s: From the start of the encoding of its micro-batch to the last token of a request with
             ``Setting.bound_tokens``. The wait for an encoding, at most one ``cycle_s``, is not included.
         latency_high_s: The same at the level's range of the work of encodings and decode batches.
@@ -81,8 +80,7 @@ class Estimates:
         encode_s: Pass of a batch (RRA: of all its micro-batches) through the encoding stages.
         decode_s: Decode iteration, mean over a phase.
         decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
-        encode_range: Relative range of a batch's encoding at the level.
-        decode_range: Relative range of a decode iteration.
+        encode_range: Relative range of a batch's encoding at the level; ``decode_range``: of a decode iteration.
         memory_share: Memory needs of the fullest GPU over its usable memory, at the level.
         micro_batches: B_m in effect.
         encode_gpus: GPUs that encode; RRA: all.
@@ -360,15 +358,3 @@ class Estimator:
         decode = stage_bytes(memory, layout.decode, kv_high, None, visit, visit)
         needed = np.maximum(encode[0], decode[0]), max(encode[1], decode[1])
         rows.set_memory(at, *needed, setting.available_bytes)
-
-
-def estimate(
-    controls: ControlColumns | Sequence[Controls],
-    task: TaskLengths,
-    cluster: Cluster,
-    model: ModelSpec,
-    tables: TablesByDegree,
-    assumptions: Assumptions = Assumptions(),
-) -> Estimates:
-    """Return a row of estimates per schedule; a single call of ``Estimator.estimate``."""
-    return Estimator(task, cluster, model, tables, assumptions).estimate(controls)

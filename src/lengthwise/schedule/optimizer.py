@@ -280,7 +280,6 @@ class _Search:
         return False
 
     def _take(self, count: int) -> list[Entry]:
-        """Remove the most promising blocks from the queue."""
         taken: list[Entry] = []
         while self._queue and len(taken) < count:
             entry = heapq.heappop(self._queue)
@@ -301,11 +300,7 @@ class _Search:
 
 
 def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> SearchResult:
-    """Return what ``branch_and_bound`` does, by evaluating all points, ``chunk`` at a time to bound the memory.
-
-    Raises:
-        InputError: An argument is out of range, or the performance function returns invalid values.
-    """
+    """Return what ``branch_and_bound`` does, by evaluating all points, ``chunk`` at a time to bound the memory."""
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if chunk < 1:

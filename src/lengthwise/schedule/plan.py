@@ -108,11 +108,7 @@ class Explanation:
 
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
-    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings).
-
-    Raises:
-        InputError: As for ``Estimator.estimate``.
-    """
+    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings); raises as ``estimate`` does."""
     estimates = estimator.estimate([controls])
     if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
         return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())

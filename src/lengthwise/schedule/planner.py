@@ -322,9 +322,7 @@ def best_schedule(
 ) -> Choice:
     """Return the choice of ``Planner.best`` for a task on a cluster; without ``tables`` from the roofline model.
 
-    Raises:
-        InputError: The bound is not above 0, the task exceeds the model's context, or only WAA is given for one GPU.
-        ScheduleError: No schedule meets the bound, or none is feasible.
+    It raises the same errors, and InputError if the task exceeds the model's context, or only WAA is given for one GPU.
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)

@@ -2,9 +2,8 @@
 
 All requests arrive at once. The first ones served are excluded until the mix of running requests is stationary, and so
 are the last ones, next to which the queue runs empty. Throughput is what is started in between, with an interval from
-ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, at the
-requested output length: read off a regression line through the latencies of the nearest output lengths, as few outputs
-have exactly that length.
+ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, read
+off a regression line through the latencies of the outputs nearest to the requested length.
 """
 
 from __future__ import annotations
@@ -110,7 +109,6 @@ def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simu
     prompts, outputs = _sample_lengths(spec, (batches + 2) * batch)
 
     def batch_times_s(records: Records) -> tuple[Floats, Floats]:
-        """Return when each batch starts and how long it takes."""
         started_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
         return started_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - started_s
 

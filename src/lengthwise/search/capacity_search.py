@@ -193,7 +193,6 @@ class Trials:
         return max(math.log(means[1] / means[0]) / math.log(high / low), MIN_SLOPE)
 
     def _bracket(self, rate_rps: float) -> tuple[float, float]:
-        """Return the nearest tried rates below and above."""
         rates = sorted(self.by_rate)
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         return rates[at], rates[at + 1]

@@ -22,6 +22,7 @@ from lengthwise.search.store import Store, content_key, from_dict, to_dict
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
 
+Choices = dict[str, Choice]
 Progress = Callable[[str, int, int], None]
 
 SUSTAINED_SHARE = 0.97
@@ -218,7 +219,7 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
     question = run.bench.question
     by_key = {c.key: c for c in evaluated}
     rough = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
-    exact: dict[str, Choice] = {}
+    exact: Choices = {}
 
     def best_first() -> list[Choice]:
         ranked = (c for c in exact.values() if c.status is Status.RANKED)
@@ -245,12 +246,7 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
 
 
 def _contenders(
-    by_key: dict[str, Choice],
-    exact: dict[str, Choice],
-    rough: dict[str, float],
-    ranked: list[Choice],
-    question: Question,
-    options: Options,
+    by_key: Choices, exact: Choices, rough: dict[str, float], ranked: list[Choice], question: Question, options: Options
 ) -> list[Choice]:
     """Return the configurations to rank next: the first ``top``, then all that may still beat the best."""
     waiting = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]

@@ -87,7 +87,6 @@ class Load:
 
 
 def _first(workload: Workload, arrival_s: Floats) -> Workload:
-    """Return as many requests as there are arrival times, in an open loop."""
     first = slice(0, len(arrival_s))
     names = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
     columns = {name: column[first] for name in names if (column := getattr(workload, name)) is not None}

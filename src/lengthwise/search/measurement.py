@@ -54,8 +54,7 @@ class Window:
     def waits_s(self, column: str, guard_s: float) -> Floats:
         """Return [m] a latency of arrivals in the window, except those of its last ``guard_s``.
 
-        It is infinite where it did not end (the request was rejected, timed out or still ran): it is then at least
-        ``guard_s``.
+        It is infinite where it did not end: the request was rejected, timed out or still ran for at least ``guard_s``.
         """
         values = request_column(self._arrivals(guard_s), column)
         return np.where(np.isnan(values), math.inf, values)
@@ -88,10 +87,7 @@ class Window:
         return _rows(r, slice(*ends))
 
     def queue_growth(self) -> float:
-        """Return the growth of the queue over the window, as a share of its arrivals; 0 on average in a steady state.
-
-        The queue holds requests that no step has processed yet.
-        """
+        """Return the growth of the queue of unprocessed requests over the window, as a share of its arrivals."""
         r = self.records.requests
         is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (

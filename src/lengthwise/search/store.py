@@ -152,7 +152,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """Raise errors of files and of SQLite as errors of lengthwise."""
     try:
         yield
     except OSError as error:
@@ -168,11 +167,8 @@ def _translated_errors(path: Path) -> Iterator[None]:
 def content_key(*parts: object) -> str:
     """Return the SHA-256 of the parts' content in hexadecimal, which is the same on every machine.
 
-    Parts are JSON values: mappings (in any order of their keys), lists, tuples (equal to lists), texts, numbers (exact;
-    NaN and infinities are values; 1 and 1.0 differ), booleans and None.
-
-    Raises:
-        TypeError: A part, or a key of a mapping, is of another type.
+    Parts are JSON values, others raise TypeError; the order of keys does not matter, tuples equal lists, floats are
+    exact, NaN and infinities are values, and 1 and 1.0 differ.
     """
 
     def check_keys(part: object) -> None:  # JSON would write the keys 1 and "1" alike

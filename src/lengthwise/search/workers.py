@@ -64,8 +64,7 @@ def _worker_count(jobs: int | None) -> int:
 def chunks(tasks: int, jobs: int) -> list[range]:
     """Return the task indices in chunks: large enough to be cheap to send, small enough to balance the load.
 
-    Few tasks, which may be long, get a chunk each. A worker gets at least CHUNKS_PER_WORKER chunks, so that the last
-    one to finish delays the run by a small part of its time.
+    Few tasks, which may be long, get a chunk each; a worker gets at least CHUNKS_PER_WORKER chunks.
     """
     size = max(1, min(MAX_CHUNK, tasks // (jobs * CHUNKS_PER_WORKER)))
     return [range(start, min(start + size, tasks)) for start in range(0, tasks, size)]
@@ -123,7 +122,6 @@ Answer = tuple[list[Any], "SentError | None"]
 
 
 def _answer(work: Callable[[Any], Any], tasks: Iterable[Any]) -> Answer:
-    """Do tasks in this process."""
     results: list[Any] = []
     try:
         for task in tasks:
@@ -143,10 +141,9 @@ def _results(chunk: range, answer: Answer) -> Iterator[tuple[int, Any]]:
 
 @dataclass(frozen=True)
 class SentError:
-    """An error on its way to another process.
+    """An error on its way to another process, rebuilt there from its parts.
 
-    Pickle rebuilds an error by calling its class with ``args``, which fails where a class takes other arguments than
-    its message (UnknownNameError). Here it is rebuilt from its parts.
+    Pickle would call its class with ``args``, which fails where a class takes other arguments than its message.
     """
 
     kind: type[Exception]
@@ -233,7 +230,6 @@ class _ProcessPool:
             self.kill(list(busy))  # the caller stopped, and their results are obsolete
 
     def kill(self, pipes: Sequence[Pipe]) -> None:
-        """Kill the processes of these pipes."""
         members = [(pipe, self.members.pop(pipe)) for pipe in pipes if pipe in self.members]
         for pipe, process in members:
             pipe.close()
@@ -409,7 +405,6 @@ def _first_line(error: Exception) -> str:  # of Ray's long message, which names 
 
 
 def _node_answer(load: list[Any], tasks: list[Any]) -> Answer:
-    """Do a chunk on a node."""
     try:
         work = _loaded_work(load[0])
     except Exception as error:  # noqa: BLE001 - a module that the node lacks, raised as an error of the work
