@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import TypeAdapter
-
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.plan import Choice
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Choice, Point, Status
 
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
@@ -215,7 +214,12 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Choice:
     """Return the choice of ``to_dict``."""
-    return _CHOICE.validate_python(values)
+    estimates = {name: Estimate(**values[name]) for name in ("objective", "capacity_rps")}
+    at = None if values["at"] is None else _point(values["at"])
+    points = tuple(map(_point, values["points"]))
+    return Choice(**values | estimates | {"status": Status(values["status"]), "at": at, "points": points})
 
 
-_CHOICE = TypeAdapter(Choice)
+def _point(values: dict[str, Any]) -> Point:
+    estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
+    return Point(values["rate_rps"], estimates, values["satisfied"])
