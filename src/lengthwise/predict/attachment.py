@@ -46,11 +46,8 @@ def attach(
     The statistic of the distribution, given the tokens so far, is "mean"; "median"; a quantile such as "q0.9"; or
     "tail_inflated", the average of the mean and of the mean of the longest tenth (an expectation inflated by its tail,
     as TIE proposes against long requests that look short). ``seed`` is that of an oracle's errors: one draw per
-    request, the same at all its windows.
-
-    Raises:
-        InputError: The statistic is unknown, the window is not positive, or the predictor returns no distribution per
-            request.
+    request, the same at all its windows. It raises InputError if the statistic is unknown, the window is not positive,
+    or the predictor returns no distribution per request.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")

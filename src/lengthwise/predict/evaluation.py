@@ -255,10 +255,8 @@ def evaluate(
     predicted probability counts.
 
     At the tokens so far of ``windows`` the predictor predicts again, with their text. Without ``draws`` of the
-    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured.
-
-    Raises:
-        InputError: Every output was censored.
+    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured. It raises InputError if
+    every output was censored.
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")

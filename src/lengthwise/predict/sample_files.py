@@ -190,10 +190,8 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     Lines of an OpenAI batch, logged chat completions, ShareGPT conversations and results of
     ``vllm bench serve --save-detailed`` are supported; the prompts of a batch are in its input file, which is given as
     well. Unknown token counts are estimated from the text. Requests that ended for their length are censored; failed
-    and empty ones are left out. ``model`` is that of rows that name none.
-
-    Raises:
-        InputError: A file is missing or damaged, or a row has neither an output nor its length.
+    and empty ones are left out. ``model`` is that of rows that name none. It raises InputError if a file is missing or
+    damaged, or a row has neither an output nor its length.
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
     if not paths:

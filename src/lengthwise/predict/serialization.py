@@ -106,8 +106,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
 def load(path: Path | str) -> Any:
     """Return the saved predictor; its ``metadata_`` are the training information of the file.
 
-    Raises:
-        InputError: The file is missing, truncated or damaged, or of an unknown version or kind.
+    It raises InputError if the file is missing, truncated or damaged, or of an unknown version or kind.
     """
     try:
         meta, arrays = _read(Path(path))

@@ -195,10 +195,8 @@ def branch_and_bound(
     An infinite bound allows any feasible point. Throughput of ``known_rps`` is available elsewhere: points with no more
     are not searched for, and the gap is that of the better of both. A wave splits ``batch_size`` blocks; more mean
     fewer and larger calls, and some wasted evaluations. After ``max_points`` evaluations the search ends with the
-    remaining gap.
-
-    Raises:
-        InputError: An argument is out of range, or the performance function returns invalid values.
+    remaining gap. It raises InputError if an argument is out of range, or the performance function returns invalid
+    values.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")

@@ -177,10 +177,8 @@ class Planner:
     """All schedules of a task on a cluster; estimates are kept from one bound to the next.
 
     A bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``. ``tolerances`` are the assumed
-    deviation of the estimates from monotonicity.
-
-    Raises:
-        InputError: No strategy or degree is given, or only WAA on one GPU.
+    deviation of the estimates from monotonicity. It raises InputError if no strategy or degree is given, or only WAA on
+    one GPU.
     """
 
     def __init__(

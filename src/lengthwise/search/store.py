@@ -83,10 +83,8 @@ class Store:
     def put(self, key: str, value: dict[str, Any]) -> None:
         """Store JSON values, NaN and infinities included, unless the key (``content_key``) has some.
 
-        They are on the disk when this returns; floats are exact.
-
-        Raises:
-            OutputError: They cannot be written: a full disk, a read-only file, a lock that is not released.
+        They are on the disk when this returns; floats are exact. It raises OutputError if they cannot be written: a
+        full disk, a read-only file, a lock that is not released.
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
