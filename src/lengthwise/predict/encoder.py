@@ -62,7 +62,7 @@ class _Graph:
         last_two = outputs[-2:] if len(outputs) > 1 else outputs * 2
         means = [self.node("ReduceMean", x, "axis_tokens", keepdims=0) for x in last_two]
         self.node("Concat", *means, out="pooled", axis=-1)
-        shapes = {"x": [1, "t", hidden], "pooled": [1, 2 * hidden]}
+        shapes: dict[str, list[Any]] = {"x": [1, "t", hidden], "pooled": [1, 2 * hidden]}
         ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in shapes.items()]
         graph = helper.make_graph(self.nodes, "encoder", *ends, self.constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)

@@ -9,9 +9,9 @@ overhead is that of the tables for all of them, so that an engine of 2022 is not
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -102,18 +102,19 @@ class Outcome:
     memory_share: float = math.nan
 
 
-class SystemSimulator(Protocol):
-    """Simulates one kind of system."""
+class SystemSimulator(ABC):
+    """Simulates one kind of system; ``first_sweeps`` of a division are tried first."""
 
-    first_sweeps: int = 1
-    """Number of sweeps of a division that are tried first."""
+    first_sweeps = 1
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         self.setting, self.spec, self.system = setting, spec, system
 
+    @abstractmethod
     def sweeps(self) -> list[list[Sweep]]:
         """Return by division of the cluster its sweeps, those to try first in front."""
 
+    @abstractmethod
     def max_batch(self, sweep: Sweep) -> int:
         """Return the largest batch worth trying; 0: none fits in memory."""
 
@@ -121,6 +122,7 @@ class SystemSimulator(Protocol):
         """Return the configurations of a batch, at least one."""
         return [Configuration(sweep, batch)]
 
+    @abstractmethod
     def simulate(self, configuration: Configuration) -> Outcome:
         """Return the results of a configuration."""
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -217,7 +217,8 @@ def over_costs(
     others = (estimator.replace(tables=tables) for tables in perturbed)
     rows = [evaluate_deployed(other, row, worst_case=worst_case) for other in others]
     spread = _spread("costs", rows, bound_s, level, 0)
-    return replace(spread, **{name: _including(getattr(spread, name), getattr(row, name)) for name in _ESTIMATES})
+    ends: dict[str, Any] = {n: _including(getattr(spread, n), getattr(row, n)) for n in _ESTIMATES}
+    return replace(spread, **ends)
 
 
 def banded(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:

@@ -357,7 +357,7 @@ _EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {
 def evaluation_of(deployment: Deployment, load: Load, question: Question) -> AtCapacity | AtRate | Makespan:
     """Return the evaluation of a deployment for a question; energy is that at the question's rate if it has one."""
     is_energy_at_rate = question.objective.name == "energy" and question.rate_rps is not None
-    kind = AtRate if is_energy_at_rate else _EVALUATIONS[question.objective.name]
+    kind = _EVALUATIONS["cost_at_rate" if is_energy_at_rate else question.objective.name]
     return kind(deployment, load, question)
 
 
