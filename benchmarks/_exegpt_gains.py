@@ -98,7 +98,7 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
         for served, task in ex.LARGE[:1] if quick else ex.LARGE:
             of = ex.estimator(served, task)
             ft = ex.faster_transformer(of)
-            bound_s = float(ft.static.latency_s[np.flatnonzero(ft.static.batch == batch)[0]])
+            bound_s = next(row.latency_s for row in ft.static.rows if row.prefill_batch == batch)
             choice = ex.chosen(ex.planner(of), bound_s)
             gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
         cells = [{"gain": gain} for gain in gains.values()]
@@ -197,7 +197,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     cells = []
     for bound, bound_s in zip(ex.BOUNDS, ft_known.bounds_s(), strict=False):
         batch = ft_known.best(bound_s)[1].prefill_batch
-        index = min(int(np.searchsorted(ft.static.batch, batch)), len(ft.rps) - 1)
+        index = next((at for at, row in enumerate(ft.static.rows) if row.prefill_batch >= batch), len(ft.rps) - 1)
         ft_rps = float(ft.rps[index])
         own = _on_unseen(ex.chosen(plan, bound_s), unseen, bound_s)
         margin = _on_unseen(ex.chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
@@ -205,7 +205,7 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
             "bound": bound,
             "bound_s": ex.finite(bound_s),
             "gain": own["rps"] / ft_rps,
-            "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": bool(ft.static.latency_s[index] <= bound_s)},
+            "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": ft.static.rows[index].latency_s <= bound_s},
             "with_margin": {"gain": margin["rps"] / ft_rps, "is_satisfied": margin["is_satisfied"]},
         })  # fmt: skip
     return cells
@@ -337,20 +337,20 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
         "value": _mean(_ratios(cells, "vllm-v1")),
         "unit": "times",
         "cells": cells,
-        "configurations": {name: found.configurations for name, found in curves.items()},
+        "configurations": {name: len(found.rows) for name, found in curves.items()},
     }
 
 
 def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[str, Any] | None:
     """Return a system's best under a bound, of one division (TP, stages) of the cluster or of all."""
-    good = found.fits & (found.latency_high_s <= bound_s)
+    pairs = zip(found.rows, found.intervals_rps, strict=True)
+    good = [(row, ends) for row, ends in pairs if row.throughput_rps > 0 and row.latency_high_s <= bound_s]
     if cut:
-        good &= (found.tp == cut[0]) & (found.pp == cut[1]) & (found.replicas == 1)
-    if not good.any():
+        good = [(row, ends) for row, ends in good if (row.tp, row.stages, row.replicas) == (*cut, 1)]
+    if not good:
         return None
-    index = int(np.argmax(np.where(good, found.throughput_rps, -1.0)))
-    ends = [float(found.throughput_low_rps[index]), float(found.throughput_high_rps[index])]
-    return ex.summary_of(found.row(index)) | {"rps_ci": ends}
+    best, ends = max(good, key=lambda pair: pair[0].throughput_rps)
+    return ex.summary_of(best) | {"rps_ci": list(ends)}
 
 
 def _gains_over(quick: bool) -> dict[str, Any]:

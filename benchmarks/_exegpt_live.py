@@ -133,7 +133,8 @@ def workload(n: int, seed: int) -> Workload:
 
 def choose(d: Deployment, tables: CostTables) -> list[Expected]:
     """Return for each bound the schedule of the highest throughput whose decode batch fits; each once."""
-    task = TaskLengths.from_workload(workload(1 << 16, 0))
+    requests = workload(1 << 16, 0)
+    task = TaskLengths.from_samples(requests.prompt_tokens, requests.output_tokens)
     estimator = Estimator(task, Cluster(d.gpu, d.node, 1), d.model, {1: tables})
     max_batch = min(32, int(2 * SETTING.step_tokens / task.max_prompt_tokens))
     grid = [

@@ -95,11 +95,9 @@ class FasterTransformer:
 
     def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
         """Return (requests per second, batch) of the highest throughput that meets a bound."""
-        good = np.flatnonzero(self.static.latency_s <= bound_s)
-        if not len(good):
-            return None
-        index = int(good[np.argmax(self.rps[good])])
-        return float(self.rps[index]), self.static.row(index)
+        pairs = zip(self.rps.tolist(), self.static.rows, strict=True)
+        good = [(rps, row) for rps, row in pairs if row.latency_s <= bound_s]
+        return max(good, key=lambda pair: pair[0], default=None)
 
     def bounds_s(self) -> tuple[float, ...]:
         """Return the paper's four bounds; none if no batch fits in memory."""
@@ -114,9 +112,12 @@ def faster_transformer(of: Estimator) -> FasterTransformer:
     """
     static, setting = schedule.static_batches(of), of.setting
     log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
-    longest = np.array([(1 - np.exp(batch * log_cdf)).sum() for batch in static.batch])  # mean maximum of a batch
-    steps = longest - setting.assumptions.encode_output_tokens
-    return FasterTransformer(static, static.batch / (static.encode_s + static.decode_s * steps))
+    rps = []
+    for row in static.rows:
+        longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
+        steps = longest - setting.assumptions.encode_output_tokens
+        rps.append(row.prefill_batch / (row.encode_s + row.decode_s * steps))
+    return FasterTransformer(static, np.array(rps))
 
 
 def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:

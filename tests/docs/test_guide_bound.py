@@ -111,11 +111,11 @@ def test_vllm_has_what_the_table_says(requested):
         assert_quoted(ours, choice.throughput_rps)
         assert ours.endswith(f"({choice.strategy[:3].upper()})")
         at = played.best_at(seconds_of(bound))
-        assert_quoted(theirs, played.throughput_rps[at])
+        assert_quoted(theirs, played.rows[at].throughput_rps)
         interval = re.search(r"\[([\d.]+) to ([\d.]+)\]", theirs)
         if interval:
-            assert_quoted(interval[1], played.throughput_low_rps[at])
-            assert_quoted(interval[2], played.throughput_high_rps[at])
+            for quoted, rps in zip(interval.groups(), played.intervals_rps[at], strict=True):
+                assert_quoted(quoted, rps)
     assert "two replicas of four stages" in rows["none"][1]
-    last = played.row(played.best_at(math.inf))
+    last = played.best(math.inf)
     assert (last.replicas, last.stages) == (2, 4)

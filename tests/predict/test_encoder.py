@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from lengthwise.predict import Prompts, Samples
 from lengthwise.predict.contract import partial
 from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _opened, encoder_folder
-from lengthwise.predict.features import Axes
-from lengthwise.predict.lexical_model import drawn_windows
+from lengthwise.predict.lexical_model import Axes, drawn_windows
 from lengthwise.predict.serialization import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.schedule.optimizer import Perf, Variable
+from lengthwise.schedule.optimizer import Perf, Tolerances, Variable, evaluate_grid
 
 SHAPES = [(1,), (2,), (9,), (40,), (1, 7), (6, 9), (13, 4), (5, 4, 6), (3, 1, 5), (4, 3, 3, 4), (3, 2, 4, 2, 3)]
 
@@ -54,3 +54,20 @@ def smooth(rng, shape):
         throughput = throughput * (axis + rng.uniform(0, 0.5)) ** rng.uniform(0.05, 1)
         latency = latency + rng.uniform(0.1, 1) * axis ** rng.uniform(0.3, 2)
     return latency, throughput
+
+
+def min_tolerances(perf, variables):
+    """The minimum tolerances under which branch and bound is exact, over every pair of feasible points."""
+    grid = evaluate_grid(perf, variables)
+    feasible = np.isfinite(grid.latency_s)
+
+    def excess(values):
+        highest = np.where(feasible, values, 0.0)
+        for axis, variable in enumerate(variables):
+            if variable.rising is not None:
+                highest = np.maximum.accumulate(highest, axis=axis)
+        above = feasible & (highest > values)
+        with np.errstate(divide="ignore"):
+            return float((highest[above] / values[above] - 1).max(initial=0.0))
+
+    return Tolerances(excess(grid.throughput_rps), excess(grid.latency_s))

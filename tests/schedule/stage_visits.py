@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.stage_costs import for_prompts, visits_s
 
 
@@ -13,3 +14,8 @@ def encode_visit_s(tables, task, seqs, layers, *, first=False, last=False):
 def decode_visit_s(tables, task, seqs, kv_tokens, layers, *, first=False, last=False):
     """Return [n] seconds to decode one token of ``seqs`` sequences over ``kv_tokens``."""
     return visits_s(for_prompts(tables, task), seqs, kv_tokens, layers, first, last, encode=False)
+
+
+def estimate(controls, *given):
+    """Return a row of estimates per schedule, of an estimator with these arguments."""
+    return Estimator(*given).estimate(controls)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from curve_columns import curve
 from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
-from lengthwise.schedule import Cluster, Estimator, TaskLengths, curve
-from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, DisaggregatedSystem
-from lengthwise.schedule.configurations import Configuration
+from lengthwise.schedule import Cluster, Estimator, TaskLengths
+from lengthwise.schedule.baselines import SYSTEMS_BY_NAME, Configuration, DisaggregatedSystem
 from lengthwise.schedule.simulation import SimulationSpec
 from lengthwise.schedule.stage_costs import stage_memory
 from lengthwise.schema.workload import Workload
@@ -98,7 +98,7 @@ def test_no_side_exceeds_what_it_can_do_alone(opt_estimator):
 def test_one_replica_is_nothing_to_part(opt, four_a40, opt_tables, summaries):
     alone = Cluster(four_a40.gpu, four_a40.node, 1)
     of = curve(Estimator(summaries, alone, opt, {1: opt_tables[1]}), SYSTEM, requests=100)
-    assert of.configurations == 0
+    assert of.rows == ()
     assert of.best(math.inf) is None
     assert of.front() == ()
 

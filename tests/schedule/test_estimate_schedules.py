@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, encode_visit_s, estimate
 
 from lengthwise import catalog
 from lengthwise.schedule import (
@@ -19,7 +19,6 @@ from lengthwise.schedule import (
     TaskLengths,
     cluster_tables,
     columns,
-    estimate,
     explain,
 )
 from lengthwise.schema.errors import InputError
@@ -185,7 +184,7 @@ def test_an_explanation_has_encodings_as_large_as_a_threshold_makes_them(
 
 
 def drawn_as_estimated(got):
-    assert got.reason == Reason.FITS
+    assert got.estimates.reason[0] == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
     begun = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "encode" and v.micro_batch == 0)
     assert begun[0] == 0.0

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from curve_columns import static_batches
 from stage_visits import decode_visit_s, encode_visit_s
 
 from lengthwise import catalog
@@ -20,7 +21,6 @@ from lengthwise.schedule import (
     breakpoints,
     cluster_tables,
     frontiers,
-    static_batches,
 )
 from lengthwise.schedule.frontier import MAX_POINTS, non_dominated
 
@@ -100,7 +100,7 @@ def test_static_batches_have_the_closed_form(opt, four_a40, opt_tables):
     encode_s = float(encode_visit_s(opt_tables[4], task, 16, 40, **ends))
     decode_s = decode_visit_s(opt_tables[4], task, 16, [16 * (256 + u) for u in range(1, 8)], 40, **ends)
     assert got.latency_s[at] == pytest.approx(encode_s + decode_s.sum())
-    row = got.row(at)
+    row = got.rows[at]
     assert row.throughput_rps == pytest.approx(16 / row.latency_s)
     assert (row.tp, row.tp_groups, row.decode_steps) == (4, 1, 7)
 
@@ -111,7 +111,7 @@ def test_static_batches_over_nodes_are_stages(opt):
     tables = cluster_tables(opt, cluster, [1, 4])
     got = static_batches(Estimator(task, cluster, opt, tables))
     at = int(np.flatnonzero(got.batch == 16)[0])
-    assert (got.tp, got.tp_groups, got.micro_batches[at]) == (4, 2, 2)
+    assert (got.tp[at], got.tp_groups[at], got.micro_batches[at]) == (4, 2, 2)
     first = {"first": True, "last": False}
     last = {"first": False, "last": True}
     encode = [float(encode_visit_s(tables[4], task, 8, 20, **ends)) for ends in (first, last)]
@@ -162,7 +162,7 @@ def test_what_does_not_fit_has_no_static_batch(summaries):
     model = catalog.model("gpt-3-175b")
     cluster = Cluster(catalog.gpu("A40"), catalog.node("pcie4-4"), 4)
     got = static_batches(Estimator(summaries, cluster, model, cluster_tables(model, cluster, [1, 4])))
-    assert len(got.batch) == 0
+    assert got.rows == ()
     assert got.best(math.inf) is None
     assert got.bounds_s() == ()
     assert got.front() == ()

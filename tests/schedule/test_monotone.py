@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from schedule_grids import Grid, monotone
+from schedule_grids import Grid, min_tolerances, monotone
 
-from lengthwise.schedule.optimizer import min_tolerances, non_monotone
+from lengthwise.schedule.optimizer import non_monotone
 
 
 def row(rows, variable, tolerance):

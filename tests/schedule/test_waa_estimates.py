@@ -6,20 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from stage_visits import decode_visit_s, encode_visit_s
+from stage_visits import decode_visit_s, encode_visit_s, estimate
 
 from lengthwise import catalog
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
-from lengthwise.schedule import (
-    Assumptions,
-    Cluster,
-    Controls,
-    Estimator,
-    Strategy,
-    TaskLengths,
-    cluster_tables,
-    estimate,
-)
+from lengthwise.schedule import Assumptions, Cluster, Controls, Estimator, Strategy, TaskLengths, cluster_tables
 from lengthwise.schedule.controls import rra_layout, waa_layout
 from lengthwise.schedule.stage_costs import available_bytes, stage_memory
 from lengthwise.schema.errors import InputError

@@ -12,10 +12,10 @@ from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.plan import Limit, Plan
 from lengthwise.schema.workload import Workload
 from lengthwise.search import workers
-from lengthwise.search.bench import Bench
 from lengthwise.search.configuration_search import Options, Run, search
 from lengthwise.search.limits import Promises, Question, objective
 from lengthwise.search.load import Load
+from lengthwise.search.objectives import Bench
 from lengthwise.search.space import Space
 
 TTFT = Limit("ttft.p90", 1.0)

@@ -37,25 +37,17 @@ def attach(
     """Return the workload with the predictor's lengths of each request, updated after every window of tokens.
 
     A predictor that is not truthful sees prompt tokens and, if the workload's ``extra`` has these columns, the texts
-    "prompt" and the names "model". After w windows it sees the part of the text "output" that corresponds to
-    w * window_tokens of its tokens. Requests that still run are predicted window by window, one row per request: the
-    true length decides only which requests still run, which a scheduler observes as well. A predictor whose class has
-    ``predicts_once = True`` (later predictions condition the first one on the tokens so far) predicts once per request.
+    "prompt" and the names "model" (else ``model`` for all). After w windows it sees the part of the text "output" that
+    corresponds to w * window_tokens of its tokens (ELIS: 50). Requests that still run are predicted window by window,
+    one row per request: the true length decides only which requests still run, which a scheduler observes as well. A
+    predictor whose class has ``predicts_once = True`` (later predictions condition the first one on the tokens so far)
+    predicts once per request. Without ``update_predictions`` there is only the prediction before the first token.
 
-    Args:
-        workload: The requests.
-        predictor: A trained predictor, or an oracle.
-        window_tokens: Tokens between two predictions (ELIS: 50).
-        statistic: Statistic of the distribution, given the tokens so far: "mean"; "median"; a quantile such as "q0.9";
-            "tail_inflated", the average of the mean and of the mean of the longest tenth (an expectation inflated by
-            its tail, as TIE proposes against long requests that look short).
-        update_predictions: Whether to predict after the first token, too.
-        seed: Random seed of an oracle's errors: one draw per request, the same at all its windows.
-        model: Name of the serving model, where the workload has no column of it.
-
-    Raises:
-        InputError: The statistic is unknown, the window is not positive, or the predictor returns no distribution per
-            request.
+    The statistic of the distribution, given the tokens so far, is "mean"; "median"; a quantile such as "q0.9"; or
+    "tail_inflated", the average of the mean and of the mean of the longest tenth (an expectation inflated by its tail,
+    as TIE proposes against long requests that look short). ``seed`` is that of an oracle's errors: one draw per
+    request, the same at all its windows. It raises InputError if the statistic is unknown, the window is not positive,
+    or the predictor returns no distribution per request.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
@@ -71,11 +63,7 @@ def attach(
 
 
 def statistic_of(name: str) -> Statistic:
-    """Return the function of a statistic.
-
-    Raises:
-        InputError: There is no such statistic.
-    """
+    """Return the function of a statistic, or raise InputError if there is no such statistic."""
     if name == "mean":
         return lambda predicted, so_far: so_far + predicted.remaining(so_far)
     if name == "tail_inflated":

@@ -20,14 +20,10 @@ _COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests as a predictor sees them; unknown columns are None.
+    """n requests as a predictor sees them, in columns of n; unknown columns are None.
 
-    Attributes:
-        size: Number of requests.
-        text: [n] prompts.
-        prompt_tokens: [n] int64 lengths of the prompts in tokens.
-        model: [n] names of the serving models; None becomes "unknown".
-        output_so_far: [n] text of the generated tokens, for predictors that read it.
+    ``prompt_tokens`` are lengths in tokens, ``model`` names of the serving models (None becomes "unknown"),
+    ``output_so_far`` texts of the generated tokens, for predictors that read them.
     """
 
     size: int
@@ -58,13 +54,10 @@ class Prompts:
 class Samples:
     """n finished requests to learn from.
 
-    Attributes:
-        prompts: The requests before generation.
-        output_tokens: [n] int64 generated tokens, at least 1.
-        censored: [n] bool, whether the output was cut off (``finish_reason = "length"``), so that the true length is at
-            least ``output_tokens``.
-        output: [n] text of the output, for predictors that read partial output.
-        metadata: Origin of the samples, for the card of predictors trained on them.
+    ``prompts`` are the requests before generation, ``output_tokens`` [n] the generated tokens, at least 1, ``output``
+    [n] their text, for predictors that read partial output. ``censored`` is [n] whether the output was cut off
+    (``finish_reason = "length"``), so that the true length is at least ``output_tokens``. ``metadata`` is the origin,
+    for the card of predictors trained on them.
     """
 
     prompts: Prompts
@@ -112,11 +105,9 @@ class Predictor(Protocol):
 
     def fit(self, samples: Samples) -> Self:
         """Learn from finished requests."""
-        ...
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``."""
-        ...
 
 
 def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
@@ -129,11 +120,7 @@ def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints,
 
 
 def whole_numbers(column: str, values: Any) -> Ints:
-    """Return the values as int64.
-
-    Raises:
-        InputError: A value is no integer.
-    """
+    """Return the values as int64, or raise InputError if one is no integer."""
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iu":
         try:
@@ -166,8 +153,7 @@ def by_prompt(texts: Sequence[str]) -> tuple[list[str], Ints]:
 def split(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
     """Return training rows and about ``share`` of held-out rows; equal prompts are on the same side.
 
-    Raises:
-        InputError: There are too few samples or prompts for two parts.
+    It raises InputError if there are too few samples or prompts for two parts.
     """
     text = samples.prompts.text
     groups = np.arange(len(samples)) if text is None else by_prompt(text)[1]

@@ -28,9 +28,8 @@ _CHUNK_ROWS = 1 << 13  # temporaries of a chunk stay in the cache
 class LengthDistribution:
     """Output lengths of n requests as quantiles, linear in between.
 
-    Attributes:
-        tokens: [n, q] float64, nondecreasing along a row, at least 1: the quantiles.
-        levels: [q] float64, increasing from 0 (the smallest length) to 1 (the largest).
+    ``tokens`` are [n, q] the quantiles, at least 1 and nondecreasing along a row; ``levels`` [q] increase from 0 (the
+    smallest length) to 1 (the largest).
     """
 
     tokens: Floats
@@ -154,10 +153,6 @@ class LengthDistribution:
         hazard of the Pareto tail, a / 3.
         """
         return self._by_chunks(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
-
-    def sample(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Return [n] int64 one random length per request."""
-        return np.maximum(np.rint(self.quantile(rng.random(len(self)))), 1).astype(np.int64)
 
     def take(self, rows: Any) -> LengthDistribution:
         """Return the distributions of some requests."""

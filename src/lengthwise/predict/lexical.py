@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Prompts, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.features import NAMES, PROGRESS, Axes, prompt_features
+from lengthwise.predict.features import NAMES, PROGRESS, prompt_features
 from lengthwise.predict.lexical_model import (
     WINDOW_COLUMNS,
+    Axes,
     Design,
     Location,
     Vectors,
@@ -85,12 +86,8 @@ class Lexical:
     Censored outputs count as longer than observed: in the location by the mean of longer residuals (Buckley and James
     1979), in the quantiles by Kaplan and Meier. Models and templates count by the square root of their samples, and
     repeated prompts little, so that many similar samples do not outweigh the others. After some tokens, a second such
-    model predicts the remainder from the first prediction, the tokens so far, and their text if it is given.
-
-    Args:
-        seed: Random seed of folds and drawn windows.
-        window_tokens: Tokens between two predictions during generation.
-        max_windows: Number of windows to learn from, drawn from all.
+    model predicts the remainder from the first prediction, the tokens so far, and their text if it is given. It learns
+    from ``max_windows`` windows of ``window_tokens``, drawn from all.
     """
 
     kind: ClassVar[str] = "lexical"
@@ -104,9 +101,7 @@ class Lexical:
     def fit(self, samples: Samples) -> Self:
         """Learn from samples with texts of prompts; needs scikit-learn (extra ``predict``).
 
-        Raises:
-            InputError: There are no texts, or every output was cut off.
-            MissingExtraError: scikit-learn is not installed.
+        It raises InputError if there are no texts, or every output was cut off.
         """
         texts = samples.prompts.text
         if texts is None:
@@ -199,15 +194,12 @@ class Lexical:
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return [n] the offset of each request's model, and [n] whether the model is known."""
-        found: list[float | None] = [None] * n
+        found = np.full(n, np.nan)
         if models is not None:
-            found = [self.offsets_.get(model_key(name)) for name in models]
+            found = np.array([self.offsets_.get(model_key(name), np.nan) for name in models], float)
         elif len(self.offsets_) == 1:
-            found = [next(iter(self.offsets_.values()))] * n
-        return (
-            np.array([self.other_ if o is None else o for o in found]),
-            np.array([o is not None for o in found], bool),
-        )
+            found = np.full(n, next(iter(self.offsets_.values())))
+        return np.where(np.isnan(found), self.other_, found), ~np.isnan(found)
 
     def _template_of(self, words: list[str]) -> int:
         """Return the number of the known last, else first, words of a prompt; -1 if both are unknown."""
@@ -315,11 +307,7 @@ class Lexical:
         return made
 
     def _restore(self, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a saved state.
-
-        Raises:
-            InputError: It has other features, or an array has another shape.
-        """
+        """Restore a saved state; raises InputError if it has other features, or an array has another shape."""
         layout = [LAYOUT, len(NAMES), len(PROGRESS)]
         if list(meta["layout"]) != layout:
             raise InputError(

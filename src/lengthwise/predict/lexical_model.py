@@ -12,24 +12,17 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats
-from lengthwise.predict.features import (
-    NAMES,
-    PROGRESS,
-    Axes,
-    OutputVectors,
-    progress_features,
-    requested_items,
-    score,
-    terms,
-    text_so_far,
-    text_vectors,
-)
+from lengthwise.predict.features import NAMES, PROGRESS, progress_features, requested_items, score, terms, text_so_far
 from lengthwise.predict.regressors import Head, Trees, fit_head, grow, standard
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.statistics import kaplan_meier
 
 Bools = npt.NDArray[np.bool_]
 Vectors = npt.NDArray[Any]
+
+OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
+"""Maps texts so far to vectors [n, v], or to None without an encoder."""
+_AXES = 16
 
 LINEAR_SHARES = np.linspace(0, 1, 5)
 """Candidate shares of the linear part in the location."""
@@ -45,18 +38,42 @@ _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
 
 
 @dataclass(frozen=True)
+class Axes:
+    """Principal axes of vectors: their mean ``middle`` [v], and ``turn`` [v, k], the axes of the largest variance."""
+
+    middle: Floats
+    turn: Floats
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
+        """Return the axes of vectors [n, v]."""
+        known = vectors.astype(float)
+        _, directions = np.linalg.eigh(np.cov(known.T))
+        return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
+
+    def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
+        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
+        coordinates = np.zeros((len(x), self.turn.shape[1]))
+        if vectors is not None:
+            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
+        return np.hstack([x, coordinates])
+
+
+def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
+    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
+    rows = np.flatnonzero([bool(text) for text in texts])
+    vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
+    return None if vectors is None else (rows, vectors)
+
+
+@dataclass(frozen=True)
 class Location:
     """Log length of a prompt's answer relative to its model's.
 
-    Attributes:
-        weights: Log tokens by term.
-        linear: [m + 1] weights of the features, standardized by ``middle`` and ``spread``; last the constant.
-        middle: [m] mean of each feature.
-        spread: [m] standard deviation of each feature.
-        share: Weight of the linear part; the rest are the trees.
-        trees: Trees on the features.
-        networks: Networks on features and an encoder's vector; None without an encoder.
-        network_share: Weight of the networks; the rest are the two others.
+    The linear part has ``weights``, log tokens by term, and ``linear``, [m + 1] weights of the features, standardized
+    by their mean ``middle`` and deviation ``spread`` [m]; last the constant. Its weight is ``share``, the rest are the
+    ``trees`` on the features. ``networks`` on features and an encoder's vector have the weight ``network_share``, the
+    two others the rest; None without an encoder.
     """
 
     weights: dict[str, float]
@@ -84,13 +101,9 @@ class Location:
 
 
 class Design:
-    """The design matrix of prompts: common terms and standardized features.
+    """The design matrix of prompts: common terms and standardized features [n, m].
 
-    Args:
-        features: [n, m] of the prompts.
-        words: [n] words of the prompts.
-        seed: Random seed of the folds, which share no prompt.
-        vectors: [n, v] of an encoder, if there is one.
+    Folds, drawn with ``seed``, share no prompt. ``vectors`` are [n, v] of an encoder, if there is one.
     """
 
     def __init__(self, features: Floats, words: Sequence[list[str]], seed: int, vectors: Vectors | None = None) -> None:
@@ -119,7 +132,7 @@ class Design:
             coefficients, constant = self._ridge(train, y, weight, penalty)
             return np.asarray(self.x[test] @ coefficients + constant)
 
-        return self._cross_validated(y, predicted)
+        return cross_validated(self.fold, predicted, float(y.mean()))
 
     def fit(self, y: Floats, weight: Floats) -> tuple[Location, Floats]:
         """Return the location model of ``y`` [n] and its predictions [n] for held-out prompts.
@@ -132,7 +145,8 @@ class Design:
             return grow(self.features[rows], y[rows], weight[rows], trees=120, depth=4, seed=self.seed)
 
         linear = {ridge: self._held_out_ridge(y, weight, ridge) for ridge in RIDGES}
-        trees = self._cross_validated(y, lambda train, test: grown(train).predict(self.features[test]))
+        mean = float(y.mean())
+        trees = cross_validated(self.fold, lambda train, test: grown(train).predict(self.features[test]), mean)
         _, share, ridge = min(
             (float(np.average(np.abs(y - s * linear[r] - (1 - s) * trees), weights=weight)), s, r)
             for r in RIDGES
@@ -150,7 +164,7 @@ class Design:
         def fit_networks(rows: Ints) -> Head:
             return fit_head(x[rows], y[rows], weight[rows], self.seed)
 
-        networks = self._cross_validated(y, lambda train, test: fit_networks(train)(x[test]))
+        networks = cross_validated(self.fold, lambda train, test: fit_networks(train)(x[test]), mean)
         _, network_share = min(
             (float(np.average(np.abs(y - (1 - s) * held_out - s * networks), weights=weight)), s)
             for s in NETWORK_SHARES
@@ -160,14 +174,7 @@ class Design:
         location = replace(location, networks=fit_networks(all_rows), network_share=float(network_share))
         return location, (1 - network_share) * held_out + network_share * networks
 
-    def _cross_validated(self, y: Floats, predicted: Callable[[Ints, Ints], Floats]) -> Floats:
-        out = np.full(len(y), float(y.mean()))
-        for k in range(int(self.fold.max()) + 1 if len(y) > 1 else 0):
-            out[self.fold == k] = predicted(np.flatnonzero(self.fold != k), np.flatnonzero(self.fold == k))
-        return out
-
     def _ridge(self, rows: Ints, y: Floats, weight: Floats, penalty: float) -> tuple[Floats, float]:
-        """Return coefficients of the design's columns, and the constant."""
         try:
             from sklearn.linear_model import Ridge
             from threadpoolctl import threadpool_limits
@@ -177,6 +184,16 @@ class Design:
         with threadpool_limits(1):
             model.fit(self.x[rows], y[rows], weight[rows])
         return np.asarray(model.coef_), float(model.intercept_)
+
+
+def cross_validated(fold: Ints, predicted: Callable[[Ints, Ints], Floats], otherwise: float = 0.0) -> Floats:
+    """Return [n] predictions for the rows of each fold from those of the others; ``otherwise`` without others."""
+    out = np.full(len(fold), otherwise)
+    for k in np.unique(fold):
+        train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        if len(train):
+            out[test] = predicted(train, test)
+    return out
 
 
 def residual_quantiles(residual: Floats, censored: Bools, weight: Floats, levels: Floats) -> Floats:
@@ -228,15 +245,11 @@ _BANDS = np.array([100, 200, 400, 800])
 class WindowModel:
     """Log remaining tokens: trees for the middle and for the scale, and quantiles of residuals.
 
-    Attributes:
-        middle: Log remaining tokens relative to the survival estimate.
-        scale: Log size of the residuals.
-        z: [2 x bands, levels] quantiles of residuals divided by the scale, first without a text, then with one, by
-            tokens so far.
-        base_z: [levels] quantiles of the residuals of prompts, for the survival estimate.
-        horizon: Tokens so far up to which enough uncensored outputs were observed. Beyond it, the smallest remainder is
-            that at the horizon, and the largest grows in proportion to the age.
-        axes: Principal axes of the vectors of texts so far; None without an encoder.
+    The ``middle`` is relative to the survival estimate, which uses ``base_z``, [levels] quantiles of the residuals of
+    prompts. ``scale`` is the log size of the residuals, ``z`` [2 x bands, levels] the quantiles of these divided by it,
+    first without a text, then with one, by tokens so far. Up to ``horizon`` tokens enough uncensored outputs were
+    observed; beyond it, the smallest remainder is that at the horizon, and the largest grows in proportion to the age.
+    ``axes`` are those of the vectors of texts so far; None without an encoder.
     """
 
     middle: Trees
@@ -269,18 +282,9 @@ def fit_windows(
 ) -> WindowModel:  # fmt: skip
     """Learn from outputs truncated at multiples of ``window_tokens``, with their text and without.
 
-    Args:
-        samples: Finished requests.
-        mu: [n] log length of each, predicted by a model that has not seen its prompt.
-        scale: [n] size of its residuals.
-        words: [n] words of the prompts.
-        features: [n, m] features of the prompts.
-        prompt: [n] index of the prompt of each: held-out windows share none.
-        weight: [n] weight of each sample.
-        output_vectors: Maps texts so far to vectors, or to None without an encoder.
-        window_tokens: Tokens of a window.
-        max_windows: Number of windows drawn from all.
-        seed: Random seed of the draw.
+    ``mu`` is [n] the log length of each sample, predicted by a model that has not seen its prompt, ``scale`` [n] the
+    size of its residuals. ``words`` [n] and ``features`` [n, m] are those of the prompts. ``prompt`` is [n] the index
+    of each one's prompt: held-out windows share none. ``max_windows`` are drawn from all.
     """
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
@@ -306,14 +310,6 @@ def fit_windows(
     axes = None if vectors is None else Axes.of(vectors[1])
     x = x if axes is None else axes.extended(x, vectors)
 
-    def cross_validated(predicted: Callable[[Ints, Ints], Floats]) -> Floats:
-        out = np.zeros(len(row))
-        for k in range(_WINDOW_FOLDS):
-            train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-            if len(train) and len(test):
-                out[test] = predicted(train, test)
-        return out
-
     def middle_of(rows: Ints) -> Trees:
         """Fit trees; censored remainders are raised to their predictions from uncensored ones."""
         z, target, is_censored, w = x[rows], remaining[rows], censored[rows], weights[rows]
@@ -326,10 +322,10 @@ def fit_windows(
     def scale_of(rows: Ints) -> Trees:
         return grow(x[rows], log_size[rows], weights[rows], trees=60, depth=3, seed=seed)
 
-    middle = cross_validated(lambda train, test: middle_of(train).predict(x[test]))
+    middle = cross_validated(fold, lambda train, test: middle_of(train).predict(x[test]))
     full = np.where(censored, np.maximum(remaining, middle) + 0.3, remaining)
     log_size = np.log(np.maximum(np.abs(full - middle), _MIN_SCALE))
-    size = cross_validated(lambda train, test: scale_of(train).predict(x[test]))
+    size = cross_validated(fold, lambda train, test: scale_of(train).predict(x[test]))
     z = _band_quantiles((remaining - middle) / _size(size), censored, _band(so_far, x[:, 1] > 0))
     all_rows = np.arange(len(row))
     return WindowModel(middle_of(all_rows), scale_of(all_rows), z, base_z, horizon, axes)

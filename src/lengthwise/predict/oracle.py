@@ -22,25 +22,17 @@ class Truthful(Protocol):
     """
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """Return the predicted distribution of each request after ``tokens_so_far``.
+        """Return distributions of the total length, not conditioned on ``tokens_so_far``, which is below the true one.
 
-        Args:
-            output_tokens: [n] true lengths.
-            tokens_so_far: Below the true length, a scalar or [n].
-            luck: [n] uniform in [0, 1].
-
-        Returns:
-            Distributions of the total length, not conditioned on ``tokens_so_far``.
+        ``output_tokens`` are [n] true lengths, ``luck`` is [n] uniform in [0, 1].
         """
-        ...
 
 
 class Oracle:
     """Predicts every true length."""
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the true lengths as certain."""
-        del tokens_so_far, luck
         return LengthDistribution.point(output_tokens)
 
 
@@ -53,13 +45,8 @@ class LogNormalError:
     """Predicts the true length times exp(bias + sigma z), with z standard normal.
 
     The predicted distribution is log-normal around the wrong length with the same sigma: it knows its variance, but not
-    its bias. With ``exact_lengths`` it is the wrong length as certain.
-
-    Args:
-        sigma: Standard deviation of the error's logarithm; 0.5 is a factor of 1.65.
-        bias: Mean of the error's logarithm; negative values underestimate.
-        half_life_tokens: The error's logarithm halves with every so many tokens; None: it is constant.
-        exact_lengths: Whether the wrong length is predicted as certain.
+    its bias. With ``exact_lengths`` it is the wrong length as certain. A sigma of 0.5 is a factor of 1.65; a negative
+    bias underestimates. The error's logarithm halves with every ``half_life_tokens``; None: it is constant.
     """
 
     def __init__(
@@ -83,38 +70,28 @@ class LogNormalError:
 
 
 class Same:
-    """Adversarial: predicts the same length for every request.
-
-    Args:
-        tokens: The length.
-    """
+    """Adversarial: predicts the same length for every request."""
 
     def __init__(self, tokens: float = 256.0) -> None:
         if not 1 <= tokens < 1e12:
             raise InputError(f"tokens must be at least 1 and below 1e12; it is {tokens}")
         self.tokens = tokens
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the length as certain."""
-        del tokens_so_far, luck
         return LengthDistribution.point(np.full(len(output_tokens), self.tokens))
 
 
 class Reversed:
-    """Adversarial: predicts pivot**2 / length, so that long requests look short.
-
-    Args:
-        pivot: Length that is predicted correctly, in tokens.
-    """
+    """Adversarial: predicts pivot**2 / length, so that long requests look short; ``pivot`` tokens are as predicted."""
 
     def __init__(self, pivot: float = 256.0) -> None:
         if not 1 <= pivot < 1e6:
             raise InputError(f"pivot must be at least 1 and below 1e6; it is {pivot}")
         self.pivot = pivot
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the reversed lengths as certain."""
-        del tokens_so_far, luck
         return LengthDistribution.point(self.pivot**2 / output_tokens.astype(float))
 
 
@@ -140,11 +117,8 @@ class Quantised:
     """Predicts the class of every length: the distribution of lengths within the class.
 
     A length y belongs to class i where boundary[i] < y <= boundary[i + 1]; other lengths belong to the first or last
-    class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution.
-
-    Args:
-        boundaries: k + 1 increasing lengths, from the smallest to the largest; or k, for classes of equal mass from
-            ``fit``.
+    class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution. ``boundaries`` are k + 1
+    increasing lengths, from the smallest to the largest; or k, for classes of equal mass from ``fit``.
     """
 
     def __init__(self, boundaries: Sequence[float] | int) -> None:
@@ -174,12 +148,9 @@ class Quantised:
             edges[0] = min(edges[0], lengths.min()) - 1
             self.boundaries_ = edges + np.arange(len(edges)) * 1e-9  # equal edges remain in order
         member = self.class_of(lengths)
-        self.table_ = np.array(
-            [
-                length_quantiles(lengths[member == i], censored[member == i], LEVELS) if (member == i).any() else row
-                for i, row in enumerate(self._uniform())
-            ]
-        )
+        self.table_ = self._uniform()
+        for i in np.unique(member):
+            self.table_[i] = length_quantiles(lengths[member == i], censored[member == i], LEVELS)
         return self
 
     def class_of(self, output_tokens: npt.ArrayLike) -> Ints:
@@ -192,9 +163,8 @@ class Quantised:
         table = self._uniform() if self.table_ is None else self.table_
         return LengthDistribution(table, LEVELS).take(self.predicted(self.class_of(output_tokens), tokens_so_far, luck))
 
-    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
         """Return [n] the predicted class: the true one."""
-        del tokens_so_far, luck
         return true
 
     def _edges(self) -> Floats:
@@ -212,12 +182,7 @@ class BinNeighbour(Quantised):
 
     A request of an inner class is predicted one class lower with probability 2 p split, one class higher with
     2 p (1 - split), and correctly with 1 - 2 p. One of an edge class is predicted in its neighbour with probability p.
-
-    Args:
-        boundaries: As in ``Quantised``.
-        p: Error probability per side, within 0 .. 0.5.
-        split: Share of the errors that go down.
-        half_life_tokens: p halves with every so many tokens; None: it is constant.
+    ``p``, within 0 .. 0.5, halves with every ``half_life_tokens`` tokens; None: it is constant.
     """
 
     def __init__(
@@ -241,9 +206,7 @@ class BinNeighbour(Quantised):
 class Confusion(Quantised):
     """Predicts classes by a confusion matrix.
 
-    Args:
-        boundaries: As in ``Quantised``.
-        matrix: [k][k] probabilities of the predicted class (column) by the true class (row); rows sum to 1.
+    ``matrix`` is [k][k] the probability of the predicted class (column) by the true class (row); rows sum to 1.
     """
 
     def __init__(self, boundaries: Sequence[float] | int, matrix: Sequence[Sequence[float]]) -> None:
@@ -258,8 +221,7 @@ class Confusion(Quantised):
         if not (self.matrix >= 0).all() or not np.allclose(self.matrix.sum(axis=1), 1, atol=1e-6):
             raise InputError(f"each row of matrix must be probabilities that sum to 1; they are {matrix}")
 
-    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
         """Return [n] the predicted class."""
-        del tokens_so_far
         cumulative = np.cumsum(self.matrix, axis=1)[:, :-1]
         return np.asarray((luck[:, None] >= cumulative[true]).sum(axis=1), np.int64)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, MissingExtraError
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
-
+_TREE_PARTS = ("feature", "threshold", "value")
 _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 """Up to so many rows and levels, evaluating all nodes is faster than walking."""
 
@@ -23,11 +23,9 @@ _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 class Trees:
     """A sum of t regression trees, each padded to the same depth d, so that all are walked at once.
 
-    Attributes:
-        base: Constant added to the sum.
-        feature: [t, 2^d - 1] int32, column of each node; its children are 2i + 1 and 2i + 2.
-        threshold: [t, 2^d - 1] float64, values up to it go to the left child.
-        value: [t, 2^d] float64, values of the leaves.
+    ``feature`` is [t, 2^d - 1] int32 the column of each node, whose children are 2i + 1 and 2i + 2; values up to its
+    ``threshold``, of the same shape, go to the left child. ``value`` is [t, 2^d] those of the leaves; ``base`` is added
+    to the sum.
     """
 
     base: float
@@ -75,26 +73,15 @@ class Trees:
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
         """Return its arrays with prefixed names, for a file."""
-        return {
-            f"{name}.base": np.array([self.base]),
-            f"{name}.feature": self.feature,
-            f"{name}.threshold": self.threshold,
-            f"{name}.value": self.value,
-        }
+        return {f"{name}.base": np.array([self.base])} | {f"{name}.{part}": getattr(self, part) for part in _TREE_PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
         """Return the trees of saved arrays over ``columns`` features.
 
-        Raises:
-            InputError: An array is missing, or a node uses a column that does not exist.
+        It raises InputError if an array is missing, or a node uses a column that does not exist.
         """
-        try:
-            base, feature, threshold, value = (
-                arrays[f"{name}.{part}"] for part in ("base", "feature", "threshold", "value")
-            )
-        except KeyError as error:
-            raise InputError(f"the model file lacks {error}; train it again") from error
+        base, feature, threshold, value = _saved_parts(arrays, name, ("base", *_TREE_PARTS))
         if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
             raise InputError(f"trees of {name} look at columns that do not exist; train the predictor again")
         return cls(float(base[0]), feature.astype(np.int32), threshold.astype(float), value.astype(float))
@@ -117,8 +104,7 @@ def grow(
 ) -> Trees:
     """Fit trees to ``y`` [n] from ``x`` [n, m] by weighted least squares.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    It raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
@@ -177,13 +163,9 @@ _PARTS = ("middle", "spread", "first", "first_bias", "second", "second_bias")
 class Head:
     """The mean of k networks with one hidden layer of u units (ReLU), over standardized columns.
 
-    Attributes:
-        middle: [m] mean of each column.
-        spread: [m] standard deviation of each column; standardized values are clipped at 4.
-        first: [k, m, u] weights of the hidden layers.
-        first_bias: [k, u].
-        second: [k, u] weights of the outputs.
-        second_bias: [k].
+    ``middle`` and ``spread`` are [m] mean and standard deviation of each column; standardized values are clipped at 4.
+    ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u] and
+    ``second_bias`` [k] those of the outputs.
     """
 
     middle: Floats
@@ -208,20 +190,19 @@ class Head:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
-        """Return the networks of saved arrays over ``columns`` columns.
-
-        Raises:
-            InputError: An array is missing or has another shape.
-        """
-        try:
-            parts = [arrays[f"{name}.{part}"].astype(np.float64) for part in _PARTS]
-        except KeyError as error:
-            raise InputError(f"the model file lacks {error}; train it again") from error
+        """Return the networks of saved arrays over ``columns`` columns; raises InputError if one is missing."""
+        parts = [part.astype(np.float64) for part in _saved_parts(arrays, name, _PARTS)]
         k, _, u = parts[2].shape if parts[2].ndim == 3 else (0, 0, 0)
         shapes = [(columns,), (columns,), (k, columns, u), (k, u), (k, u), (k,)]
         if k == 0 or [part.shape for part in parts] != shapes or not all(np.isfinite(p).all() for p in parts):
             raise InputError(f"the networks of {name} must fit {columns} columns and be finite; train it again")
         return cls(*parts)
+
+
+def _saved_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: tuple[str, ...]) -> list[npt.NDArray[Any]]:
+    if lacking := [f"{name}.{part}" for part in parts if f"{name}.{part}" not in arrays]:
+        raise InputError(f"the model file lacks {lacking[0]!r}; train it again")
+    return [arrays[f"{name}.{part}"] for part in parts]
 
 
 def standard(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:
@@ -234,8 +215,7 @@ def fit_head(
 ) -> Head:
     """Fit networks to ``y`` [n] from ``x`` [n, m] by weighted least squares, each with another random seed.
 
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
+    It raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning

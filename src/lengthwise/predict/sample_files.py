@@ -79,8 +79,7 @@ class Row:
 def row_of(raw: Mapping[str, Any]) -> Row:
     """Return a request from a flat row, a chat completion, or a line of an OpenAI batch.
 
-    Raises:
-        ValueError: A count is no integer, or a message is no table.
+    It raises ValueError if a count is no integer, or a message is no table.
     """
     found = _flattened(raw)
     messages = _first(found, "prompt")
@@ -191,14 +190,8 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     Lines of an OpenAI batch, logged chat completions, ShareGPT conversations and results of
     ``vllm bench serve --save-detailed`` are supported; the prompts of a batch are in its input file, which is given as
     well. Unknown token counts are estimated from the text. Requests that ended for their length are censored; failed
-    and empty ones are left out.
-
-    Args:
-        files: One or several.
-        model: Model of rows that name none.
-
-    Raises:
-        InputError: A file is missing or damaged, or a row has neither an output nor its length.
+    and empty ones are left out. ``model`` is that of rows that name none. It raises InputError if a file is missing or
+    damaged, or a row has neither an output nor its length.
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
@@ -226,8 +219,7 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
 def read_prompts(file: Path | str) -> list[str]:
     """Return the distinct prompts of a file: rows as for ``read``, without outputs, or text with one per line.
 
-    Raises:
-        InputError: The file is missing or damaged, or a row has no prompt.
+    It raises InputError if the file is missing or damaged, or a row has no prompt.
     """
     path = Path(file)
     if path.suffix == ".txt" and path.exists():
@@ -246,11 +238,7 @@ def read_prompts(file: Path | str) -> list[str]:
 class Split:
     """Training and test samples without a common prompt.
 
-    Attributes:
-        train: Training samples.
-        test: Test samples.
-        prompts: Number of distinct prompts in both.
-        repeated: Number of samples whose prompt occurs before.
+    ``prompts`` is the number of distinct prompts in both, ``repeated`` that of samples whose prompt occurs before.
     """
 
     train: Samples
@@ -262,10 +250,8 @@ class Split:
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
     """Return training and test samples, divided by a hash of the prompt, so that every file has the same division.
 
-    Prompts that differ only in case or surrounding blanks are the same.
-
-    Raises:
-        InputError: ``share`` is not between 0 and 1, there are no texts, or a part would be empty.
+    Prompts that differ only in case or surrounding blanks are the same. It raises InputError if ``share`` is not
+    between 0 and 1, there are no texts, or a part would be empty.
     """
     if not 0 < share < 1:
         raise InputError(f"the share of the test must be between 0 and 1; it is {share}")
@@ -292,6 +278,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
     if not good:
         raise InputError(f"all {len(rows)} outputs in {sources} are empty or failed; at least one must have come")
     unknown = Counter(r.finish for r in good if r.finish and r.finish not in CENSORED | FAILED | FINISHED)
+    censored = [(r.finish or "") in CENSORED for r in good]
     warnings: dict[str, Any] = {
         "no_prompt": sum(not r.prompt for r in good),
         "unknown_finish": dict(unknown.most_common(5)),
@@ -301,7 +288,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
         "sources": [path.name for path in paths],
         "left_out": len(rows) - len(good),
         "estimated_tokens": sum(r.output_tokens is None for r in good),
-        "censored": sum((r.finish or "") in CENSORED for r in good),
+        "censored": sum(censored),
         **{name: value for name, value in warnings.items() if value},
     }
     names = [r.model or model for r in good]
@@ -315,7 +302,7 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
     return Samples(
         prompts,
         np.array([r.tokens for r in good], np.int64),
-        np.array([(r.finish or "") in CENSORED for r in good], bool),
+        np.array(censored, bool),
         [r.output or "" for r in good] if any(r.output is not None for r in good) else None,
         metadata,
     )
@@ -426,13 +413,10 @@ def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 class Served:
     """Successful requests of a log.
 
-    Attributes:
-        prompt_tokens: [n] counted, or estimated from the text; 1 if both are unknown.
-        output_tokens: [n] counted, or estimated; censored outputs have their observed length.
-        texts: Columns "prompt", "output" and "model" of [n] texts, those that any row has.
-        arrival_s: [n] seconds on the log's clock; None if no row has any.
-        estimated: Number of requests with an estimated length.
-        left_out: Number of failed or empty rows.
+    ``prompt_tokens`` and ``output_tokens`` are [n] counted, or estimated from the text (a prompt of neither has 1);
+    censored outputs have their observed length. ``texts`` are the columns "prompt", "output" and "model" of [n] texts,
+    those that any row has. ``arrival_s`` is [n] on the log's clock; None if no row has any. Lengths of ``estimated``
+    requests are estimated; ``left_out`` rows failed or are empty.
     """
 
     prompt_tokens: Ints
@@ -446,9 +430,7 @@ class Served:
 def served(file: Path | str) -> Served:
     """Return the requests of a file for ``read``, in its order.
 
-    Raises:
-        InputError: The file is missing or damaged, a row has neither an output nor its length, only some rows have an
-            arrival time, or no request is left.
+    It raises InputError as ``read``, and if only some rows have an arrival time, or no request is left.
     """
     path = Path(file)
     rows, times, left_out = [], [], 0

@@ -55,11 +55,7 @@ _READ_ERRORS = (
 
 
 def fitted(predictor: object, attribute: str) -> Any:
-    """Return a learned attribute.
-
-    Raises:
-        InputError: The predictor is not fitted.
-    """
+    """Return a learned attribute; raises InputError if the predictor is not fitted."""
     value = getattr(predictor, attribute, None)
     if value is None:
         raise InputError(f"a {type(predictor).__name__} must learn before it predicts; call fit(samples) first")
@@ -84,24 +80,11 @@ def quantile_table(arrays: Mapping[str, npt.NDArray[Any]], name: str, levels: in
     return table
 
 
-def prefixed(prefix: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of an inner predictor with prefixed names."""
-    return {f"{prefix}/{name}": values for name, values in arrays.items()}
-
-
-def within(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """Return the arrays of a prefix by their original names."""
-    start = f"{prefix}/"
-    return {name.removeprefix(start): values for name, values in arrays.items() if name.startswith(start)}
-
-
 def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write a predictor to a file; equal predictors give equal bytes.
+    """Write a predictor to a file, usually ``*.lwp``; equal predictors give equal bytes.
 
-    Args:
-        predictor: A trained predictor with a ``kind`` and a ``state()``.
-        path: File to write, usually ``*.lwp``.
-        metadata: Information about the training for readers of the file, in addition to the predictor's ``metadata_``.
+    ``metadata`` are information about the training for readers of the file, in addition to the predictor's
+    ``metadata_``.
 
     Raises:
         InputError: The predictor cannot be saved, or is not fitted.
@@ -123,8 +106,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
 def load(path: Path | str) -> Any:
     """Return the saved predictor; its ``metadata_`` are the training information of the file.
 
-    Raises:
-        InputError: The file is missing, truncated or damaged, or of an unknown version or kind.
+    It raises InputError if the file is missing, truncated or damaged, or of an unknown version or kind.
     """
     try:
         meta, arrays = _read(Path(path))
@@ -146,8 +128,8 @@ def load(path: Path | str) -> Any:
     return predictor
 
 
-def packed(predictor: Any) -> tuple[dict[str, Any], Arrays]:
-    """Return kind and state of a predictor, as a part of another's state."""
+def packed(predictor: Any, prefix: str = "") -> State:
+    """Return kind and state of a predictor, its arrays with prefixed names: as a part of another's state."""
     kind = getattr(predictor, "kind", None)
     if kind not in KINDS or not hasattr(predictor, "state"):
         raise InputError(
@@ -155,15 +137,12 @@ def packed(predictor: Any) -> tuple[dict[str, Any], Arrays]:
             f"{type(predictor).__name__} has not"
         )
     meta, arrays = predictor.state()
-    return {"kind": kind, "state": meta}, arrays
+    return {"kind": kind, "state": meta}, {prefix + name: values for name, values in arrays.items()}
 
 
-def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """Return the predictor of ``packed``.
-
-    Raises:
-        InputError: A part is missing or invalid.
-    """
+def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Any:
+    """Return the predictor of ``packed``; raises InputError if a part is missing or invalid."""
+    own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in KINDS:
         raise UnknownNameError("kind of predictor", str(kind), KINDS)
@@ -173,7 +152,7 @@ def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     except ImportError as error:
         raise InputError(f"a predictor of kind {kind!r} cannot be used here: {error}") from error
     try:
-        return made.from_state(meta["state"], arrays)
+        return made.from_state(meta["state"], own)
     except LengthwiseError:
         raise
     except (*_READ_ERRORS, AttributeError, IndexError, StopIteration) as error:
@@ -215,18 +194,11 @@ def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 @cache
 def default() -> Any:
-    """Return the included lexical predictor; its ``metadata_`` are its card.
-
-    docs/default-predictor-card.md describes its training data, their licences, its accuracy and its limits.
-    """
+    """Return the included lexical predictor; its ``metadata_`` are its card (docs/default-predictor-card.md)."""
     with as_file(files("lengthwise.predict") / "data" / "default.lwp") as path:
         return load(path)
 
 
 def opened(source: Path | str) -> Any:
-    """Return the predictor of a file, or the included one for "default".
-
-    Raises:
-        InputError: The file is missing or no predictor.
-    """
+    """Return the predictor of a file as ``load`` does, or the included one for "default"."""
     return default() if str(source) == NAME and not Path(source).exists() else load(source)

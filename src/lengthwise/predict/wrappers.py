@@ -11,17 +11,13 @@ import numpy.typing as npt
 from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, split
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution
 from lengthwise.predict.empirical import Ecdf
-from lengthwise.predict.serialization import State, array, fitted, packed, prefixed, unpacked, within
+from lengthwise.predict.serialization import State, array, fitted, packed, unpacked
 from lengthwise.schema.errors import InputError
 from lengthwise.statistics import kaplan_meier
 
 
 class Conditional:
-    """Predicts once with another predictor, and then conditions its distribution on the tokens so far.
-
-    Args:
-        inner: Any predictor.
-    """
+    """Predicts once with another predictor, and then conditions its distribution on the tokens so far."""
 
     kind: ClassVar[str] = "conditional"
     predicts_once: ClassVar[bool] = True
@@ -40,13 +36,13 @@ class Conditional:
 
     def state(self) -> State:
         """Return the state to save."""
-        meta, arrays = packed(self.inner)
-        return {"inner": meta}, prefixed("inner", arrays)
+        meta, arrays = packed(self.inner, "inner/")
+        return {"inner": meta}, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        return cls(unpacked(meta["inner"], within("inner", arrays)))
+        return cls(unpacked(meta["inner"], arrays, "inner/"))
 
 
 AGES = (0, 50, 100, 200, 400, 800, 1600)
@@ -64,15 +60,9 @@ class Conformal:
     Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a lower bound (Kaplan and
     Meier). Points get a spread, and quantiles that are too narrow become wider, at all levels.
 
-    The scores of the last ``window`` samples are stored; ``observe`` adds finished requests.
-
-    Args:
-        inner: Any predictor.
-        share: Share of the samples held out by prompt for calibration.
-        window: Number of stored samples.
-        ages: Tokens so far at which to calibrate; between two of them, the lower one applies.
-        prefit: Whether the inner predictor is already trained: all samples calibrate.
-        seed: Random seed of the held-out samples.
+    A ``share`` of the samples, by prompt, calibrates; all of them if the inner predictor is already trained
+    (``prefit``). Between two of the ``ages``, tokens so far, the lower one applies. The scores of the last ``window``
+    samples are stored; ``observe`` adds finished requests.
     """
 
     kind: ClassVar[str] = "conformal"
@@ -160,30 +150,28 @@ class Conformal:
     def state(self) -> State:
         """Return the state to save: the shifts, and a few hundred of the last samples."""
         shifts = fitted(self, "shifts_")
-        meta, arrays = packed(self.inner)
-        parameters = {"share": self.share, "window": self.window, "ages": self.ages, "prefit": self.prefit}
+        meta, arrays = packed(self.inner, "inner/")
+        parameters = {name: getattr(self, name) for name in ("share", "window", "ages", "prefit", "seed")}
         scores, spread = (of[-_SAVED_SAMPLES:].astype(np.float32) for of in (self.scores_, self.spread_))
         own = {"shifts": shifts, "scores": scores, "spread": spread, "censored": self.censored_[-_SAVED_SAMPLES:]}
-        return {"inner": meta, "seed": self.seed, **parameters}, prefixed("inner", arrays) | own
+        return {"inner": meta, **parameters}, arrays | own
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        inner = unpacked(meta["inner"], within("inner", arrays))
-        parameters = {key: meta[key] for key in ("share", "window", "prefit", "seed")}
-        loaded = cls(inner, ages=tuple(meta["ages"]), **parameters)
+        parameters = {name: meta[name] for name in ("share", "window", "ages", "prefit", "seed")}
+        loaded = cls(unpacked(meta["inner"], arrays, "inner/"), **parameters)
         grid = (len(loaded.ages), len(LEVELS))
         shifts, scores, censored = array(arrays, "shifts", 2), arrays["scores"].astype(float), arrays["censored"]
         if shifts.shape != grid or scores.shape != (len(censored), *grid) or np.isinf(scores).any():
             raise InputError(
                 f"shifts and scores must have ages x levels {grid}; they are {shifts.shape}, {scores.shape}"
             )
-        spread = arrays["spread"].astype(float)
-        known = np.isfinite(scores[:, :, 0])
+        spread, known = arrays["spread"].astype(float), np.isfinite(scores[:, :, 0])
         if spread.shape != known.shape or not (spread[known] > 0).all() or np.isinf(spread).any():
             raise InputError(f"spread must be above 0 wherever there is a score, {known.shape}; it is not")
-        loaded.shifts_, loaded.scores_, loaded.censored_ = shifts, scores, censored.astype(bool)
-        loaded.spread_ = spread
+        loaded.shifts_, loaded.scores_, loaded.spread_ = shifts, scores, spread
+        loaded.censored_ = censored.astype(bool)
         return loaded
 
 
@@ -218,13 +206,10 @@ _STEPS = 300
 
 
 class Ensemble:
-    """Averages the quantiles of several predictors.
+    """Averages the quantiles of several predictors, with one weight per member.
 
-    Args:
-        members: Predictors, at least one.
-        weights: One per member; None: those that minimize the pinball loss on held-out samples.
-        share: Share of the samples held out by prompt to find the weights; afterwards, every member is fitted on all.
-        seed: Random seed of the held-out samples.
+    Weights of None become those that minimize the pinball loss on a ``share`` of the samples, held out by prompt;
+    afterwards, every member is fitted on all.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -263,16 +248,16 @@ class Ensemble:
     def state(self) -> State:
         """Return the state to save."""
         arrays = {"weights": fitted(self, "weights_")}
-        parts = [packed(member) for member in self.members]
-        for number, (_, own) in enumerate(parts):
-            arrays |= prefixed(f"member{number}", own)
+        parts = [packed(member, f"member{number}/") for number, member in enumerate(self.members)]
+        for _, own in parts:
+            arrays |= own
         parameters = {"weights": self.weights, "share": self.share, "seed": self.seed}
         return {"members": [meta for meta, _ in parts], **parameters}, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        members = [unpacked(part, within(f"member{number}", arrays)) for number, part in enumerate(meta["members"])]
+        members = [unpacked(part, arrays, f"member{number}/") for number, part in enumerate(meta["members"])]
         loaded = cls(members, meta["weights"], meta["share"], meta["seed"])
         loaded.weights_ = _normalized(array(arrays, "weights", 1), len(members))
         return loaded
@@ -287,7 +272,7 @@ def _normalized(weights: npt.ArrayLike, members: int) -> Floats:
 
 def pinball(tokens: Floats, samples: Samples) -> float:
     """Return the mean pinball loss of quantiles [n, LEVELS]; of censored outputs the certain part."""
-    return float(_pinball_loss(tokens, samples)[0])
+    return _pinball_loss(tokens, samples)[0]
 
 
 def _best_weights(predicted: Floats, validation: Samples) -> Floats:
@@ -319,12 +304,8 @@ class Guarded:
     The inner predictor may return a LengthDistribution, anything with ``tokens`` and ``levels``, or plain lengths [n].
     ``faults_`` counts rows by kind: "raised" (an exception), "shape" (not one row per request, or no numbers),
     "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (quantiles decrease),
-    "already_passed" (a length that does not exceed the tokens so far).
-
-    Args:
-        inner: Any untrusted predictor.
-        prior: Its replacement; None: the empirical distribution by model.
-        max_tokens: Largest plausible length.
+    "already_passed" (a length that does not exceed the tokens so far). Without a ``prior``, it is the empirical
+    distribution by model.
     """
 
     kind: ClassVar[str] = "guarded"
@@ -382,15 +363,14 @@ class Guarded:
 
     def state(self) -> State:
         """Return the state to save, without the counts of faults."""
-        inner, of_inner = packed(self.inner)
-        prior, of_prior = packed(self.prior)
-        meta = {"inner": inner, "prior": prior, "most_tokens": self.max_tokens}
-        return meta, prefixed("inner", of_inner) | prefixed("prior", of_prior)
+        inner, of_inner = packed(self.inner, "inner/")
+        prior, of_prior = packed(self.prior, "prior/")
+        return {"inner": inner, "prior": prior, "most_tokens": self.max_tokens}, of_inner | of_prior
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Return the predictor of a saved state."""
-        inner, prior = (unpacked(meta[part], within(part, arrays)) for part in ("inner", "prior"))
+        inner, prior = (unpacked(meta[part], arrays, f"{part}/") for part in ("inner", "prior"))
         return cls(inner, prior, float(meta["most_tokens"]))
 
 

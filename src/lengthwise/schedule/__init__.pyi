@@ -1,15 +1,13 @@
 from .adaptation import Adapter, ReplanOptions, redeployment, replan
-from .baselines import SYSTEMS, curve
-from .configurations import Curve
+from .baselines import SYSTEMS, Curve, curve
 from .controls import Assumptions, Cluster, ControlColumns, Controls, Strategy, columns
 from .drift_monitor import Alarm, Monitor, Watcher
 from .engine_support import EngineShape, Runnable, runnable
-from .estimation import Estimates, Estimator, Reason, estimate
+from .estimation import Estimates, Estimator, Reason
 from .frontier import StaticBatches, breakpoints, frontiers, static_batches
 from .length_drift import Sample, banded, drift, over_costs, over_resamples
 from .lengths import TaskLengths
 from .optimizer import (
-    Block,
     EvaluatedPoint,
     NonMonotone,
     Perf,
@@ -19,7 +17,6 @@ from .optimizer import (
     Variable,
     branch_and_bound,
     exhaustive,
-    min_tolerances,
     non_monotone,
 )
 from .plan import Explanation, Progress, build_plan, explain
@@ -31,7 +28,6 @@ __all__ = [
     "Adapter",
     "Alarm",
     "Assumptions",
-    "Block",
     "Choice",
     "Cluster",
     "ControlColumns",
@@ -68,11 +64,9 @@ __all__ = [
     "columns",
     "curve",
     "drift",
-    "estimate",
     "exhaustive",
     "explain",
     "frontiers",
-    "min_tolerances",
     "non_monotone",
     "over_costs",
     "over_resamples",

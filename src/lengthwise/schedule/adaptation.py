@@ -1,12 +1,11 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
-There are three options: leave the schedule, change its batches and phases, which takes no time, or load another
-layout, which takes the seconds of ``redeployment`` (without ``allow_reload`` its benefit is only reported). The best
-option meets the bound and serves most requests until a horizon. A schedule that still meets the bound is replaced only
-by one that serves noticeably more by then; one that no longer meets it, by anything that does and is loaded in time.
-
-The new bound is tighter by a margin: the first at which the new schedule would meet the real bound if lengths changed
-once more by as much as they just did; if none suffices, or it costs too much throughput, by half as much, or a quarter.
+The schedule may stay, change its batches and phases, which takes no time, or load another layout, which takes the
+seconds of ``redeployment``. The best option meets the bound and serves most requests until a horizon. A schedule that
+still meets the bound is replaced only by one that serves noticeably more by then; one that no longer meets it, by
+anything that does and is loaded in time. The new bound is tighter by a margin: the first at which the new schedule
+would meet the real bound if lengths changed once more by as much as they just did; if none suffices, or it costs too
+much throughput, by half as much, or a quarter.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.catalog import weight_bytes
-from lengthwise.schedule.controls import Cluster, Strategy
+from lengthwise.schedule.controls import Assumptions, Cluster, Strategy
 from lengthwise.schedule.drift_monitor import SIDES, Alarm, Monitor, Watcher
 from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.length_drift import evaluate_deployed, first_margin, moments, moved, moves_weights, placed
@@ -30,9 +28,8 @@ from lengthwise.schedule.search_space import SearchSpace
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import Adaptation, Change, Elsewhere, LengthFacts, Redeployment, ScheduleRow
 from lengthwise.schema.specs import ModelSpec
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 BestRow = Callable[[float], ScheduleRow | None]
 """Function from a latency bound to the best schedule under it; None: no schedule meets it."""
 
@@ -64,7 +61,7 @@ class InPlace:
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
         self._planner = planner
-        self._space = SearchSpace(
+        self.space = SearchSpace(
             planner.estimator,
             Strategy(deployed.strategy),
             deployed.tp,
@@ -76,15 +73,10 @@ class InPlace:
 
     def best(self, bound_s: float = math.inf) -> ScheduleRow | None:
         """Return the schedule of the highest throughput that meets a bound; None: none does."""
-        for one in refine(self._planner.search(bound_s, [self._space]), bound_s):
+        for one in refine(self._planner.search(bound_s, [self.space]), bound_s):
             if one.result.best:
-                return self._space.row(one.best.point)
+                return self.space.row(one.best.point)
         return None
-
-    @property
-    def min_s(self) -> float:
-        """Return the minimum latency evaluated so far; infinite: no schedule is feasible."""
-        return min_evaluated_s([self._space])
 
 
 def further(before: TaskLengths, task: TaskLengths, share: float, longest_tokens: int) -> TaskLengths:
@@ -154,9 +146,10 @@ def lengths_since(task: TaskLengths, alarm: Alarm, longest_tokens: int) -> TaskL
     return TaskLengths(truncated(prompt, longest_tokens - (len(output) - 1)), output, task.name)
 
 
-def length_facts(task: TaskLengths, level: float, output_tokens: int | None = None) -> LengthFacts:
-    """Return a task's lengths in numbers; the bound is for a quantile of the outputs, or for ``output_tokens``."""
-    quantile_tokens = task.output_quantile(level) if output_tokens is None else output_tokens
+def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
+    """Return a task's lengths in numbers, with the output that the assumptions' bound is for."""
+    fixed = assumptions.output_tokens
+    quantile_tokens = task.output_quantile(assumptions.level) if fixed is None else fixed
     return LengthFacts(*moments(task.prompt_pmf)[:2], *moments(task.output_pmf), quantile_tokens=quantile_tokens)
 
 
@@ -164,14 +157,11 @@ def length_facts(task: TaskLengths, level: float, output_tokens: int | None = No
 class ReplanOptions:
     """When a change of schedule is worth it.
 
-    Attributes:
-        storage: Where weights are loaded from: "dram" (host memory) or "ssd".
-        horizon_s: Expected duration of the new lengths.
-        margin: Share by which the bound is tightened; None: by the observed drift.
-        min_gain: Minimum share of additional requests for which a schedule that meets the bound is replaced.
-        max_margin_cost: Maximum share of throughput that a margin by the observed drift may cost.
-        allow_reload: Whether weights may be loaded; else the benefit of that is only reported (``Change.elsewhere``).
-        max_num_seqs: Maximum sequences of encodings and decode batches without reload.
+    Weights are loaded from ``storage``: "dram" (host memory) or "ssd". The new lengths are expected to last for
+    ``horizon_s``. ``margin`` is the share by which the bound is tightened; None: by the observed drift, at the cost of
+    at most ``max_margin_cost`` of throughput. A schedule that meets the bound is replaced for at least ``min_gain``
+    more requests. Unless ``allow_reload``, the benefit of loading weights is only reported (``Change.elsewhere``);
+    without a reload encodings and decode batches have at most ``max_num_seqs`` sequences.
     """
 
     storage: str = "dram"
@@ -183,18 +173,17 @@ class ReplanOptions:
     max_num_seqs: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.storage not in ("dram", "ssd"):
-            raise InputError(f'storage must be "dram" or "ssd"; it is {self.storage!r}')
-        if not 0 < self.horizon_s < math.inf:
-            raise InputError(f"horizon_s must be above 0 and finite; it is {self.horizon_s}")
-        if self.margin is not None and not 0 <= self.margin < 1:
-            raise InputError(f"margin must be at least 0 and below 1; it is {self.margin}")
-        if not self.min_gain >= 0:
-            raise InputError(f"min_gain must be at least 0; it is {self.min_gain}")
-        if not 0 <= self.max_margin_cost <= 1:
-            raise InputError(f"max_margin_cost must be from 0 to 1; it is {self.max_margin_cost}")
-        if not self.max_num_seqs >= 1:
-            raise InputError(f"max_num_seqs must be at least 1; it is {self.max_num_seqs}")
+        checks = (
+            ("storage", self.storage in ("dram", "ssd"), '"dram" or "ssd"'),
+            ("horizon_s", 0 < self.horizon_s < math.inf, "above 0 and finite"),
+            ("margin", self.margin is None or 0 <= self.margin < 1, "at least 0 and below 1"),
+            ("min_gain", self.min_gain >= 0, "at least 0"),
+            ("max_margin_cost", 0 <= self.max_margin_cost <= 1, "from 0 to 1"),
+            ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
+        )
+        for name, is_valid, requirement in checks:
+            if not is_valid:
+                raise InputError(f"{name} must be {requirement}; it is {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -209,13 +198,8 @@ class _Candidate:
         return self.row.throughput_rps * max(horizon_s - self.load_s, 0.0)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """Whether to change, the seconds until that has paid off, and the cause in words."""
-
-    made: bool
-    repaid_s: float
-    cause: str
+_Decision = tuple[bool, float, str]
+"""Whether to change, the seconds until that has paid off, and the cause in words."""
 
 
 def replan(
@@ -227,10 +211,7 @@ def replan(
 ) -> Change:
     """Return what to do about a deployed schedule that was planned for the lengths ``before``.
 
-    ``planner`` is of the current lengths.
-
-    Raises:
-        InputError: The bound is not above 0.
+    ``planner`` is of the current lengths. It raises InputError if the bound is not above 0.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0; it is {bound_s}")
@@ -254,14 +235,11 @@ class _Replanner:
         if not candidates and margin:
             margin, candidates = 0.0, self._candidates(self.bound_s)
         best = max(candidates, key=lambda one: one.served(options.horizon_s), default=None)
-        decision = self._nothing() if best is None else self._decide(retained, latency_s, best)
-        running = best if decision.made else None
-        if running is None and retained is not None:
-            running = _Candidate(retained, self._latency_s(retained), 0.0)
-        level, fixed = setting.assumptions.level, setting.assumptions.output_tokens
+        made, repaid_s, cause = self._nothing() if best is None else self._decide(retained, latency_s, best)
+        running = best.row if best and made else retained
         return Change(
-            before=length_facts(before, level, fixed),
-            after=length_facts(setting.task, level, fixed),
+            before=length_facts(before, setting.assumptions),
+            after=length_facts(setting.task, setting.assumptions),
             bound_s=self.bound_s,
             margin=margin,
             free_rps=free.throughput_rps if free else 0.0,
@@ -271,9 +249,9 @@ class _Replanner:
             new=best.row if best else None,
             new_held_s=best.latency_s if best else math.inf,
             load_s=best.load_s if best else 0.0,
-            made=decision.made,
-            repaid_s=decision.repaid_s,
-            cause=decision.cause,
+            made=made,
+            repaid_s=repaid_s,
+            cause=cause,
             elsewhere=None if options.allow_reload else self._elsewhere(running, margin),
         )
 
@@ -290,10 +268,8 @@ class _Replanner:
 
     def _candidates(self, bound_s: float) -> list[_Candidate]:
         """Return the best schedule of the same layout, and the best of all if it may be loaded."""
-        same = self.in_place.best(bound_s)
-        found = [] if same is None else [_Candidate(same, self._latency_s(same), 0.0)]
-        row = self.planner.best_row(bound_s) if self.options.allow_reload else None
-        return found if row is None else [*found, self._candidate(row)]
+        rows = [self.in_place.best(bound_s), self.planner.best_row(bound_s) if self.options.allow_reload else None]
+        return [self._candidate(row) for row in rows if row is not None]
 
     def _drift_margin(self, before: TaskLengths) -> float:
         """Return the first margin that meets the bound if lengths change once more by as much, or by a part of it."""
@@ -321,34 +297,33 @@ class _Replanner:
             if retained is None:
                 cause = f"the deployed schedule would exceed {'memory' if math.isinf(latency_s) else 'max_num_seqs'}"
             if best.load_s >= horizon_s:
-                return _Decision(made=False, repaid_s=math.nan, cause=f"{cause}, but loading exceeds the horizon")
-            return _Decision(made=True, repaid_s=math.nan, cause=cause)
+                return False, math.nan, f"{cause}, but loading exceeds the horizon"
+            return True, math.nan, cause
         served = retained.throughput_rps * horizon_s
         more = best.served(horizon_s) / served - 1 if served else math.inf
         gain_rps = best.row.throughput_rps - retained.throughput_rps
         repaid_s = best.load_s * best.row.throughput_rps / gain_rps if gain_rps > 0 else math.inf
         cause = f"by the horizon {100 * abs(more):.1f} % {'more' if more >= 0 else 'fewer'} requests are served"
-        return _Decision(more > self.options.min_gain, repaid_s, cause)
+        return more > self.options.min_gain, repaid_s, cause
 
     def _nothing(self) -> _Decision:
         reload = self.options.allow_reload
-        min_s = min_evaluated_s(self.planner.spaces) if reload else self.in_place.min_s
+        min_s = min_evaluated_s(self.planner.spaces if reload else [self.in_place.space])
         subject = "no schedule" if reload else "no schedule without loading weights"
         cause = f"{subject} fits the GPUs with these lengths"
         if math.isfinite(min_s):
             cause = f"{subject} meets the bound with these lengths: the least latency is {rounded_up(min_s)} s"
-        return _Decision(made=False, repaid_s=math.nan, cause=cause)
+        return False, math.nan, cause
 
-    def _elsewhere(self, running: _Candidate | None, margin: float) -> Elsewhere | None:
+    def _elsewhere(self, running: ScheduleRow | None, margin: float) -> Elsewhere | None:
         """Return the best schedule of all where its weights would have to be loaded and that would be worth it."""
         row = self.planner.best_row(self.bound_s * (1 - margin)) or self.planner.best_row(self.bound_s)
         if row is None or not moves_weights(self.deployed, row):
             return None
         best = self._candidate(row)
-        decision = self._decide(running.row if running else None, running.latency_s if running else math.inf, best)
-        if not decision.made:
-            return None
-        return Elsewhere(row, best.latency_s, best.load_s, self.options.storage, decision.repaid_s, decision.cause)
+        latency_s = self._latency_s(running) if running else math.inf
+        made, repaid_s, cause = self._decide(running, latency_s, best)
+        return Elsewhere(row, best.latency_s, best.load_s, self.options.storage, repaid_s, cause) if made else None
 
 
 def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, worst_case: bool) -> float:
@@ -368,19 +343,9 @@ def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, w
 class Adapter:
     """Follows live lengths and decides which schedule is to run. Equal requests and seeds give equal decisions.
 
-    The caller observes each request in the order of arrival, and deploys ``deployed`` when a decision changes it.
-
-    Args:
-        planner: Planner of the planned lengths.
-        deployed: Schedule that runs.
-        bound_s: Latency bound; infinite: none.
-        requests: Number of requests that the planned lengths were counted over; None: the distributions are known.
-        monitor: Settings of the drift test.
-        options: When a change is worth it.
-
-    Attributes:
-        deployed: Schedule that is to run now.
-        task: Lengths for which it was last planned.
+    The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
+    when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's, which
+    were counted over ``requests``; None: the distributions are known.
     """
 
     def __init__(
@@ -404,7 +369,7 @@ class Adapter:
     def planned_lengths(self) -> LengthFacts:
         """Return the lengths that the first schedule was planned for."""
         setting = self._planner.estimator.setting
-        return length_facts(setting.task, setting.assumptions.level, setting.assumptions.output_tokens)
+        return length_facts(setting.task, setting.assumptions)
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Adaptation | None:
         """Observe one more request as ``Watcher.observe`` does; return a decision if one is due.
@@ -437,14 +402,10 @@ class Adapter:
         if change.made and change.new is not None:
             self.deployed = change.new
         worst_case = planner.worst_case
+        same = ("request", "at_s", "started", "started_s", "sides", "evidence")
         return Adaptation(
-            request=alarm.request,
-            at_s=alarm.at_s,
-            started=alarm.started,
-            started_s=alarm.started_s,
+            **{name: getattr(alarm, name) for name in same},
             requests=len(alarm.output_tokens),
-            sides=alarm.sides,
-            evidence=alarm.evidence,
             first=first,
             change=change,
             first_held_s=evaluate_deployed(estimator, self._first, worst_case=worst_case)[1],

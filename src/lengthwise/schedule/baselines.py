@@ -1,16 +1,15 @@
 """Other systems under the same bound, on the same GPUs with the same costs and memory.
 
 Each is simulated by the engine with a saturated queue, for every division of the cluster into equal replicas, with
-batches from one request to what fits in memory. Where a division is near the best, the token budget of a step is varied
-and batches are tried in finer steps; configurations far below the best at their latency are not refined.
-
-Systems differ only in how they form steps and in what they reserve memory for. The host overhead is that of the tables
-for all of them, so that an engine of 2022 is not charged for its Python; roofline's is what vLLM v1 leaves visible.
+batches from one request to what fits in memory. Where a division is near the best at its latency, other token budgets
+and finer batches are tried. Systems differ only in how they form steps and in what they reserve memory for. The host
+overhead is that of the tables for all of them, so that an engine of 2022 is not charged for its Python.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,21 +18,13 @@ import numpy as np
 from lengthwise import policy
 from lengthwise.engine import disaggregate
 from lengthwise.policy.contracts import DECODES_WAIT, NEW_PHASE
-from lengthwise.schedule.configurations import (
-    MAX_BATCH,
-    Configuration,
-    ConfigurationSearch,
-    Curve,
-    Outcome,
-    Sweep,
-    curve_of,
-)
 from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.simulation import (
     BLOCK_TOKENS,
     UNLIMITED_BLOCKS,
     Replica,
+    Simulated,
     SimulationSpec,
     cache_tokens,
     max_request_blocks,
@@ -47,20 +38,21 @@ from lengthwise.schedule.simulation import (
 from lengthwise.schedule.stage_costs import Setting
 from lengthwise.schema.deployment import Deployment, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.schedule import FrontPoint, ScheduleRow
 
-_UNLIMITED_TOKENS = 1 << 60
+MAX_BATCH = 4096
+"""Largest number of sequences per replica."""
+_MIN_RISE, _PATIENCE = 1.005, 2
 
 
 @dataclass(frozen=True)
 class System:
     """A baseline system.
 
-    Attributes:
-        scheduler: Name of the scheduler in ``lengthwise.policy``; "": batches that run to completion.
-        budgets: Tokens per step to try, the usual one first; 0: no budget.
-        parts: Micro-batches of prompts per one of decodes to try, for batches that run to completion.
-        disaggregated: Whether some replicas only prefill and the others only decode.
-        chunks: Whether prompts may be split to fit a budget; else the budget must hold the longest.
+    ``scheduler`` is the name in ``lengthwise.policy``; "": batches that run to completion, with ``parts`` micro-batches
+    of prompts per one of decodes to try. ``budgets`` are tokens per step to try, the usual one first; 0: no budget.
+    Unless prompts may be split to fit a budget (``chunks``), it must hold the longest. ``disaggregated``: some replicas
+    only prefill and the others only decode.
     """
 
     scheduler: str = ""
@@ -78,6 +70,193 @@ class System:
     def reserves(self) -> bool:
         """Return whether memory is reserved for requests of maximum length."""
         return self.scheduler == "orca"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Configurations that differ only in the batch: a division of the cluster, a token budget, prompt micro-batches.
+
+    ``prefill`` divides the replicas that only prefill; None: all replicas do both.
+    """
+
+    replica: Replica
+    budget: int
+    parts: int
+    prefill: Replica | None = None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A sweep, a batch, and the number of replicas that only prefill."""
+
+    sweep: Sweep
+    batch: int
+    prefills: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a configuration on all replicas; ``simulated`` None: it does not fit in memory."""
+
+    simulated: Simulated | None
+    memory_share: float = math.nan
+
+
+class SystemSimulator(ABC):
+    """Simulates one kind of system; ``first_sweeps`` of a division are tried first."""
+
+    first_sweeps = 1
+
+    def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
+        self.setting, self.spec, self.system = setting, spec, system
+
+    @abstractmethod
+    def sweeps(self) -> list[list[Sweep]]:
+        """Return by division of the cluster its sweeps, those to try first in front."""
+
+    @abstractmethod
+    def max_batch(self, sweep: Sweep) -> int:
+        """Return the largest batch worth trying; 0: none fits in memory."""
+
+    def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
+        """Return the configurations of a batch, at least one."""
+        return [Configuration(sweep, batch)]
+
+    @abstractmethod
+    def simulate(self, configuration: Configuration) -> Outcome:
+        """Return the results of a configuration."""
+
+
+class ConfigurationSearch:
+    """Simulates configurations of a system, each once, and calls ``report`` after each."""
+
+    def __init__(self, system: SystemSimulator, report: Callable[[], None] = lambda: None) -> None:
+        self.system, self._report = system, report
+        self._divisions = system.sweeps()
+        self.outcomes: dict[Configuration, Outcome] = {}
+
+    def sweeps(self, *, first: bool) -> list[Sweep]:
+        """Return all sweeps, or only those of every division to try first."""
+        most = self.system.first_sweeps if first else None
+        return [sweep for division in self._divisions for sweep in division[:most]]
+
+    def siblings(self, of: Sweep) -> list[Sweep]:
+        """Return the other sweeps of the same division."""
+        return [sweep for division in self._divisions if of in division for sweep in division if sweep != of]
+
+    def run(self, sweep: Sweep, batches: Sequence[int], *, complete: bool = False) -> None:
+        """Try batches from small to large while throughput rises; ``complete``: all of them."""
+        best_rps, since_rise = 0.0, 0
+        for batch in batches or [1]:
+            rps = max(self._throughput_rps(one) for one in self.system.configurations(sweep, batch))
+            since_rise = 0 if rps > best_rps * _MIN_RISE else since_rise + 1
+            best_rps = max(best_rps, rps)
+            if since_rise >= _PATIENCE and not complete:
+                return
+
+    def near_best(self, share: float) -> list[Configuration]:
+        """Return configurations with at least 1 - ``share`` of the best throughput at their latency."""
+        feasible = [(one, outcome.simulated) for one, outcome in self.outcomes.items() if outcome.simulated]
+        feasible.sort(key=lambda pair: pair[1].latency_high_s)
+        found, best_rps = [], 0.0
+        for configuration, simulated in feasible:
+            best_rps = max(best_rps, simulated.throughput_rps)
+            if simulated.throughput_rps >= best_rps * (1 - share):
+                found.append(configuration)
+        return found
+
+    def _throughput_rps(self, configuration: Configuration) -> float:
+        if configuration not in self.outcomes:
+            self.outcomes[configuration] = self.system.simulate(configuration)
+            self._report()
+        simulated = self.outcomes[configuration].simulated
+        return simulated.throughput_rps if simulated else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Configurations of a system as schedules; those that do not fit have no throughput and infinite latency.
+
+    ``latency_s`` of a row is the mean from a request's first step to its last token, of outputs of the level's
+    quantile. ``latency_high_s`` is the latency within which the level's share of these outputs is done; of batches that
+    run to completion: for outputs of the task's maximum length. ``encode_s`` is the mean time to the first token,
+    ``decode_s`` that between tokens; ``decode_batch`` and ``memory_share`` are means.
+
+    Attributes:
+        rows: A schedule per configuration.
+        intervals_rps: The 95 % interval of the throughput of each.
+    """
+
+    rows: tuple[ScheduleRow, ...]
+    intervals_rps: tuple[tuple[float, float], ...]
+
+    def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
+        """Return the configuration of the highest throughput that meets a bound above 0; None: none does.
+
+        The bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``.
+        """
+        at = self.best_at(bound_s, worst_case=worst_case)
+        return None if at is None else self.rows[at]
+
+    def best_at(self, bound_s: float, *, worst_case: bool = True) -> int | None:
+        """Return the index of the best configuration; None: none meets the bound."""
+        if not bound_s > 0:
+            raise InputError(f"a latency bound must be above 0 seconds; it is {bound_s}")
+        latency_s = self._latency_s(worst_case=worst_case)
+        good = [at for at, seconds in enumerate(latency_s) if math.isfinite(seconds) and seconds <= bound_s]
+        return max(good, key=lambda at: self.rows[at].throughput_rps, default=None)
+
+    def front(self, *, worst_case: bool = True) -> tuple[FrontPoint, ...]:
+        """Return the configurations that no other beats in both throughput and latency, by latency."""
+        found, best_rps = [], 0.0
+        pairs = zip(self._latency_s(worst_case=worst_case), self.rows, strict=True)
+        for seconds, row in sorted(pairs, key=lambda pair: (pair[0], -pair[1].throughput_rps)):
+            if row.throughput_rps > best_rps:
+                best_rps = row.throughput_rps
+                found.append(FrontPoint(seconds, row))
+        return tuple(found)
+
+    def _latency_s(self, *, worst_case: bool) -> list[float]:
+        return [row.latency_high_s if worst_case else row.latency_s for row in self.rows]
+
+
+_INFEASIBLE = Simulated(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0.0, 0.0)
+
+
+def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
+    """Return configurations and their results as schedules."""
+    rows, intervals_rps = [], []
+    for one, outcome in outcomes.items():
+        got, of, prefill = outcome.simulated or _INFEASIBLE, one.sweep.replica, one.sweep.prefill
+        cut = (prefill.tp, prefill.pp, one.prefills) if prefill else None
+        replicas = of.replicas - one.prefills
+        row = ScheduleRow(
+            strategy=system,
+            prefill_batch=one.batch,
+            decode_steps=0,
+            micro_batches=one.sweep.parts,
+            tp=of.tp,
+            tp_groups=of.pp if of.tp > 1 else 0,
+            encode_gpus=math.prod(cut) if cut else of.tp * of.pp * replicas,
+            throughput_rps=got.throughput_rps,
+            latency_s=got.latency_s,
+            latency_high_s=got.latency_high_s,
+            cycle_s=math.nan,
+            encode_s=got.first_s,
+            decode_s=got.token_s,
+            decode_batch=got.residents,
+            memory_share=outcome.memory_share,
+            stages=of.pp,
+            replicas=replicas,
+            chunk_tokens=one.sweep.budget,
+            prefill_cut=cut,
+        )
+        rows.append(row)
+        intervals_rps.append((got.low_rps, got.high_rps))
+    return Curve(tuple(rows), tuple(intervals_rps))
+
+
+_UNLIMITED_TOKENS = 1 << 60
 
 
 SYSTEMS_BY_NAME: dict[str, System] = {
@@ -121,24 +300,16 @@ def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
     return Scheduler(batching=named, memory="paged")
 
 
-@dataclass
-class StaticSystem:
+class _StaticSystem(SystemSimulator):
     """Batches that run to completion; memory is counted as in ``static_batches``."""
-
-    setting: Setting
-    system: System
-    spec: SimulationSpec
-    first_sweeps: int = 1
 
     def sweeps(self) -> list[list[Sweep]]:
         """Return a sweep for each number of micro-batches of prompts; without a pipeline a single one."""
-        return [
-            [
-                Sweep(of, 0, parts)
-                for parts in dict.fromkeys(of.pp * part if of.pp > 1 else 1 for part in self.system.parts)
-            ]
-            for of in replicas_of(self.setting)
-        ]
+        found = []
+        for of in replicas_of(self.setting):
+            parts = dict.fromkeys(of.pp * part if of.pp > 1 else 1 for part in self.system.parts)
+            found.append([Sweep(of, 0, number) for number in parts])
+        return found
 
     def max_batch(self, sweep: Sweep) -> int:
         """Return the largest batch that fits in memory, by bisection: the memory share grows with the batch."""
@@ -148,12 +319,7 @@ class StaticSystem:
             low, high = (middle, high) if self._share(sweep, middle) <= 1 else (low, middle - 1)
         return low
 
-    def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the one configuration of a batch."""
-        return [Configuration(sweep, batch)]
-
     def simulate(self, configuration: Configuration) -> Outcome:
-        """Return the results of a configuration."""
         sweep, replica = configuration.sweep, configuration.sweep.replica
         share = self._share(sweep, configuration.batch)
         if share > 1:
@@ -170,47 +336,41 @@ class StaticSystem:
         return memory_share(self.setting, sweep.replica.layout, cached, tokens, batch / min(sweep.replica.pp, batch))
 
 
-class ContinuousSystem:
+class _ContinuousSystem(SystemSimulator):
     """Continuous batching: requests enter and leave one by one."""
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
-        self._setting, self._system, self._spec = setting, system, spec
+        super().__init__(setting, system, spec)
         self.first_sweeps = 2 if system.chunks else 1
 
     def sweeps(self) -> list[list[Sweep]]:
-        """Return a sweep for each budget."""
-        budgets = self._system.budgets
-        if not self._system.chunks and budgets != (0,):
-            budgets = tuple(max(budget, self._setting.task.max_prompt_tokens) for budget in budgets)
-        return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self._setting)]
+        budgets = self.system.budgets
+        if not self.system.chunks and budgets != (0,):
+            budgets = tuple(max(budget, self.setting.task.max_prompt_tokens) for budget in budgets)
+        return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self.setting)]
 
     def max_batch(self, sweep: Sweep) -> int:
         """Return the largest batch that fits with a block per request (or as reserved); 0: no longest request fits."""
-        blocks, longest = self._blocks(sweep, 1), max_request_blocks(self._setting)
+        blocks, longest = self._blocks(sweep, 1), max_request_blocks(self.setting)
         if blocks < longest:
             return 0
-        return min(MAX_BATCH, blocks // longest if self._system.reserves else blocks)
-
-    def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the one configuration of a batch."""
-        return [Configuration(sweep, batch)]
+        return min(MAX_BATCH, blocks // longest if self.system.reserves else blocks)
 
     def simulate(self, configuration: Configuration) -> Outcome:
-        """Return the results of a configuration."""
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         blocks = self._blocks(sweep, batch)
-        needed = max_request_blocks(self._setting) * (batch if self._system.reserves else 1)
+        needed = max_request_blocks(self.setting) * (batch if self.system.reserves else 1)
         if blocks < needed or (sweep.budget and step_seqs(replica, batch) > sweep.budget):
             return Outcome(None)
-        scheduler = scheduler_of(self._system, sweep.parts)
-        deployment = replica_deployment(self._setting, replica, batch, sweep.budget, scheduler, blocks)
-        simulated = simulate_replica(deployment, self._spec)
+        scheduler = scheduler_of(self.system, sweep.parts)
+        deployment = replica_deployment(self.setting, replica, batch, sweep.budget, scheduler, blocks)
+        simulated = simulate_replica(deployment, self.spec)
         cached = simulated.used_blocks * BLOCK_TOKENS
-        share = memory_share(self._setting, replica.layout, cached, *self._step(sweep, batch))
+        share = memory_share(self.setting, replica.layout, cached, *self._step(sweep, batch))
         return Outcome(simulated.times(replica.replicas), share)
 
     def _blocks(self, sweep: Sweep, batch: int) -> int:
-        return cache_tokens(self._setting, sweep.replica.layout, *self._step(sweep, batch)) // BLOCK_TOKENS
+        return cache_tokens(self.setting, sweep.replica.layout, *self._step(sweep, batch)) // BLOCK_TOKENS
 
     def _step(self, sweep: Sweep, batch: int) -> tuple[float, float]:
         """Return (tokens, sequences) that activations are reserved for.
@@ -221,29 +381,27 @@ class ContinuousSystem:
         seqs = step_seqs(sweep.replica, batch)
         if sweep.budget:
             return float(max(sweep.budget, seqs)), float(seqs)
-        new = seqs / self._setting.task.mean_output_tokens
-        new = min(max(new + self._setting.z * math.sqrt(new), 1.0), seqs)
-        return seqs + _prompt_tokens_high(self._setting, new), float(seqs)
+        new = seqs / self.setting.task.mean_output_tokens
+        new = min(max(new + self.setting.z * math.sqrt(new), 1.0), seqs)
+        return seqs + _prompt_tokens_high(self.setting, new), float(seqs)
 
 
-class DisaggregatedSystem:
+class DisaggregatedSystem(SystemSimulator):
     """Prefill and decode on different replicas, of equally many GPUs each."""
 
-    first_sweeps = 1
-
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
-        self._setting, self._system, self._spec = setting, system, spec
+        super().__init__(setting, system, spec)
         self._rates: dict[tuple[Replica, int], float] = {}
 
     def sweeps(self) -> list[list[Sweep]]:
         """Return sweeps of divisions with two replicas or more; prompts on the fastest division or on the same one."""
-        divisions, usual, found = replicas_of(self._setting), self._system.budgets[0], []
+        divisions, usual, found = replicas_of(self.setting), self.system.budgets[0], []
         for of in divisions:
             if of.replicas > 1:
                 equal = [one for one in divisions if one.tp * one.pp == of.tp * of.pp]
                 fastest = max(equal, key=lambda one: self.prefill_rps(one, usual))
                 prefills = dict.fromkeys([fastest, of] if self.prefill_rps(fastest, usual) else [of])
-                found.append([Sweep(of, budget, of.pp, one) for budget in self._system.budgets for one in prefills])
+                found.append([Sweep(of, budget, of.pp, one) for budget in self.system.budgets for one in prefills])
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
@@ -269,61 +427,61 @@ class DisaggregatedSystem:
         decodes = replica.replicas - configuration.prefills
         repeats = math.gcd(configuration.prefills, decodes)
         deployment = self.deployment(configuration, configuration.prefills // repeats, decodes // repeats)
-        simulated = simulate_replica(deployment, self._spec, decodes // repeats * batch)
+        simulated = simulate_replica(deployment, self.spec, decodes // repeats * batch)
         seqs, cached = float(step_seqs(replica, batch)), simulated.used_blocks * BLOCK_TOKENS
-        return Outcome(simulated.times(repeats), memory_share(self._setting, replica.layout, cached, seqs, seqs))
+        return Outcome(simulated.times(repeats), memory_share(self.setting, replica.layout, cached, seqs, seqs))
 
     def deployment(self, configuration: Configuration, prefills: int, decodes: int) -> Deployment:
         """Return a deployment of some of a configuration's replicas."""
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         blocks, seqs = self._decode_blocks(sweep, batch), step_seqs(replica, batch)
-        decode = replica_deployment(self._setting, replica, batch, seqs, self._scheduler(sweep.parts), blocks)
+        decode = replica_deployment(self.setting, replica, batch, seqs, self._scheduler(sweep.parts), blocks)
         prefill = self._prefill_deployment(sweep.prefill or replica, sweep.budget)
         return disaggregate(_replicated(prefill, prefills), _replicated(decode, decodes))
 
     def prefill_rps(self, replica: Replica, budget: int) -> float:
         """Return the prompts per second of a replica that only prefills; 0: it does not fit in memory."""
-        key = replica, budget
-        if key not in self._rates:
-            self._rates[key] = 0.0
-            if self._prefill_blocks(replica, budget) >= max_request_blocks(self._setting):
-                task = TaskLengths(self._setting.task.prompt_pmf, np.array([0.0, 1.0]))
-                spec = replace(self._spec, task=task, output_tokens=1)
-                concurrency = 2 * replica.pp * self._prefill_seqs(budget)
-                deployment = self._prefill_deployment(replica, budget)
-                self._rates[key] = simulate_replica(deployment, spec, concurrency).throughput_rps
+        if (key := (replica, budget)) in self._rates:
+            return self._rates[key]
+        self._rates[key] = 0.0
+        if self._prefill_blocks(replica, budget) >= max_request_blocks(self.setting):
+            task = TaskLengths(self.setting.task.prompt_pmf, np.array([0.0, 1.0]))
+            spec = replace(self.spec, task=task, output_tokens=1)
+            concurrency = 2 * replica.pp * self._prefill_seqs(budget)
+            deployment = self._prefill_deployment(replica, budget)
+            self._rates[key] = simulate_replica(deployment, spec, concurrency).throughput_rps
         return self._rates[key]
 
     def _decode_rps(self, replica: Replica, batch: int) -> float:
         """Return the estimated requests per second of a full decoding replica."""
-        task, parts = self._setting.task, min(replica.pp, batch)
+        task, parts = self.setting.task, min(replica.pp, batch)
         seqs = batch / parts
         kv_tokens = seqs * (task.mean_prompt_tokens + task.mean_output_tokens / 2)
-        visits = self._setting.stage_visits_s(replica.layout.stages, seqs, kv_tokens, encode=False)
+        visits = self.setting.stage_visits_s(replica.layout.stages, seqs, kv_tokens, encode=False)
         round_s = max(float(np.sum(visits)), parts * float(np.max(visits)))
         return batch / (max(task.mean_output_tokens - 1, 1.0) * round_s)
 
     def _prefill_deployment(self, replica: Replica, budget: int) -> Deployment:
         scheduler, blocks = self._scheduler(replica.pp), self._prefill_blocks(replica, budget)
-        return replica_deployment(self._setting, replica, replica.pp * budget, budget, scheduler, blocks)
+        return replica_deployment(self.setting, replica, replica.pp * budget, budget, scheduler, blocks)
 
     def _scheduler(self, parts: int) -> Scheduler:
-        return replace(scheduler_of(self._system, parts), router="least_outstanding")
+        return replace(scheduler_of(self.system, parts), router="least_outstanding")
 
     def _fits(self, sweep: Sweep, decode_blocks: int) -> bool:
         prefill_blocks = self._prefill_blocks(sweep.prefill or sweep.replica, sweep.budget)
-        return min(decode_blocks, prefill_blocks) >= max_request_blocks(self._setting)
+        return min(decode_blocks, prefill_blocks) >= max_request_blocks(self.setting)
 
     def _prefill_seqs(self, budget: int) -> int:
-        return math.ceil(budget / self._setting.task.mean_prompt_tokens) + 1
+        return math.ceil(budget / self.setting.task.mean_prompt_tokens) + 1
 
     def _prefill_blocks(self, replica: Replica, budget: int) -> int:
         seqs = float(self._prefill_seqs(budget))
-        return cache_tokens(self._setting, replica.layout, float(budget), seqs) // BLOCK_TOKENS
+        return cache_tokens(self.setting, replica.layout, float(budget), seqs) // BLOCK_TOKENS
 
     def _decode_blocks(self, sweep: Sweep, batch: int) -> int:
         seqs = float(step_seqs(sweep.replica, batch))
-        return cache_tokens(self._setting, sweep.replica.layout, seqs, seqs) // BLOCK_TOKENS
+        return cache_tokens(self.setting, sweep.replica.layout, seqs, seqs) // BLOCK_TOKENS
 
 
 def _replicated(deployment: Deployment, replicas: int) -> Deployment:
@@ -332,7 +490,6 @@ def _replicated(deployment: Deployment, replicas: int) -> Deployment:
 
 
 def _prompt_tokens_high(setting: Setting, seqs: float) -> float:
-    """Return the prompt tokens of ``seqs`` requests at the level."""
     return float(setting.prompt_tokens_high(np.array([float(seqs)]))[0])
 
 
@@ -347,14 +504,9 @@ def curve(
 ) -> Curve:
     """Return the results of a system in each configuration worth simulating.
 
-    Args:
-        estimator: Estimator of the task on the cluster: lengths, tables, memory, and the quantile that bounds are for.
-        system: One of ``SYSTEMS``.
-        requests: Requests measured in each configuration; down to an eighth where few run at a time, and at least
-            twice the batch.
-        seed: Seed of the lengths, the same in all configurations.
-        batch_sizes: Sequences per replica; None: by octaves up to what fits in memory, finer near the best.
-        report: Called after each simulated configuration.
+    Each measures ``requests``, down to an eighth where few run at a time, and at least twice the batch; ``seed`` is
+    that of their lengths. ``batch_sizes`` are sequences per replica; None: by octaves up to what fits in memory, finer
+    near the best. ``report`` is called after each simulated configuration.
 
     Raises:
         UnknownNameError: No system has this name.
@@ -368,7 +520,7 @@ def curve(
         raise InputError(f"batch_sizes must be whole numbers of at least 1; they are {list(batch_sizes)}")
     setting, chosen = estimator.setting, SYSTEMS_BY_NAME[system]
     spec = SimulationSpec(setting.task, setting.bound_tokens, setting.assumptions.level, requests, seed)
-    kind = StaticSystem if chosen.static else DisaggregatedSystem if chosen.disaggregated else ContinuousSystem
+    kind = _StaticSystem if chosen.static else DisaggregatedSystem if chosen.disaggregated else _ContinuousSystem
     search = ConfigurationSearch(kind(setting, chosen, spec), report)
     max_batch = search.system.max_batch
     if batch_sizes is not None:
@@ -389,5 +541,4 @@ def curve(
 
 
 def _octaves(most: int) -> list[int]:
-    """Return the powers of two up to ``most``, and ``most`` itself."""
     return sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | ({most} if most > 0 else set()))

@@ -13,13 +13,11 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GpuSpec, NodeSpec
+from lengthwise.schema.workload import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Role = Literal["both", "encode", "decode"]
 
 
@@ -41,15 +39,10 @@ CODES = tuple(Strategy)
 
 @dataclass(frozen=True)
 class Controls:
-    """Control variables of one schedule.
+    """Control variables of one schedule: ``prefill_batch`` is B_E, ``decode_steps`` N_D (1 for WAA).
 
-    Attributes:
-        strategy: Allocation of encoding and decoding to the GPUs.
-        prefill_batch: B_E.
-        decode_steps: N_D; 1 for WAA.
-        micro_batches: B_m, never more than the sequences of a batch. None: the number of stages for RRA, 1 for WAA.
-        tp: Tensor-parallel degree of the groups.
-        tp_groups: Groups of ``tp`` GPUs that form one stage each; every other GPU is a stage of its own.
+    ``micro_batches`` is B_m, never more than the sequences of a batch; None: the number of stages for RRA, 1 for WAA.
+    ``tp_groups`` groups of ``tp`` GPUs form one stage each; every other GPU is a stage of its own.
     """
 
     strategy: Strategy
@@ -65,15 +58,10 @@ class Controls:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind in nodes of one kind.
+    """GPUs of one kind in nodes of one kind; ``gpus`` in total.
 
-    Attributes:
-        gpu: GPU model.
-        node: Node model.
-        gpus: Number of GPUs in total.
-        gpu_memory_utilization: Usable share of the GPU memory.
-        dram_bytes_per_s: Load rate of weights from host memory to each GPU; None: the default of ``redeployment``.
-        ssd_bytes_per_s: Load rate of weights from the drives of each node; None: likewise.
+    ``dram_bytes_per_s`` is the load rate of weights from host memory to each GPU, ``ssd_bytes_per_s`` that from the
+    drives of each node; None: the default of ``redeployment``.
     """
 
     gpu: GpuSpec
@@ -113,17 +101,14 @@ class ControlColumns:
         if self.strategy.ndim != 1 or len(set(shapes.values())) > 1:
             raise InputError(f"the controls must be columns of one length; their shapes are {shapes}")
         minimums = {"prefill_batch": 1, "decode_steps": 1, "micro_batches": 0, "tp": 1, "tp_groups": 0}
-        checks = [
-            (getattr(self, name) >= minimum, name, f"{name} must be at least {minimum}")
-            for name, minimum in minimums.items()
-        ]
+        checks = [(name, getattr(self, name) >= low, f"must be at least {low}") for name, low in minimums.items()]
         known = (self.strategy >= 0) & (self.strategy < len(CODES))
-        checks.append((known, "strategy", f"strategy must be from 0 to {len(CODES) - 1}"))
+        checks.append(("strategy", known, f"must be from 0 to {len(CODES) - 1}"))
         rra = self.strategy == CODES.index(Strategy.RRA)
-        checks.append((rra | (self.decode_steps == 1), "decode_steps", "decode_steps of WAA must be 1"))
-        for valid, name, message in checks:
+        checks.append(("decode_steps", rra | (self.decode_steps == 1), "of WAA must be 1"))
+        for name, valid, requirement in checks:
             if not valid.all():
-                raise InputError(f"{message}; one is {getattr(self, name)[np.argmin(valid)]}")
+                raise InputError(f"{name} {requirement}; one is {getattr(self, name)[np.argmin(valid)]}")
 
     def __len__(self) -> int:
         return len(self.strategy)
@@ -137,11 +122,7 @@ class ControlColumns:
 
 
 def columns(controls: Iterable[Controls]) -> ControlColumns:
-    """Return schedules as columns.
-
-    Raises:
-        InputError: A control is out of its range.
-    """
+    """Return schedules as columns, or raise InputError if a control is out of its range."""
     rows = []
     for c in controls:
         if c.micro_batches is not None and c.micro_batches < 1:
@@ -154,16 +135,13 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
 class Assumptions:
     """Assumptions of an estimate.
 
-    Attributes:
-        paper_completions: Requests that complete in an RRA phase as ExeGPT writes it, B_D E[1 / ceil(S / N_D)] with S
-            the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
-        encode_output_tokens: Output tokens that the encoding produces: 1 as in the engine, 0 as the paper counts.
-        lockstep: WAA decodes once per encoding and waits for it. Else decoding does not wait for a slower encoding
-            and works on the correspondingly smaller batch (Little's law).
-        level: Quantile of the output length that the latency bound is for, and of the range of stage times.
-        threshold: Largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
-        output_tokens: Fixed output length that the bound is for, in place of the quantile (the paper's SLA (b));
-            ranges of stage times remain those of ``level``.
+    Requests that complete in an RRA phase are, with ``paper_completions``, B_D E[1 / ceil(S / N_D)] as ExeGPT writes
+    it, with S the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
+    The encoding produces ``encode_output_tokens``: 1 as in the engine, 0 as the paper counts. In ``lockstep`` WAA
+    decodes once per encoding and waits for it; else decoding does not wait for a slower encoding and works on the
+    correspondingly smaller batch (Little's law). The latency bound is for the ``level`` quantile of the output length,
+    as are ranges of stage times, or for the fixed length ``output_tokens`` (the paper's SLA (b)). ``threshold`` is the
+    largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
     """
 
     paper_completions: bool = False
@@ -213,8 +191,7 @@ class Layout:
 def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
     """Return one pipeline over all GPUs, groups of ``tp`` in front, each GPU with an equal share of the layers.
 
-    Raises:
-        InputError: The groups need more GPUs than there are, or a stage would have no layer.
+    It raises InputError if the groups need more GPUs than there are, or a stage would have no layer.
     """
     return Layout(_pipeline(layers, gpus, tp, tp_groups, "both"))
 
@@ -223,10 +200,8 @@ def waa_layout(layers: int, gpus: int, encode_gpus: int, tp: int = 1, tp_groups:
     """Return an encoding pipeline over ``encode_gpus`` and a decoding one over the other GPUs, each with all layers.
 
     The decoding GPUs form as many groups as they can, the encoding GPUs the rest. The layers of an encoder-decoder
-    count once: its encoder is on the encoding GPUs, its decoder on the others.
-
-    Raises:
-        InputError: A side is empty, the groups do not fit, or a stage would have no layer.
+    count once: its encoder is on the encoding GPUs, its decoder on the others. It raises InputError as ``rra_layout``,
+    or if a side is empty.
     """
     if not 1 <= encode_gpus < gpus:
         raise InputError(
@@ -254,12 +229,9 @@ def compute_split(encode_s: Floats, decode_s: Floats, gpus: int, allowed: Ints) 
 
 
 def memory_split(encode_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> Ints:
-    """Return [n] encoding GPUs that minimize the memory of the fullest GPU (WAA-M).
+    """Return [n] encoding GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
 
-    Args:
-        encode_bytes: [allowed, n] memory of an encoding GPU.
-        decode_bytes: [allowed, n] memory of a decoding GPU.
-        allowed: Numbers of encoding GPUs to choose from.
+    ``encode_bytes`` and ``decode_bytes`` are [allowed, n] the memory of an encoding and of a decoding GPU.
     """
     return np.asarray(allowed[np.maximum(encode_bytes, decode_bytes).argmin(axis=0)])
 

@@ -1,13 +1,11 @@
 """Sequential test of whether live lengths still follow the planned distributions; it may be checked at any time.
 
-Every request has two ranks, of its prompt and of its output, among the planned lengths. While lengths do not change,
-each rank is uniform. ``Evidence`` bets against that, and an alarm is raised where the mean of both sides' evidence
-reaches ``1 / false_positive_rate``. By Ville's inequality an unchanged stream ever raises one with a probability of at
-most ``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. Where the
+Every request has two ranks, of its prompt and of its output, among the planned lengths, which are uniform while lengths
+do not change. ``Evidence`` bets against that, and an alarm is raised where the mean of both sides' evidence reaches
+``1 / false_positive_rate``. By Ville's inequality an unchanged stream ever raises one with a probability of at most
+``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. Where the
 planned lengths were counted over requests, ranks are among these and all later ones, so that the test accounts for
-their sampling error.
-
-After an alarm the test restarts on the following requests, with a false-positive rate of its own.
+their sampling error. After an alarm the test restarts on the following requests, with a false-positive rate of its own.
 """
 
 from __future__ import annotations
@@ -17,16 +15,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schedule.lengths import MAX_TOKENS, TaskLengths
 from lengthwise.schema.errors import InputError
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 SIDES = ("prompts", "outputs")
 BLOCK = 16
@@ -52,12 +47,7 @@ _MAX_STAKE = 1e290
 class Evidence:
     """The wealth of one unit bet against uniform ranks, for several streams side by side (a test martingale).
 
-    Args:
-        streams: Shape of the streams.
-        retained: Latest ranks whose bet factors are retained, to locate the start of a change.
-
-    Attributes:
-        seen: Ranks of each stream so far.
+    The bet factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
     """
 
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
@@ -96,8 +86,7 @@ def bet_factors() -> Floats:
     """Return [CELLS, BETS] the factor that each bet pays for a rank in each cell."""
     edges, normal = np.arange(CELLS + 1) / CELLS, NormalDist()
 
-    def normal_cdf(shift: float, spread: float) -> Floats:
-        """Return [edges] the share of ranks below each if normal scores are ``shift + spread z``."""
+    def normal_cdf(shift: float, spread: float) -> Floats:  # of ranks whose normal scores are shift + spread z
         inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
         return np.array([0.0, *inner, 1.0])
 
@@ -112,14 +101,6 @@ def bet_factors() -> Floats:
     return factors
 
 
-class Ranks(Protocol):
-    """Ranks of lengths in a distribution."""
-
-    def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length; ``draw``, uniform from 0 to 1, breaks ties."""
-        ...
-
-
 class KnownRanks:
     """Ranks in a known distribution (its probability integral transform)."""
 
@@ -128,7 +109,7 @@ class KnownRanks:
         self._below = np.concatenate([[0.0], np.cumsum(pmf)])
 
     def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length; 1 beyond the longest."""
+        """Return the rank of a length, 1 beyond the longest; ``draw``, uniform from 0 to 1, breaks ties."""
         if tokens >= len(self._pmf):
             return 1.0
         return float(min(self._below[tokens] + draw * self._pmf[tokens], 1.0))
@@ -138,10 +119,8 @@ class EmpiricalRanks:
     """Ranks among all lengths observed so far, each new one included.
 
     For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk,
-    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity.
-
-    Args:
-        counts: [longest + 1] how often each length was observed before, in whole requests.
+    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity. ``counts`` are [longest + 1] how
+    often each length was observed before, in whole requests.
     """
 
     def __init__(self, counts: Floats | None = None) -> None:
@@ -169,13 +148,12 @@ class EmpiricalRanks:
 class Monitor:
     """Settings of a drift test.
 
-    Attributes:
-        false_positive_rate: Probability that lengths which never change ever raise an alarm.
-        min_requests: Minimum requests since the change before an alarm is raised, as a sample of the new lengths.
-        every: One request in ``every`` is tested. The guarantee is for exchangeable requests: where neighbours are
-            similar, such as turns of a conversation, test so few that they no longer are.
-        seed: Seed of the draws that break ties, and of the choice of counted requests that ``every`` retains.
-        sides: Tested lengths, "prompts", "outputs" or both; leave out a side that is only estimated.
+    ``false_positive_rate`` is the probability that lengths which never change ever raise an alarm, ``min_requests`` the
+    minimum since the change before an alarm is raised, as a sample of the new lengths. One request in ``every`` is
+    tested: the guarantee is for exchangeable requests, so where neighbours are similar, such as turns of a
+    conversation, test so few that they no longer are. ``seed`` is that of the draws that break ties, and of the choice
+    of counted requests that ``every`` retains. ``sides`` are "prompts", "outputs" or both; leave out a side that is
+    only estimated.
     """
 
     false_positive_rate: float = 0.01
@@ -199,16 +177,10 @@ class Monitor:
 class Alarm:
     """A detected change of lengths.
 
-    Attributes:
-        request: Number of the request at which it was detected, counted from 1 over all observed ones.
-        at_s: Time of that request.
-        started: Number of the first request of the changed lengths.
-        started_s: Time of that request.
-        evidence: Wealth by side.
-        sides: Changed sides: at least the one with most evidence.
-        prompt_tokens: Prompts since the change, oldest first; of very many the latest.
-        output_tokens: Outputs of the same requests.
-        watched: Tested sides.
+    It was detected at request number ``request`` (from 1, over all observed ones) at ``at_s``; the changed lengths
+    began with request ``started`` at ``started_s``. ``evidence`` is the wealth by side; ``sides`` are the changed ones,
+    at least that with most evidence, ``watched`` the tested ones. ``prompt_tokens`` and ``output_tokens`` are those of
+    the requests since the change, oldest first; of very many the latest.
     """
 
     request: int
@@ -226,17 +198,8 @@ class Watcher:
     """Tests requests one after another. Equal requests and seeds give equal alarms.
 
     Observe requests in the order of arrival, not of completion: at any time those completed early are the short ones.
-    Exclude outputs that were cut off (censored): they do not show their length.
-
-    Args:
-        task: Planned lengths.
-        requests: Number of requests that these were counted over; None: the distributions are known.
-        monitor: Settings.
-
-    Attributes:
-        ranks: Ranks of each tested side.
-        observed: Requests so far.
-        alarms: Alarms so far.
+    Exclude outputs that were cut off (censored): they do not show their length. The planned lengths were counted over
+    ``requests``; None: the distributions are known.
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -246,7 +209,7 @@ class Watcher:
         self._rng = np.random.default_rng(monitor.seed)
         self._sides = tuple(SIDES.index(side) for side in SIDES if side in monitor.sides)
         planned = (task.prompt_pmf, task.output_pmf)
-        self.ranks: tuple[Ranks, ...] = tuple(
+        self.ranks: tuple[KnownRanks | EmpiricalRanks, ...] = tuple(
             KnownRanks(planned[n]) if requests is None else EmpiricalRanks(self._subsample(planned[n], requests))
             for n in self._sides
         )
@@ -257,8 +220,7 @@ class Watcher:
     def _subsample(self, pmf: Floats, requests: int) -> Floats:
         """Return [longest + 1] counts of one in ``every`` of the counted requests, drawn at random.
 
-        As many of them are used as of the live ones. Each counts as one: ranks among fractions of requests would not
-        be uniform.
+        Each counts as one: ranks among fractions of requests would not be uniform.
         """
         counts = np.rint(pmf * requests).astype(np.int64)
         if self.monitor.every == 1:
@@ -275,10 +237,8 @@ class Watcher:
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
         """Observe one completed request; return an alarm if it makes a change significant.
 
-        ``at_s`` is by any clock that does not go back.
-
-        Raises:
-            InputError: A length is not an integer from 1 on, or time goes back.
+        ``at_s`` is by any clock that does not go back. It raises InputError if a length is not an integer from 1 on, or
+        time goes back.
         """
         for side, tokens in zip(SIDES, (prompt_tokens, output_tokens), strict=True):
             if not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):

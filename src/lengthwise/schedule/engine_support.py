@@ -7,13 +7,12 @@ side by side, each with weights of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.schedule.controls import CODES, ControlColumns, Controls, Strategy
+from lengthwise.schedule.controls import CODES, ControlColumns, Strategy
 from lengthwise.schedule.estimation import Estimator
 from lengthwise.schedule.planner import Planner, refine
 from lengthwise.schedule.search_space import SearchSpace, row_of
@@ -31,23 +30,14 @@ class EngineShape:
     tp: int
     stages: int = 1
 
-    @property
-    def gpus(self) -> int:
-        """Return the number of GPUs."""
-        return self.tp * self.stages
-
 
 @dataclass(frozen=True)
 class Runnable:
     """A schedule that engines support.
 
-    Attributes:
-        row: Its estimates, of one of ``pipelines`` equal parts.
-        pipelines: Equal parts side by side, each with weights of its own.
-        encode: Engine that encodes; RRA: the only engine.
-        decode: Engine that decodes; None: the same.
-        exact: Whether it is the chosen schedule.
-        cause: Why engines do not support the chosen schedule; "" if they do.
+    ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``encode`` is the
+    engine that encodes (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
+    ``exact``, the chosen one, ``cause`` is why engines do not support that.
     """
 
     row: ScheduleRow
@@ -66,8 +56,7 @@ class Runnable:
 def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     """Return the chosen schedule if engines support it, else the best supported one of the planner's strategies.
 
-    Raises:
-        ScheduleError: No supported schedule meets the bound.
+    It raises ScheduleError if no supported schedule meets the bound.
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:
@@ -100,7 +89,6 @@ def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
 
 
 def _uniform(tp: int, groups: int, gpus: int) -> EngineShape | None:
-    """Return the engine over some GPUs if all of its stages have one degree."""
     if groups == 0:
         return EngineShape(1, gpus)
     return EngineShape(tp, groups) if groups * tp == gpus else None
@@ -139,16 +127,14 @@ def _pairs(planner: Planner, strategy: Strategy, bound_s: float) -> Iterator[Run
 def _best_pair(
     estimator: Estimator, strategy: Strategy, encode: int, decode: int, bound_s: float, *, worst_case: bool
 ) -> ScheduleRow | None:
-    """Return the best schedule of one encoding and one decoding stage of some degrees."""
     tp = max(encode, decode)
     groups = (encode == tp) + (decode == tp) if tp > 1 else 0
     batches = np.arange(1, MAX_PAIR_BATCH + 1)
     ones = np.ones(len(batches), dtype=np.int64)
     columns = ControlColumns(CODES.index(strategy) * ones, batches, ones, ones, tp * ones, groups * ones)
     got = estimator.estimate(columns, encode * ones)
-    rps = np.where(got.constrained_latency_s(worst_case=worst_case) <= bound_s, got.throughput_rps, -math.inf)
-    rps[~got.feasible] = -math.inf
-    at = int(np.argmax(rps))
-    if rps[at] == -math.inf:
+    good = np.flatnonzero((got.constrained_latency_s(worst_case=worst_case) <= bound_s) & got.feasible)
+    if not len(good):
         return None
-    return row_of(Controls(strategy, int(batches[at]), 1, 1, tp, groups), got, at)
+    at = int(good[np.argmax(got.throughput_rps[good])])
+    return row_of(columns.row(at), got, at)

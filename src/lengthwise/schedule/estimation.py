@@ -30,6 +30,7 @@ from lengthwise.schedule.lengths import TaskLengths, phase_position, require_ste
 from lengthwise.schedule.stage_costs import (
     Setting,
     TablesByDegree,
+    compiled,
     kv_transfer_s,
     normal_scores,
     projected_share,
@@ -37,13 +38,11 @@ from lengthwise.schedule.stage_costs import (
     stage_groups,
     transfer_bytes_per_token,
     visits_s,
+    workspace,
 )
-from lengthwise.schedule.timeline import compiled, workspace
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 MODEL_ERROR = 0.01
 """Relative error of the latency estimate against the engine where there are several micro-batches."""
@@ -73,8 +72,7 @@ class Estimates:
     """Estimates of schedules, one row each. Infeasible ones have no throughput and infinite latency.
 
     Attributes:
-        throughput_rps: Requests completed per second.
-        unconstrained_rps: The same if memory sufficed; 0 where no layout is possible.
+        throughput_rps: Requests completed per second; ``unconstrained_rps``: if memory sufficed, 0 without a layout.
         latency_s: From the start of the encoding of its micro-batch to the last token of a request with
             ``Setting.bound_tokens``. The wait for an encoding, at most one ``cycle_s``, is not included.
         latency_high_s: The same at the level's range of the work of encodings and decode batches.
@@ -82,8 +80,7 @@ class Estimates:
         encode_s: Pass of a batch (RRA: of all its micro-batches) through the encoding stages.
         decode_s: Decode iteration, mean over a phase.
         decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
-        encode_range: Relative range of a batch's encoding at the level.
-        decode_range: Relative range of a decode iteration.
+        encode_range: Relative range of a batch's encoding at the level; ``decode_range``: of a decode iteration.
         memory_share: Memory needs of the fullest GPU over its usable memory, at the level.
         micro_batches: B_m in effect.
         encode_gpus: GPUs that encode; RRA: all.
@@ -222,15 +219,8 @@ def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
 class Estimator:
     """Estimates schedules of one task; what they share is computed once.
 
-    Args:
-        task: Lengths.
-        cluster: GPUs.
-        model: Served model.
-        tables: Cost tables by tensor-parallel degree, for every degree that a stage has.
-        assumptions: Assumptions of the estimates.
-
-    Raises:
-        InputError: The task's longest request is beyond the model's.
+    ``tables`` are the cost tables by tensor-parallel degree, for every degree that a stage has. InputError: the task's
+    longest request is beyond the model's.
     """
 
     def __init__(
@@ -251,9 +241,7 @@ class Estimator:
     def estimate(self, controls: ControlColumns | Sequence[Controls], encoding: Ints | None = None) -> Estimates:
         """Return a row of estimates per schedule.
 
-        Args:
-            controls: Schedules.
-            encoding: [n] GPUs that encode under WAA, as deployed; None: as the strategy splits them for this task.
+        ``encoding`` are [n] GPUs that encode under WAA, as deployed; None: as the strategy splits them for this task.
 
         Raises:
             InputError: N_D above the longest output, WAA with one GPU, groups that need more GPUs than there
@@ -370,15 +358,3 @@ class Estimator:
         decode = stage_bytes(memory, layout.decode, kv_high, None, visit, visit)
         needed = np.maximum(encode[0], decode[0]), max(encode[1], decode[1])
         rows.set_memory(at, *needed, setting.available_bytes)
-
-
-def estimate(
-    controls: ControlColumns | Sequence[Controls],
-    task: TaskLengths,
-    cluster: Cluster,
-    model: ModelSpec,
-    tables: TablesByDegree,
-    assumptions: Assumptions = Assumptions(),
-) -> Estimates:
-    """Return a row of estimates per schedule; a single call of ``Estimator.estimate``."""
-    return Estimator(task, cluster, model, tables, assumptions).estimate(controls)

@@ -1,9 +1,8 @@
 """Throughput against the latency bound: the frontier of each strategy, where another one takes over, static batches.
 
-Some bounds between the minimum latency and that of the highest throughput are searched, all with the same estimates;
-the schedules that no other beats in both form the frontier. At the searched bounds it is optimal, in between a lower
-bound. A long frontier is thinned so that the largest relative loss of throughput at any bound is minimal, and zero at
-the searched ones.
+Some bounds between the minimum latency and that of the highest throughput are searched, all with the same estimates; at
+these the frontier is optimal, in between a lower bound. A long frontier is thinned so that the largest relative loss of
+throughput at any bound is minimal, and zero at the searched ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schedule.controls import Layout, Strategy, rra_layout
 from lengthwise.schedule.estimation import Estimator
@@ -26,9 +24,8 @@ from lengthwise.schedule.search_space import SearchSpace, row_of
 from lengthwise.schedule.stage_costs import Setting, stage_bytes, stage_kinds, visits_s
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import FrontPoint, Kink, ScheduleRow
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 BOUNDS = 14
@@ -48,7 +45,7 @@ _NEARBY = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
 class _Seen(NamedTuple):
-    """An evaluated schedule: its latency, throughput, the number of its space, and its point."""
+    """An evaluated schedule; ``space`` is the number of its space."""
 
     latency_s: float
     rps: float
@@ -139,17 +136,16 @@ def non_dominated(spaces: Sequence[SearchSpace]) -> list[FrontPoint]:
 
 
 def _undominated(spaces: Sequence[SearchSpace]) -> list[_Seen]:
-    rows: list[tuple[float, float, int, Place]] = []
+    seen: list[_Seen] = []
     for number, space in enumerate(spaces):
         points, latency_s, rps = space.evaluated_points()
         best = _best_so_far(latency_s, rps)
-        rows += [(float(latency_s[i]), -float(rps[i]), number, tuple(points[i].tolist())) for i in best]
-    rows.sort()
+        seen += [_Seen(float(latency_s[i]), float(rps[i]), number, tuple(points[i].tolist())) for i in best]
     best_rps, found = 0.0, []
-    for latency, loss, number, point in rows:
-        if -loss > best_rps:
-            best_rps = -loss
-            found.append(_Seen(latency, best_rps, number, point))
+    for one in sorted(seen, key=lambda one: (one.latency_s, -one.rps, one.space, one.point)):
+        if one.rps > best_rps:
+            best_rps = one.rps
+            found.append(one)
     return found
 
 
@@ -225,111 +221,75 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class StaticBatches:
-    """Static batches that fit in memory, one row each, by size.
+    """Static batches that fit in memory, as schedules by size; latencies are from the encoding to the last token."""
 
-    Attributes:
-        batch: [n] requests.
-        latency_s: [n] from a batch's encoding to its last token.
-        encode_s: [n] encoding of the batch.
-        decode_s: [n] decode iteration, mean.
-        memory_share: [n] memory needs of the fullest GPU over its usable memory.
-        micro_batches: [n] parts of the batch in the pipeline.
-        steps: Decode iterations.
-        tp: Tensor-parallel degree.
-        tp_groups: Stages of this degree; 0: each stage is one GPU.
-        gpus: GPUs in total.
-    """
-
-    batch: Ints
-    latency_s: Floats
-    encode_s: Floats
-    decode_s: Floats
-    memory_share: Floats
-    micro_batches: Ints
-    steps: int
-    tp: int
-    tp_groups: int
-    gpus: int
+    rows: tuple[ScheduleRow, ...]
 
     def best(self, bound_s: float) -> ScheduleRow | None:
         """Return the batch of the highest throughput that meets a bound; None: none does."""
-        good = np.flatnonzero(self.latency_s <= bound_s)
-        return self.row(int(good[np.argmax((self.batch / self.latency_s)[good])])) if len(good) else None
+        good = (row for row in self.rows if row.latency_s <= bound_s)
+        return max(good, key=lambda row: row.throughput_rps, default=None)
 
     def front(self, at_s: float = math.inf) -> tuple[FrontPoint, ...]:
         """Return the thinned frontier by latency, exact at one bound."""
-        rps = self.batch / self.latency_s
+        rps = np.array([row.throughput_rps for row in self.rows])
         before = np.maximum.accumulate(np.concatenate([[0.0], rps]))[:-1]
-        best = np.flatnonzero(rps > before)
-        at = best[thinned(self.latency_s[best], rps[best], [at_s])] if len(best) else best
-        return tuple(FrontPoint(float(self.latency_s[i]), self.row(int(i))) for i in at)
+        best = [self.rows[i] for i in np.flatnonzero(rps > before)]
+        latency_s = np.array([row.latency_s for row in best])
+        return tuple(FrontPoint(best[i].latency_s, best[i]) for i in thinned(latency_s, rps[rps > before], [at_s]))
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
         """Return quantiles of the latencies over batches in multiples of four, which ExeGPT takes for bounds."""
-        latency_s = self.latency_s[self.batch % MULTIPLE == 0]
-        return tuple(float(bound_s) for bound_s in np.quantile(latency_s, quantiles)) if len(latency_s) else ()
-
-    def row(self, at: int) -> ScheduleRow:
-        """Return one of the batches as a schedule."""
-        batch, latency_s = int(self.batch[at]), float(self.latency_s[at])
-        return ScheduleRow(
-            strategy="static",
-            prefill_batch=batch,
-            decode_steps=self.steps,
-            micro_batches=int(self.micro_batches[at]),
-            tp=self.tp,
-            tp_groups=self.tp_groups,
-            encode_gpus=self.gpus,
-            throughput_rps=batch / latency_s,
-            latency_s=latency_s,
-            latency_high_s=latency_s,
-            cycle_s=latency_s,
-            encode_s=float(self.encode_s[at]),
-            decode_s=float(self.decode_s[at]),
-            decode_batch=float(batch),
-            memory_share=float(self.memory_share[at]),
-        )
+        latency_s = [row.latency_s for row in self.rows if row.prefill_batch % MULTIPLE == 0]
+        return tuple(np.quantile(latency_s, quantiles).tolist()) if latency_s else ()
 
 
 def static_batches(estimator: Estimator) -> StaticBatches:
     """Return all static batches of an estimator's task on its cluster; no rows where none fits."""
     setting = estimator.setting
     tp, layout = _widest_layout(setting)
+    if not layout.stages:
+        return StaticBatches(())
     batch = np.concatenate([np.arange(1, MULTIPLE), np.arange(MULTIPLE, MAX_STATIC_BATCH + 1, MULTIPLE)])
     stages = len(layout.stages)
     steps = setting.task.max_output_tokens - setting.assumptions.encode_output_tokens
-    parts, share = np.minimum(batch, max(stages, 1)), np.zeros(len(batch))
-    if stages:  # Memory is reserved for outputs of maximum length.
-        visit = batch / parts
-        kv_tokens = setting.prompt_tokens_high(batch.astype(np.float64)) + batch * float(setting.task.max_output_tokens)
-        tokens = setting.prompt_tokens_high(visit)
-        needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv_tokens, None, tokens, visit)
-        share = needed / setting.available_bytes
-    fits = (share <= 1) & (stages > 0)
-    batch, parts, share = batch[fits], parts[fits], share[fits]
-    encode_s, decode_s = np.zeros(len(batch)), np.zeros(len(batch))
-    if stages and len(batch):
-        total, slowest = _pass_s(setting, layout, batch / parts, 0.0, encode=True)
-        encode_s = total + (parts - 1) * slowest
-    if steps and len(batch):
-        seqs = (batch / parts)[:, None] + np.zeros(steps)
-        kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
-        total, slowest = _pass_s(setting, layout, seqs, kv_tokens, encode=False)
-        decode_s = np.maximum(total, parts[:, None] * slowest).sum(axis=1)
-    return StaticBatches(
-        batch=batch,
-        latency_s=encode_s + decode_s,
-        encode_s=encode_s,
-        decode_s=decode_s / max(steps, 1),
-        memory_share=share,
-        micro_batches=parts,
-        steps=steps,
-        tp=tp,
-        tp_groups=stages if tp > 1 else 0,
-        gpus=setting.cluster.gpus,
-    )
+    parts = np.minimum(batch, stages)
+    # Memory is reserved for outputs of maximum length.
+    visit = batch / parts
+    kv_tokens = setting.prompt_tokens_high(batch.astype(np.float64)) + batch * float(setting.task.max_output_tokens)
+    tokens = setting.prompt_tokens_high(visit)
+    needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv_tokens, None, tokens, visit)
+    share = needed / setting.available_bytes
+    batch, parts, share = batch[share <= 1], parts[share <= 1], share[share <= 1]
+    total, slowest = _pass_s(setting, layout, batch / parts, 0.0, encode=True)
+    encode_s = total + (parts - 1) * slowest
+    seqs = (batch / parts)[:, None] + np.zeros(steps)
+    kv_tokens = seqs * (setting.task.mean_prompt_tokens + np.arange(1, steps + 1))
+    total, slowest = _pass_s(setting, layout, seqs, kv_tokens, encode=False)
+    decode_s = np.maximum(total, parts[:, None] * slowest).sum(axis=1)
+    rows = []
+    for at, latency_s in enumerate((encode_s + decode_s).tolist()):
+        row = ScheduleRow(
+            strategy="static",
+            prefill_batch=int(batch[at]),
+            decode_steps=steps,
+            micro_batches=int(parts[at]),
+            tp=tp,
+            tp_groups=stages if tp > 1 else 0,
+            encode_gpus=setting.cluster.gpus,
+            throughput_rps=int(batch[at]) / latency_s,
+            latency_s=latency_s,
+            latency_high_s=latency_s,
+            cycle_s=latency_s,
+            encode_s=float(encode_s[at]),
+            decode_s=float(decode_s[at]) / max(steps, 1),
+            decode_batch=float(batch[at]),
+            memory_share=float(share[at]),
+        )
+        rows.append(row)
+    return StaticBatches(tuple(rows))
 
 
 def _widest_layout(setting: Setting) -> tuple[int, Layout]:

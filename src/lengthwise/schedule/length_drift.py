@@ -3,8 +3,7 @@
 ``drift`` evaluates the chosen schedule for outputs that are longer, more varied or more skewed; its bound is then for
 the quantile of these outputs (the paper's SLA (a)), or for the fixed length of ``Assumptions.output_tokens`` (b). A row
 also has the best schedule for these outputs, and by how much ("margin") the bound should have been tightened for the
-schedule chosen under it to still meet the bound. ``over_resamples`` and ``over_costs`` evaluate it over bootstrap
-samples of the lengths and over perturbed cost tables.
+schedule chosen under it to still meet the bound.
 """
 
 from __future__ import annotations
@@ -13,23 +12,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schedule.controls import columns
 from lengthwise.schedule.estimation import Estimator
+from lengthwise.schedule.frontier import Fronts
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.planner import Choice, Planner
 from lengthwise.schedule.search_space import controls_of, row_of
 from lengthwise.schedule.stage_costs import TablesByDegree
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.schedule import DriftRow, FrontPoint, ScheduleRow, Spread
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
+from lengthwise.schema.schedule import DriftRow, ScheduleRow, Spread
+from lengthwise.schema.workload import Floats, Ints
 
 MOVES = (
     *(("mean", change) for change in (-0.30, -0.15, 0.15, 0.30)),
@@ -43,14 +39,11 @@ RESAMPLES, MIN_RESAMPLES, SAMPLING_LEVEL = 200, 50, 0.95
 """Bootstrap draws, their minimum for very large samples, and the level of their interval."""
 _MAX_DRAWN_REQUESTS = 20_000_000
 _BISECTIONS = 60
+_ESTIMATES = ("throughput_rps", "latency_s", "latency_high_s")
 
 
 def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES) -> tuple[DriftRow, ...]:
-    """Return a row per move of the output lengths; without any spread only the mean moves.
-
-    Raises:
-        InputError: A move is unknown.
-    """
+    """Return a row per move of the output lengths; without any spread only the mean moves."""
     setting, bound_s = planner.estimator.setting, choice.bound_s
     max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
     tightened = lru_cache(maxsize=len(MARGINS))(lambda margin: planner.best_row(bound_s * (1 - margin)))
@@ -81,10 +74,8 @@ def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] =
 def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
     """Return a distribution whose mean or sd is ``1 + change`` times as large, or whose skewness is ``change`` more.
 
-    The other two moments stay, but for rounding to whole tokens and the limits 1 and ``max_tokens``.
-
-    Raises:
-        InputError: ``what`` is not "mean", "sd" or "skewness".
+    The other two moments stay, but for rounding to whole tokens and the limits 1 and ``max_tokens``. It raises
+    InputError if ``what`` is not "mean", "sd" or "skewness".
     """
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean, sd, skewness = moments(pmf)
@@ -158,10 +149,8 @@ def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
 class Sample:
     """Requests from which a task's lengths were estimated.
 
-    Attributes:
-        prompt_tokens: [n] prompt lengths; None: the distribution is known.
-        output_tokens: [m] output lengths; None: the distribution is known.
-        paired: Whether prompts and outputs at the same index belong to the same request.
+    ``prompt_tokens`` are [n] and ``output_tokens`` [m]; None: the distribution is known. If they are ``paired``, those
+    at the same index belong to the same request.
     """
 
     prompt_tokens: Ints | None
@@ -205,10 +194,7 @@ def over_resamples(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Spread:
-    """Return the spread of a deployed schedule over bootstrap samples of the lengths.
-
-    There are ``draws`` samples, fewer if they are very large.
-    """
+    """Return the spread of a deployed schedule over ``draws`` bootstrap samples of the lengths, fewer if very large."""
     task, rng = estimator.setting.task, np.random.default_rng(seed)
     draws = min(draws, max(MIN_RESAMPLES, _MAX_DRAWN_REQUESTS // sample.requests))
     others = (estimator.replace(task=sample.resampled(task, rng)) for _ in range(draws))
@@ -225,22 +211,14 @@ def over_costs(
     worst_case: bool = True,
     level: float = 0.9,
 ) -> Spread:
-    """Return the spread of a deployed schedule over perturbed cost tables, one set per draw.
-
-    Raises:
-        InputError: There is no draw.
-    """
+    """Return the spread of a deployed schedule over perturbed cost tables, at least one set, one per draw."""
     if not perturbed:
         raise InputError("an interval of the costs needs perturbed tables; there are none")
     others = (estimator.replace(tables=tables) for tables in perturbed)
     rows = [evaluate_deployed(other, row, worst_case=worst_case) for other in others]
     spread = _spread("costs", rows, bound_s, level, 0)
-    return replace(
-        spread,
-        throughput_rps=_including(spread.throughput_rps, row.throughput_rps),
-        latency_s=_including(spread.latency_s, row.latency_s),
-        latency_high_s=_including(spread.latency_high_s, row.latency_high_s),
-    )
+    ends: dict[str, Any] = {n: _including(getattr(spread, n), getattr(row, n)) for n in _ESTIMATES}
+    return replace(spread, **ends)
 
 
 def banded(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:
@@ -267,7 +245,7 @@ def _spread(
 ) -> Spread:
     latency_s = np.array([constrained_s for _, constrained_s in rows])
     ends = {}
-    for name in ("throughput_rps", "latency_s", "latency_high_s"):
+    for name in _ESTIMATES:
         values = np.array([getattr(row, name) for row, _ in rows])
         # With infinite latencies among the draws an end must be one of the values, not between two of them.
         method: Literal["hazen", "inverted_cdf"] = "hazen" if np.isfinite(values).all() else "inverted_cdf"

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats
 from lengthwise.workload import Joint, Marginal, draw, preset
-
-Floats = npt.NDArray[np.float64]
 
 MAX_TOKENS = 2**20
 """Longest prompt or output of a table."""
@@ -31,10 +29,8 @@ _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 class TaskLengths:
     """Lengths of a task's requests. Prompts and outputs count as independent, as in ExeGPT's simulator.
 
-    Attributes:
-        prompt_pmf: [longest + 1] probability of each number of prompt tokens; 0 at 0 tokens.
-        output_pmf: [longest + 1] the same of output tokens.
-        name: Label in tables and reports.
+    ``prompt_pmf`` and ``output_pmf`` are [longest + 1] the probability of each number of tokens; 0 at 0 tokens.
+    ``name`` is a label in tables and reports.
     """
 
     prompt_pmf: Floats
@@ -56,8 +52,7 @@ class TaskLengths:
     def from_marginals(cls, prompt: Marginal, output: Marginal, name: str = "") -> TaskLengths:
         """Return the whole-token distributions of two marginals, exact to rounding.
 
-        Raises:
-            InputError: A tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
+        It raises InputError if a tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
         """
         return cls(_discretize(prompt, "prompts"), _discretize(output, "outputs"), name)
 
@@ -65,15 +60,9 @@ class TaskLengths:
     def from_samples(cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = "") -> TaskLengths:
         """Return the empirical distributions of observed lengths.
 
-        Raises:
-            InputError: A column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
+        It raises InputError if a column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
         """
         return cls(_histogram(prompt_tokens, "prompts"), _histogram(output_tokens, "outputs"), name)
-
-    @classmethod
-    def from_workload(cls, workload: Workload) -> TaskLengths:
-        """Return the empirical distributions of a workload."""
-        return cls.from_samples(workload.prompt_tokens, workload.output_tokens, workload.name)
 
     @classmethod
     def fixed(cls, prompt_tokens: int, output_tokens: int, name: str = "") -> TaskLengths:
@@ -82,11 +71,7 @@ class TaskLengths:
 
     @classmethod
     def from_preset(cls, name: str, samples: int = 1 << 17, seed: int = 0) -> TaskLengths:
-        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws.
-
-        Raises:
-            UnknownNameError: No preset has this name.
-        """
+        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws."""
         named = preset(name)
         if isinstance(named.lengths, Joint):
             return cls.from_marginals(named.lengths.prompt, named.lengths.output, named.name)
@@ -124,6 +109,11 @@ class TaskLengths:
         """Return the longest output."""
         return len(self.output_pmf) - 1
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Return the longest prompt and output together."""
+        return self.max_prompt_tokens + self.max_output_tokens
+
     def prompt_quantile(self, level: float) -> int:
         """Return the ``level`` quantile of the prompt length."""
         return _quantile(self.prompt_pmf, level)
@@ -141,12 +131,8 @@ class TaskLengths:
         return np.asarray(np.minimum(at_least[1 + encode_output_tokens :], 1.0))
 
     def require_within(self, model: ModelSpec) -> None:
-        """Raise unless the model's context holds the longest prompt with the longest output.
-
-        Raises:
-            InputError: It does not.
-        """
-        if self.max_prompt_tokens + self.max_output_tokens > model.max_model_len:
+        """Raise InputError unless the model's context holds the longest prompt with the longest output."""
+        if self.max_request_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
                 f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum"
@@ -200,9 +186,8 @@ def _quantile(pmf: Floats, level: float) -> int:
 class AdjustedBatches:
     """Encode batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
 
-    Attributes:
-        prompts: Mean prompts of a batch over its target size.
-        ranges: Relative excess of a batch's tokens over their mean at the level.
+    ``prompts`` is their mean number of prompts over the target size, ``ranges`` the relative excess of a batch's tokens
+    over their mean at the level.
     """
 
     prompts: Floats
@@ -262,8 +247,8 @@ class PhaseLoads:
     Attributes:
         seqs: [N_D] sequences; the first is B_D / B_E.
         kv_tokens: [N_D] cached tokens that these read.
-        seqs_variance: [N_D] variance of the sequences.
-        kv_variance: [N_D] variance of the cached tokens.
+        seqs_variance: [N_D] variance of ``seqs``.
+        kv_variance: [N_D] variance of ``kv_tokens``.
     """
 
     seqs: Floats
@@ -277,16 +262,9 @@ class PhaseLoads:
 
 
 def phase_loads(task: TaskLengths, steps: int, encode_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
-    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations.
+    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations, at most the longest output.
 
-    Args:
-        task: Lengths.
-        steps: N_D.
-        encode_output_tokens: Output tokens that the encoding produces.
-        paper: Whether completions follow ExeGPT's formula; the variances are those of renewal theory either way.
-
-    Raises:
-        InputError: ``steps`` is above the longest output.
+    With ``paper`` completions follow ExeGPT's formula; the variances are those of renewal theory either way.
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, encode_output_tokens)
@@ -322,15 +300,6 @@ def paper_completions(task: TaskLengths, steps: int, encode_output_tokens: int =
     return np.asarray(np.bincount((n - 1) % steps, weights=weight, minlength=steps), dtype=np.float64)
 
 
-def renewal_completions(task: TaskLengths, steps: int, encode_output_tokens: int = 1) -> Floats:
-    """Return [N_D] shares of a phase's first decode batch that complete at each iteration, by renewal theory."""
-    require_steps(task, steps)
-    alive, _ = _by_iteration(task, steps, encode_output_tokens)
-    start = alive.sum(axis=0)[0]
-    alive_next = np.append(alive.reshape(-1)[1:], 0.0).reshape(alive.shape)
-    return np.zeros(steps) if start == 0 else np.asarray((alive - alive_next).sum(axis=0) / start)
-
-
 def phase_position(steps: int, iterations: int) -> tuple[int, int]:
     """Return (number of phases, iteration within the last one) at which a request's last iteration is done."""
     phases = max(1, -(-iterations // steps))
@@ -338,11 +307,7 @@ def phase_position(steps: int, iterations: int) -> tuple[int, int]:
 
 
 def require_steps(task: TaskLengths, steps: int) -> None:
-    """Raise unless a phase has from 1 to as many decode iterations as the longest output has tokens.
-
-    Raises:
-        InputError: It has not.
-    """
+    """Raise InputError unless a phase has from 1 to as many decode iterations as the longest output has tokens."""
     if not 1 <= steps <= task.max_output_tokens:
         raise InputError(
             f"decode_steps must be from 1 to the longest output ({task.max_output_tokens} tokens); it is {steps}"

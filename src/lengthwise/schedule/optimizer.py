@@ -1,36 +1,25 @@
-"""The best point under a latency bound, by branch and bound over monotone variables.
+"""The best point under a latency bound, by branch and bound over monotone variables (ExeGPT, Algorithm 1).
 
-After ExeGPT (Oh et al., ASPLOS 2024), Algorithm 1, for any number of variables. A step up in a variable raises
-throughput T and latency L, or leaves them equal. A block is the set of points between a corner a and a corner b.
+A step up in a variable raises throughput T and latency L, or leaves them equal. A block is the set of points between a
+corner a and a corner b.
 
 **Guarantee.** Let e_T and e_L be the tolerances and g the accepted gap (e_T unless given). If for all x <= y of which
-one meets the bound, T(x) <= T(y) (1 + e_T) and L(x) <= L(y) (1 + e_L), then the result has at least 1 / (1 + g) >=
-1 - g of the best throughput of any point that meets the bound. With e_T = e_L = 0 and monotone functions it is the
-best point, and among equal ones the fastest. About a variable of unknown direction nothing is assumed: x and y are
+one meets the bound, T(x) <= T(y) (1 + e_T) and L(x) <= L(y) (1 + e_L), then the result has at least 1 / (1 + g) of the
+best throughput of any point that meets the bound. About a variable of unknown direction nothing is assumed: x and y are
 equal in it, and no block spans two of its values.
 
 **Proof.** Every point is evaluated or lies in a block that is discarded, for one of two reasons. *Too slow*: L(a) >
-bound (1 + e_L). Each y of the block has L(y) >= L(a) / (1 + e_L) > bound, so none meets the bound. *No better*: T(b)
-(1 + e_T) <= T* (1 + g), where T* is the best so far. Each x of the block that meets the bound has T(x) <= T(b) (1 +
-e_T) <= T* (1 + g). T* only grows. A block inherits the tightest of its ancestors' corners, as they bound it too. Where
-e_T = g the second condition is T(b) <= T*: a corner b that meets the bound settles its block, at no cost for the
-tolerance. At T(b) = T* a block remains while its minimum latency is below that of the best, so that ties end at the
-fastest point.
+bound (1 + e_L). Each y of the block has L(y) >= L(a) / (1 + e_L) > bound. *No better*: T(b) (1 + e_T) <= T* (1 + g),
+where T* is the best so far. Each x of the block that meets the bound has T(x) <= T(b) (1 + e_T) <= T* (1 + g). T* only
+grows. A block inherits the tightest of its ancestors' corners, as they bound it too. At T(b) = T* a block remains while
+its minimum latency is below that of the best, so that ties end at the fastest point.
 
 An infeasible point has infinite latency, so it is too slow with all points above it. Its throughput bounds nothing,
 unless the performance function states what it would be.
 
-**Differences from the published algorithm.** It updates T* only from the upper corners of halves, though lower corners
-are evaluated too and are the first to meet a tight bound; here every evaluated point counts. It starts with T* at the
-lowest corner whether or not that meets the bound, and may return it; here every returned point meets the bound. It
-compares queued blocks with T* only when T* improves, so that worse blocks may enter later; here a block is compared
-when it is created and again when it is taken. It splits a block whose upper corner meets the bound and is within the
-tolerance of T* down to points; here only a smaller accepted gap requires that. It takes blocks by their lower corner;
-here by the upper one, so that, with one block per wave, no block below the final T* is split. It splits by the better
-of the single-axis corners, which costs d points per block: over random smooth instances of 3 and 4 variables it
-evaluated 1.6 to 2.3 times as many points, on average, as halving the side with the longest share of its range, which
-is done here (11 times, if sides are measured by their number of values). Two neighbours and single points are never
-split; a line is bisected with one point per step, not two.
+**Differences from the published algorithm.** Every evaluated point counts as T*, lower corners too, and every returned
+point meets the bound. Blocks are compared with T* when they are created and again when they are taken, in the order of
+their upper corners, and are split across the side with the longest share of its range.
 """
 
 from __future__ import annotations
@@ -45,9 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Floats, Ints
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Place = tuple[int, ...]
 Key = tuple[float, float, Place]
@@ -58,13 +46,10 @@ _NO_POINT: Key = (math.inf, math.inf, ())
 
 @dataclass(frozen=True)
 class Variable:
-    """An integer variable.
+    """An integer variable of distinct values, ordered by their effect.
 
-    Attributes:
-        name: Label.
-        values: All values it may take, each once, ordered by their effect.
-        rising: Whether a later value raises throughput and latency (True) or lowers both (False). None: unknown; its
-            values are searched side by side, which costs more.
+    A later value raises throughput and latency if ``rising``, else it lowers both. None: unknown; its values are
+    searched side by side, which costs more.
     """
 
     name: str
@@ -81,12 +66,10 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Perf:
-    """Performance of points, one row each.
+    """Performance of points, one row each: latency, infinite where the point is infeasible, and throughput.
 
-    Attributes:
-        latency_s: Latency, infinite where the point is infeasible.
-        throughput_rps: Throughput. Of an infeasible point the throughput it would have, which saves the search many
-            points; 0 or NaN: unknown.
+    Of an infeasible point it is the throughput that it would have, which saves the search many points; 0 or NaN:
+    unknown.
     """
 
     latency_s: Floats
@@ -117,19 +100,13 @@ class _Box:
             yield lowest, tuple(at if unknown else n - 1 for at, n, unknown in sides)
 
     def point(self, place: Place) -> Place:
-        """Return the variables' values at a place."""
         return tuple(int(values[at]) for values, at in zip(self._values, place, strict=True))
 
     def evaluated(self, key: Key) -> EvaluatedPoint:
-        """Return the point of a key (latency, -throughput, place)."""
         return EvaluatedPoint(self.point(key[2]), key[0], -key[1])
 
     def evaluate(self, places: Ints) -> Perf:
-        """Return the performance at places, one row each.
-
-        Raises:
-            InputError: The performance function does not return numbers of 0 or more for each point.
-        """
+        """Return the performance at places, one row each; raises InputError unless they are numbers of 0 or more."""
         got = self._perf(np.stack([values[places[:, axis]] for axis, values in enumerate(self._values)], axis=1))
         latency, throughput = np.asarray(got.latency_s, np.float64), np.asarray(got.throughput_rps, np.float64)
         shapes = latency.shape, throughput.shape
@@ -163,66 +140,29 @@ class EvaluatedPoint:
 
 
 @dataclass(frozen=True)
-class Block:
-    """All points between two corners, and the fate of the block in the search.
-
-    Attributes:
-        lowest: Corner of minimum latency and throughput.
-        highest: Corner of maximum latency and throughput.
-        fate: "split"; "too slow": no point meets the bound; "no better": no point is better than the best so far;
-            "done": the two corners are its only points.
-    """
-
-    lowest: Place
-    highest: Place
-    fate: str
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """The feasible point of the highest throughput that a search found under the bound.
 
-    Attributes:
-        best: The point; of equal throughput that of minimum latency, then of minimum effect, first variable first.
-            None: no evaluated point meets the bound.
-        fastest: The evaluated point of minimum latency, whether it meets the bound or not; infinite latency if all
-            are infeasible.
-        evaluated: Points evaluated, each once.
-        of: Points in total.
-        calls: Calls of the performance function.
-        gap: The best of all points has at most (1 + gap) times the throughput of ``best``, if the tolerances hold.
-            Infinite where nothing is known.
-        trace: The first blocks of the search, as many as requested.
+    Of equal throughput ``best`` is that of minimum latency, then of minimum effect, first variable first; None: no
+    evaluated point meets the bound. ``fastest`` is the evaluated point of minimum latency, whether it meets the bound
+    or not; infinite latency if all are infeasible. Of ``of`` points ``evaluated`` were, each once. The best of all
+    points has at most (1 + ``gap``) times the throughput of ``best``, if the tolerances hold; infinite: nothing is
+    known.
     """
 
     best: EvaluatedPoint | None
     fastest: EvaluatedPoint
     evaluated: int
     of: int
-    calls: int
     gap: float
-    trace: tuple[Block, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Return whether nothing is better than ``best``, or nothing meets the bound, if the tolerances hold."""
-        return self.gap == 0.0
-
-    @property
-    def share(self) -> float:
-        """Return the evaluated share of the points."""
-        return self.evaluated / self.of
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Assumed deviation from monotonicity, as shares.
+    """Assumed deviation from monotonicity: shares by which a lower point's values exceed a higher one's.
 
-    Attributes:
-        throughput: Excess of a lower point's throughput over a higher one's.
-        latency: Excess of a lower point's latency over a higher one's.
-        gap: Share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
-            evaluation of all points within the tolerance of the best.
+    ``gap`` is the share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
+    evaluation of all points within the tolerance of the best.
     """
 
     throughput: float = 0.02
@@ -249,29 +189,20 @@ def branch_and_bound(
     known_rps: float = 0.0,
     batch_size: int = 16,
     max_points: int | None = None,
-    trace: int = 0,
 ) -> SearchResult:
     """Return the point of the highest throughput, to the accepted gap, whose latency meets a bound.
 
-    Args:
-        perf: Performance function.
-        variables: Variables to choose.
-        bound_s: Maximum latency; infinite: any feasible point.
-        tolerances: Assumed deviation from monotonicity.
-        known_rps: Throughput available elsewhere: points with no more are not searched for, and the gap is that of
-            the better of both.
-        batch_size: Blocks split per wave; more mean fewer and larger calls, and some wasted evaluations.
-        max_points: Maximum number of evaluations; the search then ends with the remaining gap.
-        trace: Maximum number of blocks to record.
-
-    Raises:
-        InputError: An argument is out of range, or the performance function returns invalid values.
+    An infinite bound allows any feasible point. Throughput of ``known_rps`` is available elsewhere: points with no more
+    are not searched for, and the gap is that of the better of both. A wave splits ``batch_size`` blocks; more mean
+    fewer and larger calls, and some wasted evaluations. After ``max_points`` evaluations the search ends with the
+    remaining gap. It raises InputError if an argument is out of range, or the performance function returns invalid
+    values.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if batch_size < 1:
         raise InputError(f"a wave must be 1 block or more, not {batch_size}")
-    search = _Search(_Box(perf, variables), bound_s, known_rps, tolerances or Tolerances(), trace)
+    search = _Search(_Box(perf, variables), bound_s, known_rps, tolerances or Tolerances())
     return search.run(batch_size, math.inf if max_points is None else max_points)
 
 
@@ -282,8 +213,8 @@ Entry = tuple[float, float, Place, Place]
 class _Search:
     """The evaluated points, the queue of blocks that may hold a better one, and the potential of discarded blocks."""
 
-    def __init__(self, box: _Box, bound_s: float, known_rps: float, tolerances: Tolerances, trace: int) -> None:
-        self._box, self._bound_s, self._max_trace = box, bound_s, trace
+    def __init__(self, box: _Box, bound_s: float, known_rps: float, tolerances: Tolerances) -> None:
+        self._box, self._bound_s = box, bound_s
         self._limit_s = bound_s * (1 + tolerances.latency)
         self._slack = 1 + tolerances.throughput
         self._improvement = self._slack / (1 + tolerances.accepted)
@@ -291,10 +222,9 @@ class _Search:
         """Latency and throughput of each evaluated place; infinite throughput: unknown."""
         # Minimum (-throughput, latency, place) of those that meet the bound; minimum (latency, -throughput, place).
         self._best: Key = (-known_rps, -math.inf, ()) if known_rps > 0 else _NO_POINT
-        self._fastest, self._calls = _NO_POINT, 0
+        self._fastest = _NO_POINT
         self._queue: list[Entry] = []
         self._discarded_rps = 0.0
-        self._trace: list[Block] = []
 
     def run(self, batch_size: int, max_points: float) -> SearchResult:
         """Split blocks until none can hold a better point, or too few evaluations are left to split one."""
@@ -308,16 +238,12 @@ class _Search:
                 self._enqueue(half)
             entries = self._take(int(min(batch_size, (max_points - len(self._known)) // 2)))
             halves = [half for entry in entries for half in self._halves(entry)]
-        could_rps, best_rps = (
-            max([self._discarded_rps, *(-entry[0] * self._slack for entry in self._queue)]),
-            -self._best[0],
-        )
+        could_rps = max([self._discarded_rps, *(-entry[0] * self._slack for entry in self._queue)])
+        best_rps = -self._best[0]
         gap = 0.0 if could_rps <= max(best_rps, 0.0) else could_rps / best_rps - 1 if best_rps > 0 else math.inf
         loss, latency_s, place = self._best
-        return SearchResult(
-            self._box.evaluated((latency_s, loss, place)) if place else None,
-            self._box.evaluated(self._fastest), len(self._known), self._box.size, self._calls, gap, tuple(self._trace),
-        )  # fmt: skip
+        best = self._box.evaluated((latency_s, loss, place)) if place else None
+        return SearchResult(best, self._box.evaluated(self._fastest), len(self._known), self._box.size, gap)
 
     def _evaluate(self, places: Iterable[Place]) -> None:
         """Evaluate the new ones among some places, in one call."""
@@ -325,7 +251,6 @@ class _Search:
         if not new:
             return
         got = self._box.evaluate(np.array(new, np.int64))
-        self._calls += 1
         for place, latency_s, rps in zip(new, got.latency_s.tolist(), got.throughput_rps.tolist(), strict=True):
             feasible = latency_s < math.inf
             self._known[place] = latency_s, rps if feasible or rps > 0 else math.inf
@@ -339,11 +264,8 @@ class _Search:
         loss, min_s, lowest, highest = half
         latency_s, rps = self._known[lowest][0], self._known[highest][1]
         entry = max(loss, -rps), max(min_s, latency_s), lowest, highest
-        if sum(highest) - sum(lowest) <= 1:
-            self._note(entry, "done")
-        elif entry[1] > self._limit_s or entry[1] == math.inf:
-            self._note(entry, "too slow")
-        elif not self._discard(entry):
+        has_more_points = sum(highest) - sum(lowest) > 1
+        if has_more_points and entry[1] <= self._limit_s and entry[1] < math.inf and not self._discard(entry):
             heapq.heappush(self._queue, entry)
 
     def _discard(self, entry: Entry) -> bool:
@@ -352,17 +274,14 @@ class _Search:
         entry_loss = entry[0] * self._improvement
         if entry_loss > loss or (entry_loss == loss and entry[1:3] >= (latency_s, place)):
             self._discarded_rps = max(self._discarded_rps, -entry[0] * self._slack)
-            self._note(entry, "no better")
             return True
         return False
 
     def _take(self, count: int) -> list[Entry]:
-        """Remove the most promising blocks from the queue."""
         taken: list[Entry] = []
         while self._queue and len(taken) < count:
             entry = heapq.heappop(self._queue)
             if not self._discard(entry):
-                self._note(entry, "split")
                 taken.append(entry)
         return taken
 
@@ -377,31 +296,16 @@ class _Search:
         yield loss, min_s, lowest, (*highest[:axis], middle, *highest[axis + 1 :])
         yield loss, min_s, (*lowest[:axis], above, *lowest[axis + 1 :]), highest
 
-    def _note(self, entry: Entry, fate: str) -> None:
-        if len(self._trace) < self._max_trace:
-            self._trace.append(Block(self._box.point(entry[2]), self._box.point(entry[3]), fate))
-
 
 def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> SearchResult:
-    """Return the point of the highest throughput whose latency meets a bound, by evaluating all points.
-
-    Args:
-        perf: Performance function, of any shape.
-        variables: Variables to choose.
-        bound_s: Maximum latency; infinite: any feasible point.
-        chunk: Points evaluated at a time, which bounds the memory.
-
-    Raises:
-        InputError: An argument is out of range, or the performance function returns invalid values.
-    """
+    """Return what ``branch_and_bound`` does, by evaluating all points, ``chunk`` at a time to bound the memory."""
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if chunk < 1:
         raise InputError(f"a chunk must be 1 point or more, not {chunk}")
     box = _Box(perf, variables)
-    best, fastest, calls = _NO_POINT, _NO_POINT, 0
+    best = fastest = _NO_POINT
     for _, places, got in box.chunks(chunk):
-        calls += 1
         feasible = np.isfinite(got.latency_s)
         good = np.flatnonzero((got.latency_s <= bound_s) & feasible)
         if len(good):
@@ -409,11 +313,10 @@ def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float,
         loss = np.where(feasible, -np.nan_to_num(got.throughput_rps), 0.0)
         fastest = min(fastest, _min_key(got.latency_s, loss, places))
     found = box.evaluated((best[1], best[0], best[2])) if best[2] else None
-    return SearchResult(found, box.evaluated(fastest), box.size, box.size, calls, 0.0)
+    return SearchResult(found, box.evaluated(fastest), box.size, box.size, 0.0)
 
 
 def _min_key(first: Floats, second: Floats, places: Ints) -> Key:
-    """Return the minimum of (first, second, place); places come in order."""
     same = np.flatnonzero(first == first.min())
     at = int(same[np.argmin(second[same])])
     return float(first[at]), float(second[at]), tuple(places[at].tolist())
@@ -434,18 +337,11 @@ def evaluate_grid(perf: Performance, variables: Sequence[Variable], chunk: int =
 
 @dataclass(frozen=True)
 class NonMonotone:
-    """Shares of the feasible points of a box that break monotonicity along one variable.
+    """Shares of the feasible points of a box that break monotonicity along one variable, by latency and by throughput.
 
     A point breaks it if an earlier one on its line, all other variables being equal, has a value that is higher by
-    more than the tolerance.
-
-    Attributes:
-        variable: Name of the variable.
-        tolerance: Relative to the point's own value, or to the given scale.
-        latency: The share by latency.
-        throughput: The share by throughput.
-        gaps: Share of feasible points with an infeasible one before them on the line.
-        points: Number of feasible points.
+    more than the tolerance, which is relative to the point's own value or to the given scale. ``gaps`` is the share of
+    feasible points with an infeasible one before them on the line, ``points`` the number of feasible points.
     """
 
     variable: str
@@ -466,13 +362,8 @@ def non_monotone(
 ) -> tuple[NonMonotone, ...]:
     """Return a row for each variable of known direction and each tolerance, over all combinations of the others.
 
-    Args:
-        perf: Performance function.
-        variables: All variables; every point is evaluated.
-        tolerances: Shares.
-        latency_scale_s: Scale of the latency tolerances; the paper uses a latency bound. None: the point's latency.
-        throughput_scale_rps: Scale of the throughput tolerances; the paper uses the achieved throughput. None: the
-            point's throughput.
+    Every point is evaluated. The scales are those of the tolerances; None: the point's own value. The paper uses a
+    latency bound and the achieved throughput.
     """
     grid = evaluate_grid(perf, variables)
     feasible = np.isfinite(grid.latency_s)
@@ -501,21 +392,3 @@ def _max_before(values: Floats, axis: int) -> Floats:
     """Return the maximum before each point on its line; minus infinity where there is none."""
     maxima = np.moveaxis(np.maximum.accumulate(values, axis=axis), axis, 0)
     return np.moveaxis(np.concatenate([np.full_like(maxima[:1], -np.inf), maxima[:-1]]), 0, axis)
-
-
-def min_tolerances(perf: Performance, variables: Sequence[Variable]) -> Tolerances:
-    """Return the minimum tolerances under which branch and bound is exact, over every pair of feasible points."""
-    grid = evaluate_grid(perf, variables)
-    feasible = np.isfinite(grid.latency_s)
-
-    def excess(values: Floats) -> float:
-        """Return the maximum share by which a lower point's value exceeds a higher one's."""
-        highest = np.where(feasible, values, 0.0)
-        for axis, variable in enumerate(variables):
-            if variable.rising is not None:
-                highest = np.maximum.accumulate(highest, axis=axis)
-        above = feasible & (highest > values)
-        with np.errstate(divide="ignore"):
-            return float((highest[above] / values[above] - 1).max(initial=0.0))
-
-    return Tolerances(excess(grid.throughput_rps), excess(grid.latency_s))

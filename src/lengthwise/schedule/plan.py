@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,11 @@ from lengthwise.schedule.frontier import best_evaluated_rps, breakpoints, evalua
 from lengthwise.schedule.length_drift import drift
 from lengthwise.schedule.planner import TIE, Planner
 from lengthwise.schedule.stage_costs import Setting, normal_scores, projected_share
-from lengthwise.schedule.timeline import Visit, pipelined_visits, round_visits
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import OtherSystem, ScheduleParts, SchedulePlan, TimelineBar
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
+Kind = Literal["encode", "decode"]
 Progress = Callable[[int, int], None]
 """Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
 
@@ -44,16 +45,10 @@ def other_systems(
     found = []
     for system in dict.fromkeys(systems):
         of = curve(planner.estimator, system, seed=seed, report=lambda: progress(next(simulated), 0))
-        at = of.best_at(bound_s, worst_case=planner.worst_case)
-        result = OtherSystem(
-            system=system,
-            best=None if at is None else of.row(at),
-            low_rps=math.nan if at is None else float(of.throughput_low_rps[at]),
-            high_rps=math.nan if at is None else float(of.throughput_high_rps[at]),
-            configurations=of.configurations,
-            front=of.front(worst_case=planner.worst_case),
-        )
-        found.append(result)
+        at, front = of.best_at(bound_s, worst_case=planner.worst_case), of.front(worst_case=planner.worst_case)
+        low_rps, high_rps = (math.nan, math.nan) if at is None else of.intervals_rps[at]
+        best = None if at is None else of.rows[at]
+        found.append(OtherSystem(system, best, low_rps, high_rps, len(of.rows), front))
     return tuple(found)
 
 
@@ -84,17 +79,24 @@ def part_sizes(gpus: int, node_gpus: int) -> list[int]:
     return [size for size in within + nodes if size < gpus]
 
 
+@dataclass(frozen=True)
+class Visit:
+    """One micro-batch on one stage, from ``start_s`` to ``end_s``."""
+
+    stage: int
+    start_s: float
+    end_s: float
+    kind: Kind
+    micro_batch: int
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Stages and times of one schedule.
+    """Stages and times of one schedule; without stages and times where no layout is possible.
 
-    Attributes:
-        controls: Schedule.
-        estimates: Its estimates, one row.
-        layout: Layers by stage; no stages where no layout is possible.
-        encode_s: [encoding stages] seconds of an encode visit; RRA's timeline has shorter and longer ones.
-        decode_s: [N_D, decoding stages] seconds of a decode visit at each iteration.
-        timeline: Visits of a part of the steady state, from 0 s on. WAA: stages in the order of the layout.
+    ``encode_s`` is [encoding stages] the seconds of an encode visit (RRA's timeline has shorter and longer ones),
+    ``decode_s`` [N_D, decoding stages] of a decode visit at each iteration. ``timeline`` has the visits of a part of
+    the steady state, from 0 s on; WAA: stages in the order of the layout.
     """
 
     controls: Controls
@@ -104,24 +106,9 @@ class Explanation:
     decode_s: Floats
     timeline: tuple[Visit, ...]
 
-    @property
-    def reason(self) -> Reason:
-        """Return why the schedule is infeasible, or that it is feasible."""
-        return Reason(int(self.estimates.reason[0]))
-
-    @property
-    def slowest_stage(self) -> tuple[Stage, Stage]:
-        """Return the stages that limit encoding and decoding."""
-        encode, decode = int(self.encode_s.argmax()), int(self.decode_s.sum(axis=0).argmax())
-        return self.layout.encode[encode], self.layout.decode[decode]
-
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
-    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings).
-
-    Raises:
-        InputError: As for ``Estimator.estimate``.
-    """
+    """Return one schedule in detail, with a timeline of some rounds (WAA: encodings); raises as ``estimate`` does."""
     estimates = estimator.estimate([controls])
     if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
         return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())
@@ -189,6 +176,62 @@ def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float
     return np.asarray(np.array(pace)[:, None] * visit_s)
 
 
+def round_visits(
+    encode_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
+) -> list[Visit]:
+    """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline.
+
+    A micro-batch enters a stage once it has left the stage before and the stage is free; its next iteration starts once
+    its last one has left the last stage. Stages serve iterations in order, and micro-batches in order within them.
+
+    Args:
+        encode_s: [stages] seconds of an encode visit.
+        decode_s: [N_D, stages] seconds of a decode visit at each iteration.
+        micro_batches: Micro-batches in the pipeline.
+        rounds: Encodings, each with N_D decode iterations.
+        scale: Factor on ``encode_s`` of each micro-batch that encodes; empty: all encode, at a factor of 1.
+    """
+    encode, decodes = np.asarray(encode_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
+    scales = np.asarray(scale, dtype=np.float64)
+    scales = scales if len(scales) else np.ones(micro_batches)
+    free_s, ready_s = [0.0] * len(encode), [0.0] * micro_batches
+    visits: list[Visit] = []
+    for _ in range(rounds):
+        for job in range(len(scales)):
+            visits += _pass_stages(encode * scales[job], free_s, ready_s, job, "encode")
+        for visit_s in decodes:
+            for job in range(micro_batches):
+                visits += _pass_stages(visit_s, free_s, ready_s, job, "decode")
+    return visits
+
+
+def pipelined_visits(
+    visit_s: npt.ArrayLike, period_s: float, micro_batches: int, turns: int, kind: Kind
+) -> list[Visit]:
+    """Return visits of ``turns`` turns of a pipeline that starts one at most every ``period_s`` (WAA).
+
+    Encodings wait for each other only at the stages; a micro-batch's decode waits for its previous one.
+    """
+    seconds = np.asarray(visit_s, dtype=np.float64)
+    free_s, ready_s = [0.0] * len(seconds), [0.0] * micro_batches
+    visits: list[Visit] = []
+    for turn in range(turns):
+        for job in range(micro_batches):
+            ready_s[job] = max(ready_s[job] if kind == "decode" else 0.0, turn * period_s)
+            visits += _pass_stages(seconds, free_s, ready_s, job, kind)
+    return visits
+
+
+def _pass_stages(seconds: Floats, free_s: list[float], ready_s: list[float], job: int, kind: Kind) -> list[Visit]:
+    """Return one micro-batch's visits of all stages; updates ``ready_s`` of the job and ``free_s`` of the stages."""
+    visits = []
+    for stage, visit_s in enumerate(seconds.tolist()):
+        start_s = max(ready_s[job], free_s[stage])
+        free_s[stage] = ready_s[job] = start_s + visit_s
+        visits.append(Visit(stage, start_s, start_s + visit_s, kind, job))
+    return visits
+
+
 def build_plan(
     planner: Planner,
     bound_s: float = math.inf,
@@ -202,15 +245,9 @@ def build_plan(
 ) -> SchedulePlan:
     """Return the best schedule under a bound with the runners-up, frontier, drift, timeline and static batches.
 
-    Args:
-        planner: Planner of the schedules.
-        bound_s: Latency bound; infinite: none.
-        name: Label of the plan.
-        metadata: Fixed parameters by name.
-        exhaustive: Evaluate every schedule for the choice.
-        baselines: Other systems to compare with (``SYSTEMS``), which takes longer than all the rest.
-        seed: Seed of the lengths for these.
-        progress: Called with the number of their configurations simulated so far, and 0.
+    ``metadata`` are fixed parameters by name. With ``exhaustive`` every schedule is evaluated for the choice.
+    ``baselines`` are other systems to compare with (``SYSTEMS``), which takes longer than all the rest; ``seed`` is
+    that of their lengths, and ``progress`` is called with the number of their configurations simulated so far, and 0.
 
     Raises:
         InputError: The bound is not above 0.

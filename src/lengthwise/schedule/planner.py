@@ -1,35 +1,22 @@
 """The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
 
-Each strategy is searched at each tensor-parallel degree, and the best of all is taken. The result of one search bounds
-the next: a strategy or degree that cannot beat it is discarded after a few points. As throughput is not quite monotone
-where there are few decode iterations between encodings, RRA's result is then improved by local search (``refine``).
-
-The bound is for an output of ``Assumptions.level``, by default the 99 % quantile. It applies to the latency with
-batches' work at the far end of its 99 % range, as in the paper ("We do consider this variance when determining
-control variables", section 7.9); with ``worst_case=False`` it applies to the expected latency.
+Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next. As throughput is
+not quite monotone where there are few decode iterations between encodings, RRA's result is then improved by local
+search (``refine``). The bound is for an output of ``Assumptions.level``. It applies to the latency with batches' work
+at the far end of its 99 % range, as in the paper ("We do consider this variance when determining control variables",
+section 7.9); with ``worst_case=False`` it applies to the expected latency.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from lengthwise.schedule.controls import (
-    Assumptions,
-    Cluster,
-    Controls,
-    Layout,
-    Strategy,
-    rra_layout,
-    splits,
-    waa_layout,
-)
+from lengthwise.schedule.controls import Assumptions, Cluster, Controls, Strategy, rra_layout, splits, waa_layout
 from lengthwise.schedule.estimation import Estimator, Reason
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.optimizer import (
@@ -46,8 +33,7 @@ from lengthwise.schedule.stage_costs import Setting, TablesByDegree, cluster_tab
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.schema.schedule import ScheduleRow, ScheduleSide
 from lengthwise.schema.specs import ModelSpec
-
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Ints
 
 ALL = tuple(Strategy)
 SHORT_PHASE = 8
@@ -105,10 +91,9 @@ def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
 
 
 def _climb(one: SpaceResult, bound_s: float) -> EvaluatedPoint | None:
-    """Return the best point reached from the best of a space over better and better neighbours.
+    """Return the best point reached over better and better neighbours from the best of a space ever evaluated.
 
-    The start is the best point ever evaluated; for RRA also where the search found nothing, since its bounds are
-    approximate.
+    RRA also starts where the search found nothing, since its bounds are approximate.
     """
     space, best = one.space, one.result.best
     seen = space.best_evaluated(bound_s) if best or space.strategy is Strategy.RRA else None
@@ -173,16 +158,9 @@ def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
 class Choice:
     """The chosen schedule and its optimality gap.
 
-    Attributes:
-        bound_s: Latency bound that it meets.
-        controls: Its control variables.
-        row: Its estimates.
-        sides: Every strategy and degree with its result.
-        evaluated: Schedules estimated.
-        points: Schedules in total.
-        gap: The best of all has at most (1 + gap) times its throughput, if the tolerances hold. Those of RRA's short
-            phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
-        seconds: Duration of the search.
+    ``sides`` are every strategy and degree with its result. ``evaluated`` of ``points`` schedules were estimated, in
+    ``seconds``. The best of all has at most (1 + ``gap``) times the throughput, if the tolerances hold. Those of RRA's
+    short phases do not: with RRA among the strategies the gap is approximate, unless all schedules were evaluated.
     """
 
     bound_s: float
@@ -198,16 +176,9 @@ class Choice:
 class Planner:
     """All schedules of a task on a cluster; estimates are kept from one bound to the next.
 
-    Args:
-        estimator: Estimator of the task on the cluster.
-        degrees: Tensor-parallel degrees to choose from.
-        strategies: Strategies to choose from.
-        worst_case: Whether a bound applies to ``latency_high_s``, else to ``latency_s``.
-        tolerances: Assumed deviation of the estimates from monotonicity.
-        clock: Clock in seconds.
-
-    Raises:
-        InputError: No strategy or degree is given, or only WAA on one GPU.
+    A bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``. ``tolerances`` are the assumed
+    deviation of the estimates from monotonicity. It raises InputError if no strategy or degree is given, or only WAA on
+    one GPU.
     """
 
     def __init__(
@@ -347,15 +318,9 @@ def best_schedule(
     tolerances: Tolerances | None = None,
     exhaustive: bool = False,
 ) -> Choice:
-    """Return the schedule of the highest throughput that meets a latency bound, to within ``Choice.gap``.
+    """Return the choice of ``Planner.best`` for a task on a cluster; without ``tables`` from the roofline model.
 
-    The bound is for an output of quantile ``assumptions.level``, and applies to ``latency_high_s`` if ``worst_case``,
-    else to ``latency_s``. The degrees are those of ``tables``, by default from the roofline model. ``exhaustive``
-    evaluates every schedule.
-
-    Raises:
-        InputError: The bound is not above 0, the task exceeds the model's context, or only WAA is given for one GPU.
-        ScheduleError: No schedule meets the bound, or none is feasible.
+    It raises the same errors, and InputError if the task exceeds the model's context, or only WAA is given for one GPU.
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)
@@ -450,22 +415,18 @@ def _why_nothing_fits(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
 
 def _min_weight_bytes(setting: Setting, spaces: Sequence[SearchSpace]) -> float:
     """Return the weights on the fullest GPU, minimum over the layouts of spaces whose weights do not fit."""
-
-    def layouts() -> Iterator[Layout]:
-        layers, gpus = setting.model.layers, setting.cluster.gpus
-        for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
-            rra = space.strategy is Strategy.RRA
-            for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
-                for encode in [gpus] if rra else splits(gpus, space.tp, groups).tolist():
-                    with contextlib.suppress(InputError):  # more stages than layers
-                        if rra:
-                            yield rra_layout(layers, gpus, space.tp, groups)
-                        else:
-                            yield waa_layout(layers, gpus, encode, space.tp, groups)
-
-    none, minimum = np.zeros(1), math.inf
-    for layout in layouts():
-        memory = setting.memory(layout.stages)
-        pipelines = {layout.encode, layout.decode}
-        minimum = min(minimum, max(stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines))
+    layers, gpus, none, minimum = setting.model.layers, setting.cluster.gpus, np.zeros(1), math.inf
+    for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
+        for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):
+            rra, tp = space.strategy is Strategy.RRA, space.tp
+            for encode in [gpus] if rra else splits(gpus, tp, groups).tolist():
+                try:
+                    layout = (
+                        rra_layout(layers, gpus, tp, groups) if rra else waa_layout(layers, gpus, encode, tp, groups)
+                    )
+                except InputError:  # more stages than layers
+                    continue
+                memory, pipelines = setting.memory(layout.stages), {layout.encode, layout.decode}
+                weights = [stage_bytes(memory, stages, none, None, none, none)[1] for stages in pipelines]
+                minimum = min(minimum, max(weights))
     return minimum

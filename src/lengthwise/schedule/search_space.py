@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,7 @@ from lengthwise.schedule.estimation import Estimates, Estimator, Reason, encode_
 from lengthwise.schedule.optimizer import Perf, Place, Variable
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import ScheduleRow
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 2**14
 """Largest encode batch of a search."""
@@ -38,20 +37,10 @@ class SearchSpace:
     batch raises throughput and latency; about runs nothing is assumed. Places beyond the end of a run are infeasible,
     with the throughput of its end.
 
-    Args:
-        estimator: Estimator of the task on its cluster.
-        strategy: Strategy.
-        tp: Degree of the groups, at least one of them; 1: every GPU is a stage of its own.
-        worst_case: Whether the bound applies to ``latency_high_s``.
-        groups: Numbers of groups; None: all that the GPUs have room for.
-        encode_gpus: GPUs that encode under WAA, as deployed; None: as the strategy splits them.
-        max_num_seqs: Maximum sequences of an encoding and of a decode batch.
-
-    Attributes:
-        variables: Variables of the search; none if no schedule is feasible.
-        size: Number of schedules.
-        evaluated: Number of schedules estimated so far.
-        infeasible_reason: Why no schedule is feasible; "" if one is.
+    There is at least one of the ``groups`` of ``tp`` GPUs (None: all that the GPUs have room for), unless ``tp`` is 1:
+    every GPU is a stage of its own. ``encode_gpus`` encode under WAA, as deployed; None: as the strategy splits them.
+    ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
+    ``evaluated`` were estimated so far.
     """
 
     def __init__(
@@ -255,24 +244,18 @@ class SearchSpace:
         return np.column_stack([batch[starts], lengths, micro[starts], group[starts]])
 
 
+_ESTIMATED = {field.name for field in fields(Estimates)} & {field.name for field in fields(ScheduleRow)}
+
+
 def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow:
     """Return one row of estimates with its control variables."""
     return ScheduleRow(
         strategy=controls.strategy.value,
         prefill_batch=controls.prefill_batch,
         decode_steps=controls.decode_steps,
-        micro_batches=int(estimates.micro_batches[at]),
         tp=controls.tp,
         tp_groups=controls.tp_groups,
-        encode_gpus=int(estimates.encode_gpus[at]),
-        throughput_rps=float(estimates.throughput_rps[at]),
-        latency_s=float(estimates.latency_s[at]),
-        latency_high_s=float(estimates.latency_high_s[at]),
-        cycle_s=float(estimates.cycle_s[at]),
-        encode_s=float(estimates.encode_s[at]),
-        decode_s=float(estimates.decode_s[at]),
-        decode_batch=float(estimates.decode_batch[at]),
-        memory_share=float(estimates.memory_share[at]),
+        **{name: getattr(estimates, name)[at].item() for name in _ESTIMATED},
     )
 
 

@@ -2,9 +2,8 @@
 
 All requests arrive at once. The first ones served are excluded until the mix of running requests is stationary, and so
 are the last ones, next to which the queue runs empty. Throughput is what is started in between, with an interval from
-ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, at the
-requested output length: read off a regression line through the latencies of the nearest output lengths, as few outputs
-have exactly that length.
+ten consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, read
+off a regression line through the latencies of the outputs nearest to the requested length.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine import disaggregate, simulate
@@ -26,11 +24,8 @@ from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats, Ints, Workload
 from lengthwise.statistics import t_half_width
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SPANS = 10
 """Parts of a run for its confidence interval."""
@@ -48,14 +43,9 @@ _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 
 @dataclass(frozen=True)
 class SimulationSpec:
-    """What is measured of every configuration.
+    """What is measured of every configuration: latencies for outputs of ``output_tokens``, over about ``requests``.
 
-    Attributes:
-        task: Lengths.
-        output_tokens: Output length that latencies are for.
-        level: Share of such outputs within the high latency.
-        requests: Approximate number of measured requests.
-        seed: Seed of the lengths.
+    ``level`` is the share of such outputs within the high latency, ``seed`` that of the lengths.
     """
 
     task: TaskLengths
@@ -67,19 +57,12 @@ class SimulationSpec:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Results of one replica.
+    """Results of one replica; ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of its throughput.
 
-    Attributes:
-        throughput_rps: Requests per second.
-        low_rps: Lower end of its 95 % interval.
-        high_rps: Upper end.
-        latency_s: Mean latency at the requested output length.
-        latency_high_s: Latency within which the level's share of such outputs is done; of batches that run to
-            completion: of outputs of the task's maximum length.
-        first_s: From the first step to the first token, mean.
-        token_s: Between tokens, mean.
-        residents: Running sequences, mean.
-        used_blocks: Cache blocks in use, mean.
+    ``latency_s`` is the mean at the requested output length, ``latency_high_s`` that within which the level's share of
+    such outputs is done; of batches that run to completion: of outputs of the task's maximum length. ``first_s`` is the
+    mean time from the first step to the first token, ``token_s`` that between tokens; ``residents`` are the mean
+    running sequences, ``used_blocks`` the mean cache blocks in use.
     """
 
     throughput_rps: float
@@ -94,8 +77,8 @@ class Simulated:
 
     def times(self, replicas: int) -> Simulated:
         """Return the results of ``replicas`` equal replicas."""
-        rates = (self.throughput_rps * replicas, self.low_rps * replicas, self.high_rps * replicas)
-        return replace(self, throughput_rps=rates[0], low_rps=rates[1], high_rps=rates[2])
+        rates = {name: getattr(self, name) * replicas for name in ("throughput_rps", "low_rps", "high_rps")}
+        return replace(self, **rates)
 
 
 def _measured_requests(requests: int, batch: int) -> int:
@@ -126,7 +109,6 @@ def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simu
     prompts, outputs = _sample_lengths(spec, (batches + 2) * batch)
 
     def batch_times_s(records: Records) -> tuple[Floats, Floats]:
-        """Return when each batch starts and how long it takes."""
         started_s = records.requests.scheduled_s.reshape(-1, batch).min(axis=1)
         return started_s, records.requests.finished_s.reshape(-1, batch).max(axis=1) - started_s
 
@@ -249,14 +231,9 @@ def memory_share(setting: Setting, layout: Layout, cached_tokens: float, step_to
     return float(needed[0] / setting.available_bytes)
 
 
-def max_request_tokens(setting: Setting) -> int:
-    """Return the tokens of the longest request of the task."""
-    return setting.task.max_prompt_tokens + setting.task.max_output_tokens
-
-
 def max_request_blocks(setting: Setting) -> int:
     """Return the cache blocks of the longest request of the task."""
-    return -(-max_request_tokens(setting) // BLOCK_TOKENS)
+    return -(-setting.task.max_request_tokens // BLOCK_TOKENS)
 
 
 def step_seqs(replica: Replica, batch: int) -> int:
@@ -289,7 +266,7 @@ def replica_deployment(
         scheduler=scheduler,
         cost=replace(setting.tables[replica.tp], stage_layers=layers, front=Front()),
         kv=KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, block_bytes, setting.available_bytes),
-        max_model_len=max_request_tokens(setting),
+        max_model_len=setting.task.max_request_tokens,
     )
 
 
@@ -308,7 +285,6 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     if not expected.feasible[0]:
         reason = Reason(int(expected.reason[0])).name.lower()
         raise InputError(f"a schedule must fit its cluster to be simulated; this one does not: {reason}")
-    given: dict[str, float] = {"prefill_batch": controls.prefill_batch}
     adjustment: dict[str, float] = {}
     if threshold is not None:
         mean_tokens = controls.prefill_batch * setting.task.mean_prompt_tokens
@@ -316,11 +292,12 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     layers, gpus = setting.model.layers, setting.cluster.gpus
     limits = EngineLimits(max_num_seqs=UNLIMITED_SEQS, watermark=0.0)
     if controls.strategy is Strategy.RRA:
-        given |= {"decode_steps": controls.decode_steps, "micro_batches": controls.micro_batches or 0, **adjustment}
         if adjustment:
-            given["decode_batch"] = round(float(expected.decode_batch[0]))
+            adjustment["decode_batch"] = round(float(expected.decode_batch[0]))
+        phases = {"decode_steps": controls.decode_steps, "micro_batches": controls.micro_batches or 0, **adjustment}
         layout = rra_layout(layers, gpus, controls.tp, controls.tp_groups)
-        return _pipeline_deployment(setting, layout.stages, limits, _policy("rra", given))
+        batching = _policy("rra", prefill_batch=controls.prefill_batch, **phases)
+        return _pipeline_deployment(setting, layout.stages, limits, batching)
     if setting.model.encoder_layers:
         raise InputError(
             "WAA of an encoder-decoder cannot be simulated: its decoding GPUs project prompts, which the engine's do "
@@ -332,7 +309,7 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
     seqs = float(batches * controls.prefill_batch)
     tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
     blocks = max(math.ceil(tokens / BLOCK_TOKENS), max_request_blocks(setting))
-    encoding = _policy("encode", given | adjustment)
+    encoding = _policy("encode", prefill_batch=controls.prefill_batch, **adjustment)
     encode_limits = replace(limits, max_in_flight=batches - 1)
     prefill = _pipeline_deployment(setting, layout.encode, encode_limits, encoding, blocks)
     decode_limits = replace(
@@ -375,9 +352,9 @@ def _pipeline_deployment(
     kv = KvPlan(blocks, BLOCK_TOKENS, 0.0, 0.0, 0.0, 0.0)
     return Deployment(
         setting.model, cluster.gpu, cluster.node, parallel, limits, Scheduler(batching=batching), cost, kv,
-        max_request_tokens(setting),
+        setting.task.max_request_tokens,
     )  # fmt: skip
 
 
-def _policy(name: str, parameters: dict[str, float]) -> str:
+def _policy(name: str, **parameters: float) -> str:
     return f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items())})"

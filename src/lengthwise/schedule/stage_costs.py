@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lengthwise import _jit
 from lengthwise.catalog import embedding_parameters, encoder_layer_parameters
 from lengthwise.cost import plan_memory, roofline
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.cost.roofline_tables import HostOverhead
+from lengthwise.schedule import _kernel
 from lengthwise.schedule._kernel import DegreeTables
 from lengthwise.schedule.controls import Assumptions, Cluster, Role, Stage
 from lengthwise.schedule.lengths import (
@@ -25,13 +28,12 @@ from lengthwise.schedule.lengths import (
     adjusted_batches,
     phase_loads,
 )
-from lengthwise.schedule.timeline import compiled
 from lengthwise.schema.cost_tables import MERGED, CostTables, grid_value
 from lengthwise.schema.deployment import EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec, dtype_bytes
+from lengthwise.schema.workload import Floats
 
-Floats = npt.NDArray[np.float64]
 TablesByDegree = Mapping[int, CostTables]
 """Cost tables by tensor-parallel degree; the stages within each table are ignored."""
 
@@ -44,8 +46,7 @@ def cluster_tables(
 ) -> dict[int, CostTables]:
     """Return roofline tables by degree; neighbouring stages communicate over the slowest link of the cluster.
 
-    Raises:
-        InputError: A degree does not divide the heads.
+    It raises InputError if a degree does not divide the heads.
     """
     limits = EngineLimits(max_num_seqs=MAX_STEP_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS)
     tables = {}
@@ -90,6 +91,37 @@ def _slope(table: Floats) -> Floats:
     return np.array((table[-1] - table[-1 - span]) / max(span, 1))
 
 
+@lru_cache(maxsize=8)
+def compiled(name: str) -> Any:
+    """Return a compiled function of ``_kernel``: "rra_rows", "waa_rows", "steady_round" or "visits"."""
+    line, grid_example = np.zeros(1), np.zeros((1, 1))
+    example = DegreeTables(
+        grid_example, line, grid_example, line, grid_example, grid_example, line, False, 64, 1.0, 0.0
+    )
+    tables, grid = _jit.type_of(example), _jit.type_of(grid_example)
+    floats, ints, number, integer, flag = _jit.f8_1d, _jit.i8_1d, _jit.f8, _jit.i8, _jit.type_of(False)
+    scratch = (grid, floats, floats, floats, floats, floats, grid)
+    side = (grid, floats)
+    signatures = {
+        "rra_rows": lambda: integer(
+            tables, tables, *side, floats, *[ints] * 5, grid, number, floats, grid, *scratch, grid
+        ),
+        "waa_rows": lambda: integer(
+            tables, tables, *side, *side, floats, ints, floats, integer,
+            number, number, number, flag, number, floats, floats, grid, grid,
+        ),
+        "steady_round": lambda: _jit.type_of((0.0, 0.0))(*[integer] * 4, floats, *scratch),
+        "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
+    }  # fmt: skip
+    return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)
+
+
+def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return scratch arrays of the recurrence: ready, first, last, started, before."""
+    before = np.zeros((4, max(micro_batches, groups)))
+    return np.zeros(micro_batches), np.zeros(groups), np.zeros(groups), np.zeros(micro_batches), before
+
+
 def projected_share(model: ModelSpec) -> float:
     """Return the share of a layer's products over a prompt that project cross-attention keys and values, else 0.
 
@@ -118,16 +150,10 @@ def visits_s(
 ) -> Floats:
     """Return [n] seconds of visits of a stage; the column arguments are broadcast.
 
-    Args:
-        tables: Packed tables of the stage's degree.
-        seqs: Prompts to encode, or sequences to decode one token of.
-        kv_tokens: Cached tokens of the decoded sequences.
-        layers: Layers of the stage.
-        first: Whether the stage is the first: it embeds, and waits for the host.
-        last: Whether the stage is the last: it samples; the others send on.
-        encode: Whether the visit encodes. Attention is the mean over the task's prompts, not that of a mean prompt.
-        share: Share of a layer's matrix products: of an encoding, or over ``more_tokens`` on top of a decode.
-        more_tokens: Newly encoded tokens that a decode projects.
+    An encoding is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
+    decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
+    the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
+    encoding, or over ``more_tokens``, newly encoded tokens that a decode projects on top.
     """
     columns = (seqs, kv_tokens, layers, first, last, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
@@ -141,15 +167,11 @@ def visits_s(
 class StageMemory:
     """Bytes on one GPU of a stage, at one tensor-parallel degree.
 
-    Attributes:
-        layer_bytes: Weights of a decoder layer, mean over the layers.
-        encoder_bytes: Encoder weights per decoder layer; 0 for decoder-only models.
-        embedding_bytes: Token table of a first stage.
-        head_bytes: Head of a last stage; of a tied head its own copy, unless the stage is also the first.
-        tied: Whether the head is tied to the embedding.
-        kv_layer_bytes: Cache of one token in one layer.
-        token_bytes: Activations of a token in a visit.
-        seq_bytes: Logits of a sequence in a visit.
+    ``layer_bytes`` are the weights of a decoder layer, mean over the layers, ``encoder_bytes`` those of the encoder per
+    decoder layer (0 for decoder-only models), ``embedding_bytes`` the token table of a first stage, ``head_bytes`` the
+    head of a last stage; of a ``tied`` head its own copy, unless the stage is also the first. ``kv_layer_bytes`` is the
+    cache of one token in one layer, ``token_bytes`` are activations of a token in a visit, ``seq_bytes`` logits of a
+    sequence.
     """
 
     layer_bytes: float
@@ -171,11 +193,7 @@ class StageMemory:
 
 
 def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
-    """Return the memory needs of one degree, derived from ``cost.plan_memory``.
-
-    Raises:
-        InputError: ``tp`` does not divide the heads.
-    """
+    """Return the memory needs of one degree, which must divide the heads, derived from ``cost.plan_memory``."""
 
     def plan(tokens: int, seqs: int) -> KvPlan:
         limits = EngineLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
@@ -221,13 +239,8 @@ def stage_bytes(
 ) -> tuple[Floats, float]:
     """Return ([n] bytes on the fullest GPU of a pipeline, weights on the GPU with the most).
 
-    Args:
-        memory: Memory needs by degree.
-        stages: Pipeline.
-        cached_tokens: [n] tokens in the cache.
-        bytes_per_token: Bytes per cached token on each GPU; None: the KV cache of the stage's layers.
-        tokens: [n] tokens of the largest visit.
-        seqs: [n] sequences of the largest visit.
+    ``cached_tokens`` are [n] tokens in the cache, each of ``bytes_per_token`` on each GPU (None: the KV cache of the
+    stage's layers); ``tokens`` and ``seqs`` are [n] those of the largest visit.
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):
@@ -304,11 +317,7 @@ class Setting:
         return available_bytes(self.model, self.cluster)
 
     def packed(self, tp: int) -> DegreeTables:
-        """Return the packed tables of a degree.
-
-        Raises:
-            InputError: The degree has no cost tables.
-        """
+        """Return the packed tables of a degree, or raise InputError if it has no cost tables."""
         if tp not in self.tables:
             degrees = sorted(self.tables)
             raise InputError(f"cost tables must be given for tensor-parallel degree {tp}; there are those of {degrees}")

@@ -1,8 +1,8 @@
-from .bench import REPLICAS, Bench, sized
 from .capacity_search import Capacity, capacity, point_at_capacity
 from .configuration_search import Options, Run, search, study
 from .limits import OBJECTIVES, UNLIMITED_GPUS, Promises, Question, check_limit, objective, with_stability
 from .load import Load
+from .objectives import REPLICAS, Bench, sized
 from .space import Space, checked
 from .store import Store, code_version, content_key
 from .strategy import Bayesian

@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine, policy
-from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, grid_axis
+from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Ints, grid_axis
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import Load
-
-Ints = npt.NDArray[np.int64]
 
 SLACK = 1.02
 """Factor on bounds: the requests of a run differ a little from the sample whose means are used."""
@@ -47,11 +45,8 @@ SLOPE_SPAN = 256
 class Needs:
     """Work of a mean request.
 
-    Attributes:
-        tokens: Tokens computed: prompt and output, less one.
-        decodes: Output tokens that come from decode steps.
-        kv_reads: Cached tokens read, over all of these steps.
-        pairs: (query, key) pairs of the prompt.
+    ``tokens`` are those computed (prompt and output, less one), ``decodes`` output tokens from decode steps,
+    ``kv_reads`` cached tokens read over all of these steps, ``pairs`` (query, key) pairs of the prompt.
     """
 
     tokens: float
@@ -64,11 +59,8 @@ class Needs:
 class Ceiling:
     """The largest rate that a deployment could sustain, and times at that rate.
 
-    Attributes:
-        rate_rps: No schedule of the deployment serves more requests per second.
-        min_step_s: Time of a step of one token, through all stages.
-        jct_s: Approximate time of a mean request at full load.
-        impossible: Reasons, by metric, why limits cannot hold at any rate.
+    ``min_step_s`` is that of a step of one token, through all stages; ``jct_s`` approximately that of a mean request at
+    full load. ``impossible`` has reasons, by metric, why limits cannot hold at any rate.
     """
 
     rate_rps: float

@@ -4,11 +4,9 @@ The requests of a seed are fixed, and a rate only stretches their arrival times.
 of requests beyond its bound over the allowed share) therefore rises smoothly with the rate. Usage is pooled over
 independent seeds: the mean share is unbiased even if bursts are rare in a short run, unlike a quantile of each run. The
 rate at which the pooled usage crosses 1 is bracketed and bisected. Its interval is the sum of the seeds' spread there
-over the slope (a t interval) and of the change of the answer when the runs were lengthened, because a run that starts
-from empty tolerates an overload that a longer one does not. Runs grow until the interval is small.
-
-A growing queue counts as a limit, too: a rate is rejected if, over the window and beyond chance, half a percent of the
-arrivals stayed in the queue. This detects an overload long before waits reach a limit.
+over the slope (a t interval) and of the change of the answer when the runs were lengthened. Runs grow until the
+interval is small. A growing queue counts as a limit, too, long before waits reach one: a rate is rejected if, over the
+window and beyond chance, half a percent of the arrivals stayed in the queue.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
+from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.limits import Promises, good_rate_rps, good_share
 from lengthwise.search.load import Load
@@ -57,7 +55,6 @@ ROOT_ERROR = 0.002
 CURVE_FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
 """Of the operating rate; larger ones show what a looser limit would gain."""
 
-Floats = npt.NDArray[np.float64]
 Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[float]]]
 
 
@@ -90,8 +87,7 @@ def largest(
         width = min(width**1.5, 4.0)
     while high > low * (1 + tolerance):
         rate = low * (high / low) ** min(max(_crossing(at_low, at_high), 0.15), 0.85)
-        found = usage(rate)
-        if found > 1:
+        if (found := usage(rate)) > 1:
             high, at_high = rate, found
         else:
             low, at_low = rate, found
@@ -197,7 +193,6 @@ class Trials:
         return max(math.log(means[1] / means[0]) / math.log(high / low), MIN_SLOPE)
 
     def _bracket(self, rate_rps: float) -> tuple[float, float]:
-        """Return the nearest tried rates below and above."""
         rates = sorted(self.by_rate)
         at = min(max(bisect(rates, rate_rps) - 1, 0), len(rates) - 2)
         return rates[at], rates[at + 1]
@@ -207,12 +202,9 @@ class Trials:
 class Capacity:
     """The largest sustained rate; rates are in requests per second.
 
-    Attributes:
-        rate_rps: Mean over seeds, with an interval of spread and drift; 0 if the limits break at any rate.
-        binds: The limit that breaks first.
-        requests: Number of requests of the longest runs.
-        ceiling: Upper bound of all schedules.
-        effort: Runs and requests simulated.
+    ``rate_rps`` is the mean over seeds, with an interval of spread and drift; 0 if the limits break at any rate.
+    ``binds`` is the limit that breaks first, ``requests`` the number of the longest runs, ``ceiling`` the upper bound
+    of all schedules.
     """
 
     rate_rps: Estimate
@@ -231,40 +223,38 @@ class Capacity:
 def scout(deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     """Return a rough capacity without an interval, from short runs of one seed.
 
-    Raises:
-        InputError: The deployment rejects every request.
+    It raises InputError if the deployment rejects every request.
     """
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     if math.isinf(top.rate_rps):
         raise InputError(
             f"no request fits: every prompt reaches max_model_len ({deployment.max_model_len} tokens) or is rejected "
             "for another reason; raise the limits of [engine], or shorten the prompts"
         )
-    requests = run_length(top, promises)
-    trials = Trials(deployment, load, promises, requests, range(1), effort)
+    trials = Trials(deployment, load, promises, run_length(top, promises), range(1), Effort())
     rate = largest(trials.usage, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, requests, top, effort)
+    return Capacity(Estimate(rate), trials.binds, trials.requests, top, trials.effort)
 
 
 def breaks_at(rate_rps: float, deployment: Deployment, load: Load, promises: Promises) -> Capacity:
     """Return whether a scouting run at one rate breaks a limit: ``binds`` names it, or is empty."""
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     requests = run_length(replace(top, rate_rps=rate_rps), promises)
-    trials = Trials(deployment, load, promises, requests, range(1), effort)
-    is_broken = trials.usage(rate_rps) > 1
-    return Capacity(Estimate(rate_rps), trials.binds if is_broken else "", requests, top, effort)
+    trials = Trials(deployment, load, promises, requests, range(1), Effort())
+    binds = trials.binds if trials.usage(rate_rps) > 1 else ""
+    return Capacity(Estimate(rate_rps), binds, requests, top, trials.effort)
 
 
 def rough_capacity(
     deployment: Deployment, load: Load, promises: Promises, guess: float = math.nan, seeds: int = 4
 ) -> Capacity:
     """Return a capacity without an interval, from short runs, for comparisons on the same requests."""
-    top, effort = ceiling(deployment, load.sample(), promises.limits), Effort()
+    top = ceiling(deployment, load.sample(), promises.limits)
     requests = min(2 * run_length(top, promises), load.most, MAX_REQUESTS)
-    trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), effort)
+    trials = Trials(deployment, load, promises, requests, load.seeds_up_to(seeds), Effort())
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
     rate = largest(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, requests, top, effort)
+    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort)
 
 
 def capacity(
@@ -280,15 +270,9 @@ def capacity(
 ) -> Capacity:
     """Return the largest sustained rate, to a relative half-width of ``precision`` if the load is long enough.
 
-    Args:
-        deployment: The deployment that serves the load.
-        load: The requests.
-        promises: Limits that must hold.
-        precision: Half-width to reach, as a share of the rate.
-        seeds: Independent repetitions, at most as many as the load has.
-        level: Level of the interval.
-        min_rps: Below this rate, a rough answer with an unknown half-width suffices.
-        each: Maps over the seeds; a thread pool's ``map`` runs them in parallel.
+    There are ``seeds`` independent repetitions, at most as many as the load has; ``level`` is that of the interval.
+    Below ``min_rps``, a rough answer with an unknown half-width suffices. ``each`` maps over the seeds; a thread pool's
+    ``map`` runs them in parallel.
     """
     found, slope, previous = scout(deployment, load, promises), 0.0, math.nan
     used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)

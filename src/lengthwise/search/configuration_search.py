@@ -15,13 +15,14 @@ from typing import Any
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import Choice, Limit, Plan, Point, Region, Shift, Spent, Status, Study, Swap, Trade
-from lengthwise.search.bench import Bench, Task, better
 from lengthwise.search.limits import LATENCIES, Question
+from lengthwise.search.objectives import Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
 
+Choices = dict[str, Choice]
 Progress = Callable[[str, int, int], None]
 
 SUSTAINED_SHARE = 0.97
@@ -47,14 +48,10 @@ SCOUTING_ERROR = 0.05
 
 @dataclass
 class Run:
-    """A running search.
+    """A running search; evaluations are stored if there is a store.
 
-    Attributes:
-        bench: Evaluates configurations.
-        workers: Run the evaluations.
-        identity: Text that distinguishes the question from others in the same store.
-        store: Stores evaluations; None: nothing is stored.
-        progress: Called with the step's name, its finished and its expected evaluations.
+    ``identity`` is a text that distinguishes the question from others in the same store. ``progress`` is called with
+    the step's name, its finished and its expected evaluations.
     """
 
     bench: Bench
@@ -81,10 +78,6 @@ class Run:
         """Return the seconds since the search started."""
         return self.clock() - self.started_s
 
-    def expect(self, step: str, count: int) -> None:
-        """Set the expected number of evaluations of a step, as far as it is known."""
-        self.expected[step] = count
-
     def each(self, step: str, choices: Sequence[Choice], extra: tuple[Any, ...] = ()) -> list[Choice]:
         """Return the choices after a step, in their order."""
         tasks = [Task(step, choice, extra) for choice in choices]
@@ -102,10 +95,11 @@ class Run:
             if self.store is not None:
                 self.store.put(keys[at], to_dict(choice))
             self._report(step, 1)
-        for at, task in enumerate(tasks):
-            self.simulations += found[at].simulations - task.choice.simulations
-            self.requests += found[at].requests - task.choice.requests
-        return [found[at] for at in range(len(tasks))]
+        results = [found[at] for at in range(len(tasks))]
+        for before, after in zip(choices, results, strict=True):
+            self.simulations += after.simulations - before.simulations
+            self.requests += after.requests - before.requests
+        return results
 
     def _report(self, step: str, more: int) -> None:
         self.done[step] = self.done.get(step, 0) + more
@@ -116,11 +110,9 @@ class Run:
 class Options:
     """Extent of a search.
 
-    Attributes:
-        top: Number of ranked configurations; more are ranked if they could be among the best.
-        exhaustive: Scout every configuration that can run, prune none.
-        sensitivity: Search again with other bounds of each limit.
-        strategy: Proposes configurations of spaces that are too large to enumerate; None: all are evaluated.
+    ``top`` configurations are ranked; more if they could be among the best. With ``exhaustive`` every configuration
+    that can run is scouted, none pruned; with ``sensitivity`` other bounds of each limit are searched, too.
+    ``strategy`` proposes configurations of spaces that are too large to enumerate; None: all are evaluated.
     """
 
     top: int = 10
@@ -137,15 +129,9 @@ def search(
     options: Options = Options(),
     metadata: dict[str, str] | None = None,
 ) -> Plan:
-    """Return the plan of a question over configurations.
+    """Return the plan of a question over configurations, unless a strategy of the options proposes these.
 
-    Args:
-        name: Name of the question.
-        settings: The configurations; ignored if a strategy proposes them.
-        axes: The axes that vary, for reports.
-        run: Evaluator, workers and store.
-        options: Extent of the search.
-        metadata: Description of the question, for headings.
+    ``axes`` are those that vary, for reports; ``metadata`` is a description of the question, for headings.
     """
     question = run.bench.question
     evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)
@@ -184,13 +170,13 @@ def search(
 def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[Choice]:
     """Return every configuration: scouted, rejected, or pruned by its bound."""
     question = run.bench.question
-    run.expect("bound", len(settings))
+    run.expected["bound"] = len(settings)
     bounded = run.each("bound", _unevaluated(settings))
     done = [c for c in bounded if c.status is not Status.PRUNED]
     waiting = sorted((c for c in bounded if c.status is Status.PRUNED), key=lambda c: _order(c.bound, question))
     pruned: list[Choice] = []
     at, size = 0, FIRST_BATCH
-    run.expect("scout", len(waiting))
+    run.expected["scout"] = len(waiting)
     while at < len(waiting):
         scouted = [c.objective.value for c in done if c.status is Status.SCOUTED]
         limit, threshold = math.nan, tuple[float, ...]()
@@ -205,7 +191,7 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
             is_worse = not math.isnan(choice.bound) and better(limit, choice.bound, question)
             (pruned if is_worse else promising).append(choice)
         done += run.each("scout", promising, threshold)
-        run.expect("scout", len(waiting) - len(pruned))
+        run.expected["scout"] = len(waiting) - len(pruned)
         at, size = at + size, min(2 * size, LARGEST_BATCH)
     reason, region = "even without queueing it would be worse", "cannot be among the best"
     return done + [replace(c, reason=reason, region=region) for c in pruned]
@@ -233,14 +219,14 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
     question = run.bench.question
     by_key = {c.key: c for c in evaluated}
     rough = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
-    exact: dict[str, Choice] = {}
+    exact: Choices = {}
 
     def best_first() -> list[Choice]:
         ranked = (c for c in exact.values() if c.status is Status.RANKED)
         return sorted(ranked, key=lambda c: _order(c.objective.value, question))
 
     while batch := _contenders(by_key, exact, rough, best_first(), question, options):
-        run.expect("rank", len(exact) + len(batch))
+        run.expected["rank"] = len(exact) + len(batch)
         threshold: tuple[float, ...] = ()
         if len(ranked := best_first()) >= options.top:  # below what the best reaches at least, a rough result suffices
             best, half = ranked[0].objective, _half(ranked[0])
@@ -260,12 +246,7 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
 
 
 def _contenders(
-    by_key: dict[str, Choice],
-    exact: dict[str, Choice],
-    rough: dict[str, float],
-    ranked: list[Choice],
-    question: Question,
-    options: Options,
+    by_key: Choices, exact: Choices, rough: dict[str, float], ranked: list[Choice], question: Question, options: Options
 ) -> list[Choice]:
     """Return the configurations to rank next: the first ``top``, then all that may still beat the best."""
     waiting = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]
@@ -366,7 +347,7 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
             continue
         fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.promises.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
-        run.expect("shift", run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS))
+        run.expected["shift"] = run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS)
         rough = {factor: run.each("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}
         for factor in BOUND_FACTORS:
             best, name = math.nan, ""
@@ -443,7 +424,7 @@ def _swap(one: Plan, other: Plan, run: Run) -> Swap:
     if choice is None:
         return Swap(one.name, other.name, UNKNOWN, math.nan)
     if choice.status in (Status.SCOUTED, Status.PRUNED):
-        run.expect("rank", run.done.get("rank", 0) + 1)
+        run.expected["rank"] = run.done.get("rank", 0) + 1
         choice = run.each("rank", [replace(choice, reason="", region="")])[0]
     value: Estimate = choice.objective if choice.status is Status.RANKED else UNKNOWN
     own, best = value.value, other.best.objective.value

@@ -176,17 +176,11 @@ AT_RATE = ("cost_at_rate", "fewest_gpus")
 
 @dataclass(frozen=True)
 class Question:
-    """The question that each configuration is evaluated for.
+    """The question that each configuration is evaluated for, of one of ``OBJECTIVES``.
 
-    Attributes:
-        objective: One of OBJECTIVES.
-        promises: Limits that must hold.
-        rate_rps: Offered load, where the objective needs one; "energy" without one is at capacity.
-        max_gpus: Of all replicas together.
-        requests: Number of requests of an offline batch ("makespan").
-        precision: Relative half-width to reach for ranked configurations.
-        seeds: Independent repetitions.
-        level: Level of every interval.
+    ``rate_rps`` is the offered load, where the objective needs one; "energy" without one is at capacity. ``max_gpus``
+    are those of all replicas together, ``requests`` those of an offline batch ("makespan"). Ranked configurations reach
+    the relative half-width ``precision`` at ``level``, over ``seeds`` independent repetitions.
     """
 
     objective: Objective
@@ -209,11 +203,7 @@ class Question:
 
 
 def objective(name: str) -> Objective:
-    """Return the objective of this name.
-
-    Raises:
-        UnknownNameError: There is no such objective.
-    """
+    """Return the objective of this name, or raise UnknownNameError."""
     if name not in OBJECTIVES:
         raise UnknownNameError("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

@@ -26,14 +26,8 @@ class Load:
 
     Every configuration serves the same requests in the same order (common random numbers), so that two results differ
     by the configurations alone. Draws are cached. They have one of three sizes, so that a run does not depend on
-    earlier draws.
-
-    Attributes:
-        draw: Maps (seed, number of requests) to a workload, whose own rate does not matter. It may return fewer
-            requests (a short trace).
-        name: Name in tables.
-        seeds: Number of different seeds; None: unlimited.
-        most: Largest number of requests of a seed.
+    earlier draws. ``draw`` maps (seed, number of requests) to a workload, whose own rate does not matter; it may return
+    fewer requests (a short trace). There are ``seeds`` different seeds (None: unlimited) of ``most`` requests at most.
     """
 
     draw: Draw
@@ -45,13 +39,8 @@ class Load:
         object.__setattr__(self, "_drawn", {})
         object.__setattr__(self, "_lock", threading.Lock())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("draw", "name", "seeds", "most")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Load, (self.draw, self.name, self.seeds, self.most)
 
     def seeds_up_to(self, count: int) -> range:
         """Return ``count`` seeds, or fewer if the load has fewer."""
@@ -60,8 +49,7 @@ class Load:
     def at(self, seed: int, requests: int, rate_rps: float) -> Workload:
         """Return the first ``requests`` of a seed, with arrivals at this mean rate.
 
-        Raises:
-            InputError: The rate is not positive and finite, or the requests have no arrival times to stretch.
+        It raises InputError if the rate is not positive and finite, or the requests have no arrival times to stretch.
         """
         if not rate_rps > 0 or math.isinf(rate_rps):
             raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
@@ -99,18 +87,10 @@ class Load:
 
 
 def _first(workload: Workload, arrival_s: Floats) -> Workload:
-    """Return as many requests as there are arrival times, in an open loop."""
     first = slice(0, len(arrival_s))
-    optional = ("predicted_tokens", "priority", "tenant")
-    columns = {name: column[first] for name in optional if (column := getattr(workload, name)) is not None}
+    names = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
+    columns = {name: column[first] for name in names if (column := getattr(workload, name)) is not None}
     if workload.predictions is not None:
         columns["predictions"] = workload.predictions.take(np.arange(len(arrival_s)))
-    return replace(
-        workload,
-        arrival_s=arrival_s,
-        prompt_tokens=workload.prompt_tokens[first],
-        output_tokens=workload.output_tokens[first],
-        extra={key: column[first] for key, column in workload.extra.items()},
-        concurrency=None,
-        **columns,
-    )
+    extra = {key: column[first] for key, column in workload.extra.items()}
+    return replace(workload, arrival_s=arrival_s, extra=extra, concurrency=None, **columns)

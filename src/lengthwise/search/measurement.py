@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import Floats, Workload
 from lengthwise.statistics import mean_estimate
-
-Floats = npt.NDArray[np.float64]
 
 WARMUP_SHARE = 0.2
 """Share of a run's time that is excluded, because the batches fill up from empty."""
@@ -55,8 +54,7 @@ class Window:
     def waits_s(self, column: str, guard_s: float) -> Floats:
         """Return [m] a latency of arrivals in the window, except those of its last ``guard_s``.
 
-        It is infinite where it did not end (the request was rejected, timed out or still ran): it is then at least
-        ``guard_s``.
+        It is infinite where it did not end: the request was rejected, timed out or still ran for at least ``guard_s``.
         """
         values = request_column(self._arrivals(guard_s), column)
         return np.where(np.isnan(values), math.inf, values)
@@ -89,10 +87,7 @@ class Window:
         return _rows(r, slice(*ends))
 
     def queue_growth(self) -> float:
-        """Return the growth of the queue over the window, as a share of its arrivals; 0 on average in a steady state.
-
-        The queue holds requests that no step has processed yet.
-        """
+        """Return the growth of the queue of unprocessed requests over the window, as a share of its arrivals."""
         r = self.records.requests
         is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (
@@ -107,13 +102,8 @@ class Window:
         total = self.records.gaps
         if self.before is None:
             return total
-        first = self.before.gaps
-        return dataclasses.replace(
-            total,
-            histogram=total.histogram - first.histogram,
-            total=total.total - first.total,
-            sum_s=total.sum_s - first.sum_s,
-        )
+        sums = {n: getattr(total, n) - getattr(self.before.gaps, n) for n in ("histogram", "total", "sum_s")}
+        return dataclasses.replace(total, **sums)
 
     def finished(self) -> npt.NDArray[np.bool_]:
         """Return [n] which requests finished in the window."""
@@ -140,21 +130,16 @@ def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
 
 
 def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
-    """Simulate a workload, and return its steady part.
+    """Simulate a workload of an open loop, and return its steady part.
 
-    Args:
-        workload: Requests of an open loop.
-        deployment: The deployment that serves them.
-        seed: Seed of routers that draw.
-        sums: Whether sums and gaps of the window are needed; they take a second run, of its beginning.
+    ``seed`` is that of routers that draw. Without ``sums`` the window has no sums and gaps, which take a second run, of
+    its beginning.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
-    before = None
-    if sums:
-        before = engine.simulate(workload, deployment, seed=seed, time_limit_s=start_s, keep_steps=0)
-    records = engine.simulate(workload, deployment, seed=seed, time_limit_s=end_s, keep_steps=0)
-    return Window(deployment, records, before, start_s, end_s)
+    simulated = partial(engine.simulate, workload, deployment, seed=seed, keep_steps=0)
+    before = simulated(time_limit_s=start_s) if sums else None
+    return Window(deployment, simulated(time_limit_s=end_s), before, start_s, end_s)
 
 
 def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = STATISTICS) -> dict[str, float]:
@@ -177,30 +162,31 @@ def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = S
 
 def mean_point(runs: Sequence[Mapping[str, float]], level: float) -> dict[str, Estimate]:
     """Return each metric's mean over seeds with its t interval."""
-    estimates = {}
-    for name in runs[0]:
-        with np.errstate(invalid="ignore"):
-            estimates[name] = mean_estimate([run[name] for run in runs], level)
-    return estimates
+    with np.errstate(invalid="ignore"):
+        return {name: mean_estimate([run[name] for run in runs], level) for name in runs[0]}
 
 
 def _statistics(metric: str, values: Floats, quantiles: Mapping[str, float]) -> dict[str, float]:
-    if len(values) == 0:
-        return {f"{metric}.{statistic}": math.nan for statistic in ("mean", *quantiles)}
-    with np.errstate(invalid="ignore"):
-        found = np.quantile(values, list(quantiles.values()), method="lower")
-    named = {f"{metric}.{statistic}": float(value) for statistic, value in zip(quantiles, found, strict=True)}
-    return {f"{metric}.mean": float(values.mean()), **named}
+    mean, found = math.nan, np.full(len(quantiles), math.nan)
+    if len(values):
+        mean = float(values.mean())
+        with np.errstate(invalid="ignore"):
+            found = np.quantile(values, list(quantiles.values()), method="lower")
+    return _named(metric, mean, found, quantiles)
 
 
 def _gap_statistics(gaps: TokenGaps, quantiles: Mapping[str, float]) -> dict[str, float]:
-    if gaps.total == 0:
-        return {f"tbt.{statistic}": math.nan for statistic in ("mean", *quantiles)}
-    used = gaps.histogram > 0
-    middles = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s)[used]
-    found = weighted_quantiles(middles, gaps.histogram[used], np.array(list(quantiles.values())))
-    named = {f"tbt.{statistic}": float(value) for statistic, value in zip(quantiles, found, strict=True)}
-    return {"tbt.mean": gaps.sum_s / gaps.total, **named}
+    mean, found = math.nan, np.full(len(quantiles), math.nan)
+    if gaps.total:
+        used, mean = gaps.histogram > 0, gaps.sum_s / gaps.total
+        middles = np.minimum((gaps.edges_s[:-1] + gaps.edges_s[1:]) / 2, gaps.max_s)[used]
+        found = weighted_quantiles(middles, gaps.histogram[used], np.array(list(quantiles.values())))
+    return _named("tbt", mean, found, quantiles)
+
+
+def _named(metric: str, mean: float, found: Floats, quantiles: Mapping[str, float]) -> dict[str, float]:
+    named = {f"{metric}.{statistic}": float(value) for statistic, value in zip(quantiles, found, strict=True)}
+    return {f"{metric}.mean": mean, **named}
 
 
 def _scalars(window: Window, finished: Records) -> dict[str, float]:

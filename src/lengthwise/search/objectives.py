@@ -1,21 +1,24 @@
-"""Evaluation of one configuration for each objective: bound, scouting run, exact answer, rough answer."""
+"""Evaluation of configurations, the same in every worker, step by step: bound, scouting run, exact, rough answer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise import engine
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Choice, Point, Status
+from lengthwise.schema.plan import Choice, Limit, Point, Status
 from lengthwise.search import capacity_search
-from lengthwise.search.bounds import ceiling
+from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
 from lengthwise.search.limits import AT_RATE, Promises, Question
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_point
+from lengthwise.search.space import Settings
 
 CURVE_SEEDS = 4
 OPERATING_STEPS, OPERATING_STEP = 5, 0.985
@@ -49,16 +52,18 @@ class Evaluation:
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
-        return replace(choice, status=Status.REJECTED, reason=reason, region=f"breaks {metric} when idle")
+        return rejected(choice, reason, f"breaks {metric} when idle")
 
 
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
-    return replace(
-        choice,
-        simulations=choice.simulations + effort.simulations,
-        requests=choice.requests + effort.requests,
-        **changes,
-    )
+    simulations, requests = choice.simulations + effort.simulations, choice.requests + effort.requests
+    return replace(choice, simulations=simulations, requests=requests, **changes)
+
+
+def rejected(choice: Choice, reason: str, region: str, effort: Effort | None = None, **changes: Any) -> Choice:
+    """Return a choice that cannot be used, with the effort of finding this out and other changes."""
+    rejection = {"status": Status.REJECTED, "reason": reason, "region": region, **changes}
+    return _with_effort(choice, effort or Effort(), **rejection)
 
 
 class AtCapacity(Evaluation):
@@ -82,14 +87,10 @@ class AtCapacity(Evaluation):
         if self._is_per_dollar and rate < choice.bound_rps:
             found = capacity_search.breaks_at(rate, self.deployment, self.load, promises)
             if found.binds:
-                return _with_effort(
-                    choice,
-                    found.effort,
-                    bound=threshold,
-                    reason=f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}",
-                    region=f"breaks {found.binds} far below the best",
-                    binds=found.binds,
-                )
+                reason = f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}"
+                region = f"breaks {found.binds} far below the best"
+                cause = {"bound": threshold, "reason": reason, "region": region, "binds": found.binds}
+                return _with_effort(choice, found.effort, **cause)
         found = capacity_search.scout(self.deployment, self.load, promises)
         if not found.rate_rps.value > 0:
             return self._rejected(choice, found)
@@ -153,13 +154,8 @@ class AtCapacity(Evaluation):
 
     def _rejected(self, choice: Choice, found: Capacity) -> Choice:
         lowest = found.ceiling.rate_rps * capacity_search.FLOOR_SHARE
-        return _with_effort(
-            choice,
-            found.effort,
-            status=Status.REJECTED,
-            reason=f"{found.binds} breaks at every tried rate, down to {lowest:.3g} requests/s",
-            region=f"breaks {found.binds} at any rate",
-        )
+        reason = f"{found.binds} breaks at every tried rate, down to {lowest:.3g} requests/s"
+        return rejected(choice, reason, f"breaks {found.binds} at any rate", found.effort)
 
 
 class AtRate(Evaluation):
@@ -176,13 +172,11 @@ class AtRate(Evaluation):
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, Effort())
         elif is_sized and top.rate_rps < self._rate_rps:
-            reason = f"it serves at most {top.rate_rps:.3g} requests/s"
-            return replace(choice, status=Status.REJECTED, reason=reason, region="cannot serve the rate")
+            return rejected(choice, f"it serves at most {top.rate_rps:.3g} requests/s", "cannot serve the rate")
         return replace(choice, bound=self._size(deployment) if is_sized else math.nan, bound_rps=top.rate_rps)
 
-    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
-        """Return the choice with a rough number of replicas and the metrics of one run."""
-        del threshold  # the number of replicas is an integer: bounds are tight enough
+    def scout(self, choice: Choice, _threshold: float = math.nan) -> Choice:
+        """Return the choice with a rough number of replicas, for which bounds are tight, and the metrics of one run."""
         deployment, effort = self.deployment, Effort()
         if self._finds_replicas(choice):
             one = capacity_search.scout(deployment, self.load, self.question.promises)
@@ -194,9 +188,8 @@ class AtRate(Evaluation):
                 return self._too_many_gpus(choice, deployment, effort)
         return self._measured(choice, deployment, effort, range(1), 1, Status.SCOUTED)
 
-    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
+    def rank(self, choice: Choice, _threshold: float = math.nan) -> Choice:
         """Return the choice with its load curve and the fewest replicas that hold the rate, if it finds them."""
-        del threshold  # a rough answer would cost as much
         deployment, effort, is_certain = self.deployment, Effort(), True
         seeds = self.load.seeds_up_to(self.question.seeds)
         if self._finds_replicas(choice):
@@ -250,13 +243,9 @@ class AtRate(Evaluation):
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (status is Status.RANKED or not self._finds_replicas(choice)):
             return _broken(measured, self._tightest(at), effort, "at the rate")
-        match question.objective.name:
-            case "goodput":
-                objective = at.values["good_requests_per_s"]
-            case "energy":
-                objective = at.values["energy_j_per_output_token"]
-            case _:
-                objective = Estimate(self._size(deployment), 0.0)
+        metrics = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token"}
+        metric = metrics.get(question.objective.name)
+        objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
         is_ranked = status is Status.RANKED
         return _with_effort(
             # The curve's runs count as effort: it is measured before the effort is read.
@@ -270,13 +259,12 @@ class AtRate(Evaluation):
     def _tightest(self, at: Point) -> str:
         """Return the metric of the limit that is nearest to its bound at a point."""
 
-        def used(metric: str, bound: float, at_least: bool) -> float:
-            return bound / max(at.value(metric), 1e-12) if at_least else at.value(metric) / bound
+        def used(limit: Limit) -> float:
+            value = at.value(limit.metric)
+            return limit.bound / max(value, 1e-12) if limit.at_least else value / limit.bound
 
         limits = self.question.promises.limits
-        if not limits:
-            return "throughput"
-        return max(limits, key=lambda limit: used(limit.metric, limit.bound, limit.at_least)).metric
+        return max(limits, key=used).metric if limits else "throughput"
 
     def _size(self, deployment: Deployment) -> float:
         """Return the objective of a number of replicas: GPUs or dollars per hour."""
@@ -300,21 +288,14 @@ class AtRate(Evaluation):
         return replace(self.deployment, parallel=replace(self.deployment.parallel, replicas=replicas))
 
     def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
-        gpus, max_gpus = deployment.parallel.gpus, self.question.max_gpus
-        return _with_effort(
-            choice,
-            effort,
-            gpus=gpus,
-            price_per_hour_usd=deployment.price_per_hour_usd,
-            status=Status.REJECTED,
-            reason=f"the rate needs {gpus} GPUs, and at most {max_gpus} are allowed",
-            region=f"takes more than {max_gpus} GPUs",
-        )
+        gpus, max_gpus, usd = deployment.parallel.gpus, self.question.max_gpus, deployment.price_per_hour_usd
+        reason = f"the rate needs {gpus} GPUs, and at most {max_gpus} are allowed"
+        region = f"takes more than {max_gpus} GPUs"
+        return rejected(choice, reason, region, effort, gpus=gpus, price_per_hour_usd=usd)
 
 
 def _broken(choice: Choice, metric: str, effort: Effort, where: str) -> Choice:
-    reason, region = f"{metric} breaks {where}", f"breaks {metric} {where}"
-    return _with_effort(choice, effort, status=Status.REJECTED, reason=reason, region=region)
+    return rejected(choice, f"{metric} breaks {where}", f"breaks {metric} {where}", effort)
 
 
 class Makespan(Evaluation):
@@ -328,14 +309,12 @@ class Makespan(Evaluation):
         min_s = min(len(batch) / rate for batch, rate in zip(batches, rates, strict=True))
         return replace(choice, bound=min_s, bound_rps=max(rates))
 
-    def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
+    def scout(self, choice: Choice, _threshold: float = math.nan) -> Choice:
         """Return the choice with the makespan of one seed."""
-        del threshold  # one run gives the makespan
         return self._measured(choice, range(1), Status.SCOUTED)
 
-    def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
+    def rank(self, choice: Choice, _threshold: float = math.nan) -> Choice:
         """Return the choice with the mean makespan over seeds."""
-        del threshold  # a rough answer would cost as much
         return self._measured(choice, self.load.seeds_up_to(self.question.seeds), Status.RANKED)
 
     def _measured(self, choice: Choice, seeds: range, status: Status) -> Choice:
@@ -356,14 +335,110 @@ class Makespan(Evaluation):
             points=(at,),
             binds="throughput",
         )
-        rejections = [
-            (f"{limit.metric} is {at.value(limit.metric):.3g}", f"breaks {limit.metric}")
-            for limit in question.promises.limits
-            if not limit.is_satisfied(at.value(limit.metric))
-        ]
         if (served := at.value("served")) < 1:
-            rejections.insert(0, (f"{1 - served:.1%} of the requests can never fit", "does not serve all requests"))
-        if rejections:
-            reason, region = rejections[0]
-            return replace(measured, status=Status.REJECTED, reason=reason, region=region)
+            reason = f"{1 - served:.1%} of the requests can never fit"
+            return rejected(measured, reason, "does not serve all requests")
+        for limit in question.promises.limits:
+            if not limit.is_satisfied(value := at.value(limit.metric)):
+                return rejected(measured, f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
         return measured
+
+
+_EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {
+    "requests_per_dollar": AtCapacity,
+    "cost_at_rate": AtRate,
+    "fewest_gpus": AtRate,
+    "goodput": AtRate,
+    "energy": AtCapacity,
+    "makespan": Makespan,
+}
+
+
+def evaluation_of(deployment: Deployment, load: Load, question: Question) -> AtCapacity | AtRate | Makespan:
+    """Return the evaluation of a deployment for a question; energy is that at the question's rate if it has one."""
+    is_energy_at_rate = question.objective.name == "energy" and question.rate_rps is not None
+    kind = _EVALUATIONS["cost_at_rate" if is_energy_at_rate else question.objective.name]
+    return kind(deployment, load, question)
+
+
+Build = Callable[[Mapping[str, Any]], Deployment]
+REPLICAS = "deployment.replicas"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step ("bound", "scout", "rank" or "shift") of one configuration's evaluation.
+
+    ``extra`` holds arguments of the step: a threshold of ``scout`` and ``rank``; metric and factor of ``shift``.
+    """
+
+    step: str
+    choice: Choice
+    extra: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Turns settings into results.
+
+    ``build`` maps settings to a deployment of one replica; it raises InputError where it cannot run.
+    """
+
+    build: Build
+    load: Load
+    question: Question
+
+    def __call__(self, task: Task) -> Choice:
+        """Return the choice after one step of its evaluation."""
+        choice, question, extra = task.choice, self.question, task.extra
+        if task.step == "bound":
+            return self._bound(choice)
+        if task.step == "shift":
+            question, extra = replace(question, promises=question.promises.with_bound(*extra)), ()
+        evaluation = evaluation_of(self._deployment(choice.settings), self.load, question)
+        step: Callable[..., Choice] = getattr(evaluation, task.step)
+        return step(choice, *extra)
+
+    def _bound(self, choice: Choice) -> Choice:
+        """Return a configuration with its bound in closed form: PRUNED until it is simulated, or REJECTED."""
+        try:
+            deployment = self._deployment(choice.settings)
+        except (UnknownNameError, PolicyError):
+            raise  # an error in the question, not a configuration that cannot run
+        except InputError as error:
+            regions = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
+            region = next((name for kind, name in regions.items() if isinstance(error, kind)), "cannot be built")
+            return rejected(choice, str(error), region)
+        parallel, max_gpus = deployment.parallel, self.question.max_gpus
+        choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
+        if parallel.gpus > max_gpus or parallel.gpus == 0:
+            gpus = parallel.tp * parallel.pp * max(parallel.replicas, 1)
+            reason = f"it takes {gpus} GPUs, and at most {max_gpus} are allowed"
+            return rejected(choice, reason, f"takes more than {max_gpus} GPUs", gpus=gpus)
+        if not fits_any(deployment, self.load):
+            reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"
+            return rejected(choice, reason, "takes no request")
+        return evaluation_of(deployment, self.load, self.question).bound(choice)
+
+    def _deployment(self, settings: Settings) -> Deployment:
+        """Return the deployment with the replicas of the settings; with one if the search finds their number."""
+        one = self.build({key: value for key, value in settings.items() if key != REPLICAS})
+        one.require_one_side("a search")
+        replicas = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
+        if replicas == "auto":
+            return one
+        count = self.question.max_gpus // one.parallel.gpus if replicas == "fill" else int(replicas)
+        return replace(one, parallel=replace(one.parallel, replicas=count))
+
+
+def sized(deployment: Deployment, gpus: int) -> Deployment:
+    """Return the deployment with the number of replicas that makes up ``gpus`` GPUs."""
+    parallel = deployment.parallel
+    return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp))))
+
+
+def better(a: float, b: float, question: Question) -> bool:
+    """Return whether objective ``a`` is better than ``b``; NaN is never better."""
+    if math.isnan(a) or math.isnan(b):
+        return not math.isnan(a) and math.isnan(b)
+    return a > b if question.objective.higher_is_better else a < b

@@ -57,8 +57,7 @@ class Space:
 def checked(space: Space) -> Space:
     """Return a space that can be searched.
 
-    Raises:
-        InputError: An axis has no value, or there are too many configurations to enumerate.
+    It raises InputError if an axis has no value, or there are too many configurations to enumerate.
     """
     for axes in space.alternatives():
         for key, values in axes.items():

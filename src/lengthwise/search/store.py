@@ -22,7 +22,6 @@ from lengthwise.schema.plan import Choice, Point, Status
 FILE = "evaluations.sqlite"
 SCHEMA_VERSION = 1
 TIMEOUT_S = 30.0
-PAGE_ROWS = 1_000
 
 DECIDING = (
     "_jit.py",
@@ -82,14 +81,10 @@ class Store:
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store a value unless the key has one; it is on the disk when this returns.
+        """Store JSON values, NaN and infinities included, unless the key (``content_key``) has some.
 
-        Args:
-            key: See ``content_key``.
-            value: JSON values, NaN and infinities included; floats are exact.
-
-        Raises:
-            OutputError: It cannot be written: a full disk, a read-only file, a lock that is not released.
+        They are on the disk when this returns; floats are exact. It raises OutputError if they cannot be written: a
+        full disk, a read-only file, a lock that is not released.
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
@@ -99,18 +94,6 @@ class Store:
     def __len__(self) -> int:
         with _translated_errors(self.path):
             return int(self._connection.execute("SELECT count(*) FROM evaluations").fetchone()[0])
-
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield keys and values in the order of storing, those added during the iteration included."""
-        statement = f"SELECT id, key, value FROM evaluations WHERE id > ? ORDER BY id LIMIT {PAGE_ROWS}"  # noqa: S608
-        last = 0
-        while True:
-            with _translated_errors(self.path):  # an open cursor would prevent checkpoints of the log
-                rows = self._connection.execute(statement, (last,)).fetchall()
-            if not rows:
-                return
-            for last, key, value in rows:  # noqa: B007 - read after the loop
-                yield key, json.loads(value)
 
     def close(self) -> None:
         """Close the file."""
@@ -166,7 +149,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _translated_errors(path: Path) -> Iterator[None]:
-    """Raise errors of files and of SQLite as errors of lengthwise."""
     try:
         yield
     except OSError as error:
@@ -182,11 +164,8 @@ def _translated_errors(path: Path) -> Iterator[None]:
 def content_key(*parts: object) -> str:
     """Return the SHA-256 of the parts' content in hexadecimal, which is the same on every machine.
 
-    Parts are JSON values: mappings (in any order of their keys), lists, tuples (equal to lists), texts, numbers (exact;
-    NaN and infinities are values; 1 and 1.0 differ), booleans and None.
-
-    Raises:
-        TypeError: A part, or a key of a mapping, is of another type.
+    Parts are JSON values, others raise TypeError; the order of keys does not matter, tuples equal lists, floats are
+    exact, NaN and infinities are values, and 1 and 1.0 differ.
     """
 
     def check_keys(part: object) -> None:  # JSON would write the keys 1 and "1" alike
@@ -233,18 +212,12 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Choice:
     """Return the choice of ``to_dict``."""
+    estimates = {name: Estimate(**values[name]) for name in ("objective", "capacity_rps")}
+    at = None if values["at"] is None else _point(values["at"])
+    points = tuple(map(_point, values["points"]))
+    return Choice(**values | estimates | {"status": Status(values["status"]), "at": at, "points": points})
 
-    def point(values: dict[str, Any]) -> Point:
-        estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
-        return Point(values["rate_rps"], estimates, values["satisfied"])
 
-    return Choice(
-        **values
-        | {
-            "status": Status(values["status"]),
-            "objective": Estimate(**values["objective"]),
-            "capacity_rps": Estimate(**values["capacity_rps"]),
-            "at": None if values["at"] is None else point(values["at"]),
-            "points": tuple(map(point, values["points"])),
-        }
-    )
+def _point(values: dict[str, Any]) -> Point:
+    estimates = {name: Estimate(**estimate) for name, estimate in values["values"].items()}
+    return Point(values["rate_rps"], estimates, values["satisfied"])

@@ -24,11 +24,9 @@ class Strategy(Protocol[C]):
 
     def suggest(self) -> list[C]:
         """Return the candidates to evaluate next, none of them twice; empty at the end of the search."""
-        ...
 
     def report(self, results: Sequence[tuple[C, float | None]]) -> None:
         """Take the scores of suggested candidates; higher is better, None is infeasible."""
-        ...
 
 
 _ALTERNATIVE = "alternative"
@@ -39,13 +37,8 @@ class Bayesian:
     """Bayesian optimization over settings, by Optuna's tree-structured Parzen estimator.
 
     Axes of numbers are ordered, others are categorical. An axis with the same values in several alternatives is one
-    parameter of the estimator, so that results with one scheduler inform about the others.
-
-    Args:
-        axes: The alternatives, each with all its axes and their values.
-        trials: Number of settings to propose in total.
-        seed: Random seed; the same seed and results bring the same settings.
-        batch_size: Number of settings per batch, which are evaluated in parallel.
+    parameter of the estimator, so that results with one scheduler inform about the others. In total ``trials`` settings
+    are proposed, ``batch_size`` at a time; the same seed and results bring the same settings.
 
     Raises:
         MissingExtraError: Optuna is not installed.
@@ -90,8 +83,7 @@ class Bayesian:
     def report(self, results: Sequence[tuple[Settings, float | None]]) -> None:
         """Take the scores to maximize; None or NaN is infeasible, and worse than any score.
 
-        Raises:
-            InputError: Settings were not suggested, or were reported before.
+        It raises InputError if settings were not suggested, or were reported before.
         """
         for settings, score in results:
             if (trial := self._open.pop(settings_key(settings), None)) is None:
@@ -165,7 +157,6 @@ class _Space:
         return self.settings(drawn)
 
     def settings(self, parameters: dict[str, int]) -> Settings:
-        """Return the settings of a point."""
         at = parameters[_ALTERNATIVE]
         axes = self._alternatives[at].items()
         return {axis: values[parameters[self._names[at][axis]]] for axis, values in axes}

@@ -19,7 +19,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from lengthwise.schema.errors import InputError, LengthwiseError, MissingExtraError
 from lengthwise.search.store import code_version
@@ -44,13 +44,9 @@ class Workers(Protocol):
         """Yield each task's index and result, in the order of completion.
 
         The first error of a task is raised here with its original type. Waiting tasks are then not started, and running
-        ones not awaited. The same holds if the caller stops the iteration.
-
-        Args:
-            tasks: Each is done once (on Ray again, where a node is lost).
-            work: Does one task. If it is the same object as in the previous run, processes reuse their copy.
+        ones not awaited. The same holds if the caller stops the iteration. If ``work`` is the same object as in the
+        previous run, processes reuse their copy.
         """
-        ...
 
 
 def available_cpus() -> int:
@@ -68,8 +64,7 @@ def _worker_count(jobs: int | None) -> int:
 def chunks(tasks: int, jobs: int) -> list[range]:
     """Return the task indices in chunks: large enough to be cheap to send, small enough to balance the load.
 
-    Few tasks, which may be long, get a chunk each. A worker gets at least CHUNKS_PER_WORKER chunks, so that the last
-    one to finish delays the run by a small part of its time.
+    Few tasks, which may be long, get a chunk each; a worker gets at least CHUNKS_PER_WORKER chunks.
     """
     size = max(1, min(MAX_CHUNK, tasks // (jobs * CHUNKS_PER_WORKER)))
     return [range(start, min(start + size, tasks)) for start in range(0, tasks, size)]
@@ -77,14 +72,7 @@ def chunks(tasks: int, jobs: int) -> list[range]:
 
 @contextmanager
 def threads(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield workers in this process, for compiled code, which releases the interpreter lock.
-
-    Args:
-        jobs: Number of threads; None: one per CPU.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
-    """
+    """Yield ``jobs`` threads, at least 1 (None: one per CPU), for compiled code, which releases the lock."""
     yield _Threads(_worker_count(jobs))
 
 
@@ -129,31 +117,33 @@ class _Threads:
                 waiting.put(None)
 
 
-@dataclass(frozen=True)
-class Answer(Generic[R]):
-    """The results of a chunk up to the first error, and that error."""
-
-    results: list[R]
-    error: SentError | None = None
+Answer = tuple[list[Any], "SentError | None"]
+"""The results of a chunk up to the first error, and that error."""
 
 
-def answer(work: Callable[[T], R], tasks: Iterable[T]) -> Answer[R]:
-    """Do tasks in this process."""
-    results: list[R] = []
+def _answer(work: Callable[[Any], Any], tasks: Iterable[Any]) -> Answer:
+    results: list[Any] = []
     try:
         for task in tasks:
             results.append(work(task))  # noqa: PERF401 - results before an error are returned
     except Exception as error:  # noqa: BLE001 - raised in the caller's process
-        return Answer(results, SentError.of(error))
-    return Answer(results)
+        return results, SentError.of(error)
+    return results, None
+
+
+def _results(chunk: range, answer: Answer) -> Iterator[tuple[int, Any]]:
+    """Yield the index and result of each task of a chunk, and raise its error."""
+    results, error = answer
+    yield from zip(chunk, results, strict=False)
+    if error is not None:
+        raise error.as_raised()
 
 
 @dataclass(frozen=True)
 class SentError:
-    """An error on its way to another process.
+    """An error on its way to another process, rebuilt there from its parts.
 
-    Pickle rebuilds an error by calling its class with ``args``, which fails where a class takes other arguments than
-    its message (UnknownNameError). Here it is rebuilt from its parts.
+    Pickle would call its class with ``args``, which fails where a class takes other arguments than its message.
     """
 
     kind: type[Exception]
@@ -190,17 +180,11 @@ Pipe = connection.Connection
 
 @contextmanager
 def processes(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield workers in processes on this machine, for work that is mostly Python.
+    """Yield workers in ``jobs`` processes, at least 1 (None: one per CPU), for work that is mostly Python.
 
     ``work``, tasks and results must be picklable. Each process imports what ``work`` needs, and the program's main
     module, so that a script must start its work under ``if __name__ == "__main__":``. Compile an engine before
     (``engine.warm_up()``); otherwise each process compiles it.
-
-    Args:
-        jobs: Number of processes; None: one per CPU.
-
-    Raises:
-        InputError: ``jobs`` is less than 1.
     """
     pool = _ProcessPool(_worker_count(jobs))
     try:
@@ -220,9 +204,8 @@ class _ProcessPool:
         busy: dict[Pipe, range] = {}
 
         def send(pipe: Pipe) -> None:
-            which = waiting.popleft()
-            busy[pipe] = which
-            data = pickle.dumps([tasks[at] for at in which])
+            busy[pipe] = waiting.popleft()
+            data = pickle.dumps([tasks[at] for at in busy[pipe]])
             with suppress(BrokenPipeError, ConnectionResetError):  # the process died: raised when its pipe is read
                 pipe.send_bytes(data)
 
@@ -239,17 +222,14 @@ class _ProcessPool:
             while busy:
                 ready: list[Any] = connection.wait(list(busy), timeout=WAKE_S)
                 for pipe in ready:
-                    which, received = busy.pop(pipe), self._received(pipe)
-                    if waiting and received.error is None:
+                    chunk, answer = busy.pop(pipe), self._received(pipe)
+                    if waiting and answer[1] is None:
                         send(pipe)
-                    yield from zip(which, received.results, strict=False)
-                    if received.error is not None:
-                        raise received.error.as_raised()
+                    yield from _results(chunk, answer)
         finally:
             self.kill(list(busy))  # the caller stopped, and their results are obsolete
 
     def kill(self, pipes: Sequence[Pipe]) -> None:
-        """Kill the processes of these pipes."""
         members = [(pipe, self.members.pop(pipe)) for pipe in pipes if pipe in self.members]
         for pipe, process in members:
             pipe.close()
@@ -257,9 +237,9 @@ class _ProcessPool:
         for _, process in members:
             process.join()
 
-    def _received(self, pipe: Pipe) -> Answer[Any]:
+    def _received(self, pipe: Pipe) -> Answer:
         try:
-            received: Answer[Any] = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of a child process
+            answer: Answer = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of a child process
         except (EOFError, ConnectionResetError) as error:
             process = self.members[pipe]
             process.join()
@@ -270,7 +250,7 @@ class _ProcessPool:
             if code == -9:  # the kernel's response to a lack of memory
                 message = "a worker process was killed (signal 9), probably for lack of memory: try fewer jobs"
             raise LengthwiseError(message) from error
-        return received
+        return answer
 
 
 def _started_process(work: bytes) -> tuple[Pipe, SpawnProcess]:
@@ -301,16 +281,15 @@ def _serve(pipe: Pipe, load: bytes) -> None:
             tasks = pipe.recv_bytes()
             try:
                 work = pickle.loads(load) if work is None else work  # noqa: S301 - of the parent process
-                result = pickle.dumps(answer(work, pickle.loads(tasks)))  # noqa: S301
+                result = pickle.dumps(_answer(work, pickle.loads(tasks)))  # noqa: S301
             except Exception as error:  # noqa: BLE001 - work or results that cannot be pickled
-                result = pickle.dumps(Answer[Any]([], SentError.of(error)))
+                result = pickle.dumps(([], SentError.of(error)))
             pipe.send_bytes(result)
 
 
 def _die_with_parent() -> None:
     """End this process with its parent, even if the parent is killed during a task."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
 
@@ -320,12 +299,9 @@ def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]
     """Yield workers on a Ray cluster, one per CPU of the cluster; needs the extra ``ray``.
 
     Every node must have the same lengthwise, NumPy, Numba and SciPy as this process, which is checked before the first
-    task. If this process is already connected to Ray, that connection is used and left open.
-
-    Args:
-        address: "local" starts a cluster on this machine that ends with the context; otherwise an address of
-            ``ray.init``: "auto", "host:port", "ray://host:port".
-        jobs: CPUs of the local cluster; None: those of this process.
+    task. If this process is already connected to Ray, that connection is used and left open. The address "local" starts
+    a cluster on this machine, with ``jobs`` CPUs, that ends with the context; otherwise it is an address of
+    ``ray.init``: "auto", "host:port", "ray://host:port".
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -407,37 +383,33 @@ class _Cluster:
         try:
             while waiting or running:
                 while waiting and len(running) < CHUNKS_PER_CPU * self.cpus:
-                    which = waiting.popleft()
-                    running[remote.remote(load, [tasks[at] for at in which])] = which
+                    chunk = waiting.popleft()
+                    running[remote.remote(load, [tasks[at] for at in chunk])] = chunk
                 ready, _ = self.ray.wait(list(running), timeout=WAKE_S)
                 for reference in ready:
-                    which = running.pop(reference)
+                    chunk = running.pop(reference)
                     try:
-                        received: Answer[R] = self.ray.get(reference)
+                        answer: Answer = self.ray.get(reference)
                     except self.ray.exceptions.RayError as error:
                         raise LengthwiseError(
                             f"the Ray cluster could not do a task in {RAY_RETRIES + 1} attempts: {_first_line(error)}"
                         ) from error
-                    yield from zip(which, received.results, strict=False)
-                    if received.error is not None:
-                        raise received.error.as_raised()
+                    yield from _results(chunk, answer)
         finally:
             for reference in running:
                 self.ray.cancel(reference, force=True)
 
 
-def _first_line(error: Exception) -> str:
-    """Return the line of Ray's long message that names the cause."""
+def _first_line(error: Exception) -> str:  # of Ray's long message, which names the cause
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _node_answer(load: list[Any], tasks: list[Any]) -> Answer[Any]:
-    """Do a chunk on a node."""
+def _node_answer(load: list[Any], tasks: list[Any]) -> Answer:
     try:
         work = _loaded_work(load[0])
     except Exception as error:  # noqa: BLE001 - a module that the node lacks, raised as an error of the work
-        return Answer([], SentError.of(error))
-    return answer(work, tasks)
+        return [], SentError.of(error)
+    return _answer(work, tasks)
 
 
 @lru_cache(maxsize=1)
