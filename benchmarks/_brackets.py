@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 from _intervals import MIN_GROUPS, share_interval
-from _silicon import deployed, is_expressible, unseen_factors, unseen_host
-from _silicon_rows import Point, loop_of, means, read
+from _silicon import Point, deployed, is_expressible, loop_of, means, read, unseen_factors, unseen_host
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed

@@ -1,17 +1,21 @@
-"""Parts of every campaign that measures, calibrates and simulates: settings, requests, runs and their errors."""
+"""Parts of every campaign: devices, settings, requests, engines measured in turns, simulated runs and their errors."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import _harness
 import numpy as np
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, deploy, simulate
+from lengthwise.measure import write_records
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables
@@ -33,6 +37,9 @@ METRICS = {
 """Name: column, quantile, aim. Latency per output token is Vidur's own column, and the aim its error in it."""
 HOLDOUT = 0.3
 """Share of the requests that a calibration holds out where no run is."""
+BLOCK, WARM_UP = 32, 32
+GENERATIONS = 8
+"""Requests of the capacity run per seat: in simulation 3 give a fifth more than a long run has, 8 a twentieth."""
 _LENGTH_DRAWS = 10_000
 _ARRIVALS_SHARE = 0.7
 """Of the time for a run, the part in which its requests arrive; in the rest the last of them finish."""
@@ -46,10 +53,14 @@ class Setting:
     seqs: int
     step_tokens: int
 
-    def limits(self, max_model_len: int, block_size: int) -> EngineLimits:
-        """Return the limits of the deployment."""
-        sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": block_size}
-        return EngineLimits(**sizes, max_model_len=max_model_len, watermark=0.0, weight_dtype=None)
+    def deployment(
+        self, config: str, gpu: GpuSpec, max_model_len: int, blocks: int, dtype: str = "float32"
+    ) -> Deployment:
+        """Return a model on one device with the roofline's costs."""
+        sizes = {"max_num_seqs": self.seqs, "max_num_batched_tokens": self.step_tokens, "block_size": BLOCK}
+        kinds = {"weight_dtype": dtype, "kv_dtype": dtype, "max_model_len": max_model_len}
+        limits = EngineLimits(**sizes, **kinds, watermark=0.0)
+        return deploy(config, gpu, limits=limits, num_blocks=blocks)
 
 
 @dataclass(frozen=True)
@@ -117,50 +128,78 @@ def capacity_tokens_s(measured: Measured) -> float:
     return float(tokens.tokens[within].sum() / (high_s - low_s))
 
 
-def measure_loads(
-    bench: Callable[[Workload], Measured],
-    setting: Setting,
-    lengths: Lengths,
-    *,
-    static_n: int,
-    seconds: float,
-    repeats: int,
-    on_run: Callable[[Run], None],
-    say: Callable[[str], None],
-    least: int = 80,
-    left_s: Callable[[], float] = lambda: math.inf,
-) -> list[Run]:
-    """Measure every load ``repeats`` times in turns, so that a machine that slows down slows all of them.
+@dataclass
+class Turn:
+    """One setting's engine and the requests of each load, the same at every repeat.
 
-    A load has ``least`` requests even where ``seconds`` would have fewer arrive. First runs share the time that
-    ``left_s`` returns; a run that would not end in time is skipped, with a message.
+    Attributes:
+        bench: Sends requests to the engine.
+        named: Receives each run that has just ended.
+        static_s: Approximate duration of the load of all requests at once.
+        seconds: Duration of arrivals under the other loads.
+        least: Requests of a load even where ``seconds`` would have fewer arrive.
+        left_s: Time left for measuring.
     """
-    runs: list[Run] = []
-    duration_s: dict[str, float] = {}
-    workloads = {"static": lengths.workload(static_n, 1, None, "static")}
-    for repeat in range(repeats):
-        for k, (load, share) in enumerate(LOADS.items()):
-            if share is not None and load not in workloads:
-                window_s = min(seconds, _ARRIVALS_SHARE * left_s() / (len(LOADS) - k))
-                tokens_s = share * capacity_tokens_s(runs[0].measured)
-                workloads[load] = lengths.arriving(tokens_s, window_s, 10 + k, load, least=least)
-            need_s = duration_s.get(load, float(workloads[load].arrival_s[-1]))
-            if need_s > left_s():
-                say(f"{setting.name}-{load}-{repeat} left out: {need_s:.0f} s are needed, {left_s():.0f} s are left")
-                continue
-            started = time.monotonic()
-            run = Run(setting.name, load, repeat, bench(workloads[load]))
-            duration_s[load] = time.monotonic() - started
-            runs.append(run)
-            on_run(run)
-            say(outcome(run))
+
+    setting: Setting
+    bench: Callable[[Workload], Measured]
+    named: Callable[[Run], None]
+    lengths: Lengths
+    static_s: float
+    seconds: float
+    least: int = 80
+    left_s: Callable[[], float] = lambda: math.inf
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    duration_s: dict[str, float] = field(default_factory=dict)
+    capacity_tokens_s: float = 0.0
+
+    def warm(self) -> None:
+        """Warm up, size the static load by a second short run, and measure the capacity."""
+        for _ in range(2):  # the first is the engine's own warm-up
+            first = self.bench(self.lengths.workload(WARM_UP, 0, None, "warm-up"))
+        rate_rps = WARM_UP / float(np.nanmax(first.records.requests.finished_s))
+        n = min(500, max(60, round(rate_rps * min(self.static_s, self.left_s() / 6))))
+        self.workloads["static"] = self.lengths.workload(n, 1, None, "static")
+        full = self.bench(self.lengths.workload(GENERATIONS * self.setting.seqs, 2, None, "capacity"))
+        self.capacity_tokens_s = capacity_tokens_s(full)
+
+    def run(self, load: str, repeat: int) -> Run:
+        """Measure the load once; raise TimeoutError: the run would not end within the time left."""
+        name, at = f"{self.setting.name}-{load}-{repeat}", list(LOADS).index(load)
+        if load not in self.workloads:  # Poisson loads are shares of the capacity; first runs share the time
+            window_s = min(self.seconds, _ARRIVALS_SHARE * self.left_s() / (len(LOADS) - at))
+            tokens_s = LOADS[load] * self.capacity_tokens_s
+            self.workloads[load] = self.lengths.arriving(tokens_s, window_s, 10 + at, load, least=self.least)
+        need_s = self.duration_s.get(load, float(self.workloads[load].arrival_s[-1]))
+        if need_s > self.left_s():
+            raise TimeoutError(f"{name} left out: {need_s:.0f} s are needed, {self.left_s():.0f} s are left")
+        started_s = time.monotonic()
+        measured = self.bench(self.workloads[load])
+        self.duration_s[load] = time.monotonic() - started_s
+        known = {**measured.metadata, "capacity_tokens_s": round(self.capacity_tokens_s, 1)}
+        run = Run(self.setting.name, load, repeat, replace(measured, metadata=known))
+        self.named(run)
+        return run
+
+
+def in_turns(turns: Sequence[Turn], repeats: int, say: Callable[[str], None]) -> list[Run]:
+    """Measure every load of every setting ``repeats`` times: repeats outermost, settings innermost.
+
+    A machine that changes its speed changes it for all of them alike.
+    """
+    runs = []
+    for turn in turns:
+        turn.warm()
+    for repeat, load, turn in itertools.product(range(repeats), LOADS, turns):
+        try:
+            run = turn.run(load, repeat)
+        except TimeoutError as error:
+            say(str(error))
+            continue
+        found = ", ".join(f"{name} {1000 * s:.1f} ms" for name, s in quantiles(run.measured.records).items())
+        say(f"{run.name}: {len(run.measured.workload)} requests, {found}")
+        runs.append(run)
     return runs
-
-
-def outcome(run: Run) -> str:
-    """Return a line about a run: requests and quantiles."""
-    found = ", ".join(f"{name} {1000 * value_s:.1f} ms" for name, value_s in quantiles(run.measured.records).items())
-    return f"{run.name}: {len(run.measured.workload)} requests, {found}"
 
 
 def quantiles(records: Records) -> dict[str, float]:
@@ -181,9 +220,12 @@ def simulated(deployment: Deployment, run: Run) -> Records:
     return simulate(replace(workload, arrival_s=arrival_s, **lengths), deployment)
 
 
-def as_simulated(records: Records, run: Run) -> Measured:
-    """Return simulated records of a run for a file."""
-    return Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
+    """Simulate a run and write its records beside the measured ones."""
+    records = simulated(deployment, run)
+    of = Measured(records, run.measured.workload, SIMULATED, {"of": run.name})
+    write_records(of, folder / f"{run.name}.simulated.parquet")
+    return records
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:
@@ -197,11 +239,7 @@ def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> d
 
 
 def calibrated(
-    learnt: Sequence[Run],
-    held_out: Sequence[Run],
-    deployment: Deployment,
-    iterations: Iterations | None = None,
-    masks: str = "auto",
+    learnt: Sequence[Run], held_out: Sequence[Run], deployment: Deployment, iterations: Iterations | None = None
 ) -> Calibration:
     """Calibrate to some runs and score on others, or without any on last requests; warnings do not stop it."""
 
@@ -214,7 +252,6 @@ def calibrated(
         holdout=list(map(named, held_out)) or HOLDOUT,
         iterations=iterations,
         allow=("warnings",),
-        masks=masks,
     )
 
 
@@ -228,6 +265,39 @@ def spread(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
             for metric in METRICS
         }
     return found
+
+
+def as_device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
+    """Return a device without a data sheet."""
+    price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
+    return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
+
+
+def this_thread() -> GpuSpec:
+    """Return one thread of this processor as a device: peaks that NumPy reaches."""
+    code = (
+        "import json, time, numpy as np\n"
+        "a = np.ones((1024, 1024), np.float32); b = np.ones(2**26, np.float32); c = np.empty_like(b)\n"
+        "def best(f):\n"
+        "    out = []\n"
+        "    for _ in range(7):\n"
+        "        s = time.perf_counter(); f(); out.append(time.perf_counter() - s)\n"
+        "    return min(out)\n"
+        "print(json.dumps([2 * 1024**3 / best(lambda: a @ a), 2 * b.nbytes / best(lambda: np.copyto(c, b))]))"
+    )
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    flops, bandwidth = _harness.fresh_process(code, **one)
+    source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
+    return as_device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+
+
+def machine_of(gpu: GpuSpec) -> dict[str, Any]:
+    """Return the facts of the machine and the peaks of one thread."""
+    return {
+        **_harness.machine(),
+        "float32_gflops_one_thread": round(gpu.peak_flops["float32"] / 1e9, 1),
+        "copy_gb_per_s_one_thread": round(gpu.bandwidth_bytes_per_s / 1e9, 1),
+    }
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
@@ -246,10 +316,3 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "max_model_len": deployment.max_model_len,
         "weight_dtype": limits.weight_dtype or deployment.model.dtype,
     }
-
-
-def deployment_of(
-    config: str, gpu: GpuSpec, limits: EngineLimits, blocks: int, scheduler: Any = "vllm_v1"
-) -> Deployment:
-    """Return a model on one device with the roofline's costs."""
-    return deploy(config, gpu, limits=limits, num_blocks=blocks, scheduler=scheduler)

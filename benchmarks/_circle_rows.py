@@ -14,8 +14,6 @@ from _circle import METRICS, Run, quantiles, simulated, spread
 from _intervals import exact_interval, of_repeats, of_run
 
 from lengthwise import Deployment, Status
-from lengthwise.cost.model_error import DRAWS as SIMULATE_DRAWS
-from lengthwise.cost.model_error import LEVEL as SIMULATE_LEVEL
 from lengthwise.cost.model_error import perturbed_deployments
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.columns import request_column
@@ -36,12 +34,8 @@ def rows(
 ) -> dict[str, dict[str, Any]]:
     """Return a row per metric: the median over held-out loads of the absolute error, against medians of repeats.
 
-    Args:
-        prefix: Of the rows' names.
-        of_tables: Errors by "calibrated", "profile", "roofline", then by run, then by metric.
-        runs: All runs.
-        held_out: Those that the calibration did not see.
-        answers: Records of the calibrated simulation by run, for the interval.
+    ``of_tables``: errors by "calibrated", "profile", "roofline", then by run, then by metric; ``answers``: records of
+    the calibrated simulation by run, for the interval.
     """
     floor, found = spread(runs), {}
     for metric, (column, q, target) in METRICS.items():
@@ -133,23 +127,13 @@ def coverage_row(
 ) -> dict[str, Any]:
     """Return the share of held-out medians within their 95 % intervals, with its own exact interval.
 
-    An interval combines the model's own error (draws of the tables' errors) and sampling (blocks of simulated
-    requests drawn again), in logs as if the two were independent.
-
-    Args:
-        priced: Deployments with the calibrated tables, by setting.
-        blind: The tables' errors as stated without the held-out runs.
-        held_out: These runs, all repeats of their loads.
+    An interval combines the model's own error (draws of ``blind``, the tables' errors as stated without the held-out
+    runs) and sampling (blocks of simulated requests drawn again), in logs as if the two were independent.
+    ``priced``: deployments with the calibrated tables, by setting.
     """
     unseen = {name: replace(d, cost=replace(d.cost, errors=tuple(blind))) for name, d in priced.items()}
 
-    def of(deployments: Mapping[str, Deployment], draws: int, level: float, *, sampling: bool) -> Intervals:
-        return {
-            run.name: intervals_of(deployments[run.setting], run, draws, level, sampling=sampling) for run in held_out
-        }
-
-    single = of(unseen, DRAWS, LEVEL, sampling=True)
-    loads = medians(single)
+    loads = medians({run.name: intervals_of(unseen[run.setting], run, DRAWS, LEVEL) for run in held_out})
     every = [one for by_metric in loads.values() for one in by_metric.values()]
     hits = sum(one.holds for one in every)
     return {
@@ -163,10 +147,6 @@ def coverage_row(
             "of_loads": len(loads),
             "level": LEVEL,
             "draws": DRAWS,
-            "single_runs": counted(single),
-            "model_alone": counted(medians(of(unseen, DRAWS, LEVEL, sampling=False))),
-            "errors_as_stored": counted(medians(of(priced, DRAWS, LEVEL, sampling=True))),
-            "as_simulate_shows": counted(medians(of(priced, SIMULATE_DRAWS, SIMULATE_LEVEL, sampling=False))),
             "ends_apart": {
                 load: round(statistics.median(one.high_s / one.low_s for one in of.values()), 2)
                 for load, of in loads.items()
@@ -202,7 +182,9 @@ def counted(intervals: Intervals) -> dict[str, int]:
     return {"n": len(every), "satisfied": len(every) - below - above, "below": below, "above": above}
 
 
-def intervals_of(deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool) -> dict[str, Interval]:
+def intervals_of(
+    deployment: Deployment, run: Run, draws: int, level: float, *, sampling: bool = True
+) -> dict[str, Interval]:
     """Return by metric the prediction of a run, with intervals by the tables' errors and by other requests."""
     records = simulated(deployment, run)
     said, measured = quantiles(records), quantiles(run.measured.records)

@@ -3,8 +3,7 @@
 Five models on one A100-80GB, batches of 1, 2 and 4, 1x, 3x and 5x the rate of one request after the other, Gamma
 arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: for evaluation,
 never for training), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
-"own" is chosen on 200 other prompts of the set.
-"""
+"own" is chosen on 200 other prompts of the set."""
 
 from __future__ import annotations
 
@@ -12,17 +11,23 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import _blend
 import _texts
 import numpy as np
+import numpy.typing as npt
 
 from lengthwise import engine, policy, predict, search, workload
 from lengthwise.lab import Contestant, Question, lab
+from lengthwise.predict import LengthDistribution, Prompts, Samples
+from lengthwise.predict.distribution import LEVELS
+from lengthwise.predict.encoder import SentenceEncoder, encoder_folder
+from lengthwise.predict.features import prompt_features
+from lengthwise.predict.lexical import Lexical
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
@@ -157,7 +162,7 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
-        HEADLINE: (_blend.trained(text), {"statistic": "median"}),
+        HEADLINE: (trained_blend(text), {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
@@ -232,11 +237,7 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows by name.
-
-    Raises:
-        FileNotFoundError: The recorded data are not there.
-    """
+    """Return the rows by name."""
     if not (shared / FOLDER).is_dir():
         raise FileNotFoundError(f"no folder {shared / FOLDER}")
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
@@ -253,7 +254,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 
     def headline(policy_name: str) -> dict[str, Any]:
         found = of(policy_name, HEADLINE)
-        about = {"predictor": HEADLINE, "trained_on": _blend.description()}
+        about = {"predictor": HEADLINE, "trained_on": blend_description()}
         return found | {"value": found["gap_closed"], "by_model": by_model(evaluated, policy_name, HEADLINE)} | about
 
     by_predictor = {
@@ -307,3 +308,115 @@ def figure6(evaluated: Tables) -> dict[str, float]:
             mine = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
             made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(mine)):.3g}")
     return made
+
+
+Floats = npt.NDArray[np.float64]
+LAYERS, HEAD_TOKENS, TAIL_TOKENS = 5, 80, 40
+DECAY = 2000.0
+_CLIP = 4.0
+_ROUNDS = 5
+
+
+class Sentences:
+    """Ridge regression of a prompt's log length on its sentence vector and its lexical columns."""
+
+    def fit(self, samples: Samples) -> Self:
+        """Learn the lengths of prompts, corrected for the models' own lengths."""
+        from sklearn.linear_model import Ridge
+
+        prompts, prompt = np.unique([text.strip() for text in samples.prompts.text], return_inverse=True)
+        _, model = np.unique(samples.prompts.model, return_inverse=True)
+        y, wanted = np.log(samples.output_tokens.astype(float)), np.zeros(len(prompts))
+        for _ in range(_ROUNDS):
+            offset = np.bincount(model, y - wanted[prompt]) / np.bincount(model)
+            wanted = np.bincount(prompt, y - offset[model]) / np.bincount(prompt)
+        columns = _columns([str(text) for text in prompts])
+        self.mean_, self.sd_ = columns.mean(axis=0), columns.std(axis=0) + 1e-6
+        self.ridge_ = Ridge(alpha=DECAY).fit(self._standard(columns), wanted)
+        return self
+
+    def log_tokens(self, prompts: Prompts) -> Floats:
+        """Return [n] log lengths, on the scale of the set."""
+        return np.asarray(self.ridge_.predict(self._standard(_columns(list(prompts.text)))))
+
+    def _standard(self, columns: Floats) -> Floats:
+        return np.clip((columns - self.mean_) / self.sd_, -_CLIP, _CLIP)
+
+
+class Blend:
+    """The mean of predictions, each in units of its own spread; the distribution is that of the lexical ones.
+
+    Args:
+        lexical: Fitted predictors that read output so far as well.
+        sentences: Fitted ones that read the prompt alone.
+    """
+
+    def __init__(self, lexical: list[Any], sentences: list[Sentences]) -> None:
+        self.lexical, self.sentences = lexical, sentences
+
+    def fit(self, samples: Samples) -> Self:
+        """Learn the scale of every prediction; only the prompts of the samples count."""
+        said = self._predictions(samples.prompts)
+        self.mean_, self.sd_ = said.mean(axis=1, keepdims=True), said.std(axis=1, keepdims=True)
+        return self
+
+    def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
+        """Return distributions of total lengths above ``tokens_so_far``."""
+        so_far = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
+        count, standard = len(self.lexical), (self._predictions(prompts) - self.mean_) / self.sd_
+        # on the lexical predictors' scale: the difference of the mean of all from theirs
+        added = (standard.mean(axis=0) - standard[:count].mean(axis=0)) * self.sd_[:count].mean()
+        logs = []
+        for one in self.lexical:
+            total = one.predict(prompts, so_far.astype(np.int64)).given(so_far).at(LEVELS).tokens
+            logs.append(np.log(np.maximum(total - so_far[:, None], 1.0)))
+        return LengthDistribution.of(so_far[:, None] + np.exp(np.mean(logs, axis=0) + added[:, None]))
+
+    def _predictions(self, prompts: Prompts) -> Floats:
+        """Return [predictors, n] log lengths before the first token."""
+        first = [np.log(one.predict(prompts).median) for one in self.lexical]
+        return np.stack([*first, *(one.log_tokens(prompts) for one in self.sentences)])
+
+
+@cache
+def _encoder() -> SentenceEncoder:
+    return SentenceEncoder(layers=LAYERS, remembered=4096)
+
+
+def _columns(texts: list[str]) -> Floats:
+    """Return [n, columns] of prompts; each text is read once."""
+    own, at = np.unique(texts, return_inverse=True)
+    read = [str(text) for text in own]
+    return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
+
+
+@cache
+def trained_blend(text: Path) -> Blend:
+    """Return the blend of ELIS' evaluation, trained without AlpacaEval; without an encoder the lexical ones alone."""
+    known = _texts.alpaca_eval(text).prompts.text
+    lexical = [predict.default(), Lexical().fit(_texts.wide(text))]
+    sets = []
+    if _has_encoder():
+        sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
+    sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets]
+    return Blend(lexical, sentences).fit(_texts.without(_texts.arena_hard(text), known))
+
+
+def _has_encoder() -> bool:
+    """Return whether a sentence encoder is installed."""
+    try:
+        encoder_folder()
+    except InputError:
+        return False
+    return True
+
+
+def blend_description() -> str:
+    """Return the parts of the blend and their training data."""
+    ridge = (
+        "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)" if _has_encoder() else "no sentence encoder"
+    )
+    return (
+        "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "
+        f"Arena-Hard, ZeroEval, GPTeacher, alpaca_en_demo; {ridge}; scaled on Arena-Hard prompts; AlpacaEval unseen"
+    )

@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,12 +27,10 @@ import numpy as np
 import numpy.typing as npt
 from _circle import Lengths, Setting
 from _gateway_gain import ONE_PROCESS
-from _turns import Turn, in_turns
+from _harness import json_lines, posted
 
 from lengthwise import Deployment, Workload, simulate
 from lengthwise.gateway.protocols import Listener
-from lengthwise.measure import write_records
-from lengthwise.measure.calibration import read_iterations
 from lengthwise.schedule import Cluster, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Scheduler
@@ -60,8 +57,8 @@ class Plan:
     names: tuple[str, ...] = tuple(BOUNDS)
 
 
-FULL = Plan(replace(_live.FULL, settings=(SETTING,), repeats=2))
-QUICK = Plan(replace(_live.QUICK, settings=(SETTING,), profile_s=90.0), 1, 6.0, 100, ("fast", "most"))
+FULL = Plan(replace(_live.FULL, settings=(SETTING,), repeats=2, lengths=LENGTHS))
+QUICK = Plan(replace(_live.QUICK, settings=(SETTING,), profile_s=90.0, lengths=LENGTHS), 1, 6.0, 100, ("fast", "most"))
 
 
 @dataclass(frozen=True)
@@ -180,22 +177,14 @@ def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tu
     notes: dict[str, Any] = {}
     where = (url, circle.model.name, circle.work / "vllm-stock.log", group, notes, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
-    turn = Turn(SETTING, watched.bench, watched.named, LENGTHS, circle.plan.static_s, circle.plan.seconds)
-    runs = list(in_turns([turn], circle.plan.repeats))
-    for run in runs:
-        write_records(run.measured, circle.out / f"{run.name}.measured.parquet")
-    fitted = [run for run in runs if run.load in _circle.LEARNT]
-    left_out = [run for run in runs if run.load not in _circle.LEARNT]
-    path = _vllm.iterations_of(circle.out, next(run.name for run in fitted if run.load == "half"))
-    profile = circle.tables(d)
-    steps = read_iterations(path) if path.exists() else None
-    found = _circle.calibrated(fitted, left_out, replace(d, cost=profile), steps)
-    circle.say(f"calibrated on {len(fitted)} runs: {'; '.join(found.notes)}")
+    runs = _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.say)
+    split = circle.split(runs, SETTING)
+    found = split.calibrated()
+    circle.say(f"calibrated on {len(split.learnt)} runs: {'; '.join(found.notes)}")
+    errors = _circle.errors(d, found.tables, split.held_out)
     return found.tables, {
-        "held_out_errors": _circle.errors(d, found.tables, left_out),
-        "calibration": [asdict(one) for one in found.parameters],
-        "runs": notes,
-    }
+        "held_out_errors": errors, "calibration": [asdict(one) for one in found.parameters], "runs": notes
+    }  # fmt: skip
 
 
 def _run_once(
@@ -204,12 +193,10 @@ def _run_once(
     """Run a schedule inside the engine, by a gateway, and the stock scheduler at the same concurrency."""
     made, model = workload(one.requests(plan), 100 + repeat), circle.model.name
     waiting = 2 * one.concurrency + 4 * one.controls.prefill_batch  # a prefill's worth of requests always waits
-    record = circle.work / f"{one.name}.phases.jsonl"
-    before = len(record.read_text().splitlines()) if record.exists() else 0
-    longest = made.output_tokens == LONGEST
-    sent_s, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
-    phases = [json.loads(line) for line in record.read_text().splitlines()[before:]]
-    served = []
+    record, longest = circle.work / f"{one.name}.phases.jsonl", made.output_tokens == LONGEST
+    before = len(json_lines(record)) if record.exists() else 0
+    _, finished_s = asyncio.run(_send(scheduled, model, made, f"r{repeat}x", waiting))
+    phases, served = json_lines(record)[before:], []
     for phase in phases:
         for name in phase["requests"]:
             k = int(name.removeprefix("cmpl-").split("-")[0].removeprefix(f"r{repeat}x"))
@@ -231,42 +218,24 @@ async def _send(
     url: str, model: str, made: Workload, tag: str, concurrency: int, *, stream: bool = False
 ) -> tuple[Floats, Floats]:
     """Send requests in a closed loop; return [n] monotonic times of sending and finishing, and check the lengths."""
-    import aiohttp
-
     rng = np.random.default_rng([len(made), sum(tag.encode())])
-    slots = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-
-        async def request(name: str, prompt: list[int], tokens: int) -> tuple[float, float]:
-            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "request_id": name}
-            body |= {"ignore_eos": True, "temperature": 0, "stream": stream}
-            body |= {"stream_options": {"include_usage": True}} if stream else {}
-            async with slots:
-                sent_s = time.monotonic()
-                async with session.post(f"{url}/v1/completions", json=body) as response:
-                    content = await response.read()
-                finished_s = time.monotonic()
-            assert response.status == 200, content[:500]
-            assert f'"completion_tokens":{tokens}' in content.decode().replace(" ", ""), (tokens, content[-500:])
-            return sent_s, finished_s
-
-        prompts = [rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist()]
-        names = (f"{tag}{k}" for k in range(len(made)))
-        rows = zip(names, prompts, made.output_tokens.tolist(), strict=True)
-        sent_s, finished_s = np.array(await asyncio.gather(*(request(*row) for row in rows))).T
-    return sent_s, finished_s
+    fixed = {"model": model, "ignore_eos": True, "temperature": 0, "stream": stream}
+    fixed |= {"stream_options": {"include_usage": True}} if stream else {}
+    prompts = (rng.integers(10, 8000, n).tolist() for n in made.prompt_tokens.tolist())
+    rows = enumerate(zip(prompts, made.output_tokens.tolist(), strict=True))
+    bodies = [fixed | {"prompt": prompt, "max_tokens": n, "request_id": f"{tag}{k}"} for k, (prompt, n) in rows]
+    found = await posted(url, bodies, concurrency=concurrency)
+    for body, (*_, content) in zip(bodies, found, strict=True):
+        assert f'"completion_tokens":{body["max_tokens"]}' in content.decode().replace(" ", ""), content[-500:]
+    return np.array([one[1] for one in found]), np.array([one[2] for one in found])
 
 
 def _of_phases(
     phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """Return what phases with a full decode batch and waiting requests did.
+    """Return what phases with a full decode batch and waiting requests did; the first ones may be smaller.
 
-    Args:
-        phases: Admitted requests, start, decode steps and decode batch of each; the first ones may be smaller.
-        one: The schedule.
-        longest: Admission and end of the requests with the longest output.
+    ``longest``: admission and end of the requests with the longest output.
     """
     batch, steps = one.controls.prefill_batch, one.controls.decode_steps
     full = [k for k, phase in enumerate(phases) if phase["admitted"] == batch]
@@ -335,8 +304,7 @@ async def _through_gateway(
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()
-    names = {"admitted": "prefill_batch"} | {name: name for name in ("started_s", "decode_steps", "decode_batch")}
-    phases = [{name: getattr(phase, of) for name, of in names.items()} for phase in monitor.phases]
+    phases = [{**asdict(phase), "admitted": phase.prefill_batch} for phase in monitor.phases]
     return phases, one, [(from_s, to_s) for from_s, to_s, tokens in monitor.at_engine if tokens == LONGEST]
 
 

@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +30,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from _gateway_processes import first_json, running
-from _harness import machine
+from _gateway_cost import printed_json
+from _harness import machine, posted
 
 from lengthwise import engine, predict, workload
 from lengthwise.gateway.config import Engine, Forecasting, GatewayConfig, Listen, Order
@@ -98,13 +99,12 @@ class Cell:
     preemptions: Counter[str] = field(default_factory=Counter)
 
 
-def emulated(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of emulated engines, which take no core from the gateway."""
-    return figures(shared, quick, kind="emulated")
+def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
+    """Return the rows of "live" engines, or of "emulated" ones, which take no core from the gateway.
 
-
-def figures(shared: Path, quick: bool, kind: str = "live") -> dict[str, Any]:
-    """Return the rows of real engines; raise FileNotFoundError without data or engines."""
+    Raises:
+        FileNotFoundError: There are no data, or no engines.
+    """
     import uvloop
 
     plan = QUICK if quick else FULL
@@ -174,36 +174,25 @@ def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workl
 
 async def _send(port: int, made: Workload) -> Floats:
     """Send requests in an open loop; return [n] JCT from due to last byte, and check the recorded lengths."""
-    import aiohttp
-
-    loop, salt = asyncio.get_running_loop(), uuid.uuid4().hex  # no run finds prompts of another in a cache
-    started_s = loop.time() + 0.05
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def request(due_s: float, prompt: str, tokens: int) -> float:
-            body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "cache_salt": salt}
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-            body |= {"vllm_xargs": {"output_tokens": tokens, "max_tokens": MAX_TOKENS}}
-            await asyncio.sleep(started_s + due_s - loop.time())
-            async with session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
-                content = await response.read()
-            jct_s = loop.time() - started_s - due_s
-            assert response.status == 200, content[:500]
-            events = [json.loads(one[6:]) for one in content.split(b"\n\n") if one.startswith(b"data: {")]
-            usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
-            assert usage["completion_tokens"] == tokens, (usage, tokens)
-            return jct_s
-
-        rows = zip(made.arrival_s.tolist(), made.extra["prompt"], made.output_tokens.tolist(), strict=True)
-        return np.array(await asyncio.gather(*(request(*row) for row in rows)))
+    fixed = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+    fixed |= {"stream_options": {"include_usage": True}, "cache_salt": uuid.uuid4().hex}  # no run finds prompts cached
+    tokens = made.output_tokens.tolist()
+    bodies = [
+        fixed | {"prompt": prompt, "vllm_xargs": {"output_tokens": n, "max_tokens": MAX_TOKENS}}
+        for prompt, n in zip(made.extra["prompt"], tokens, strict=True)
+    ]
+    found = await posted(f"http://127.0.0.1:{port}", bodies, made.arrival_s.tolist())
+    for n, (*_, content) in zip(tokens, found, strict=True):
+        events = [json.loads(one[6:]) for one in content.split(b"\n\n") if one.startswith(b"data: {")]
+        usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
+        assert usage["completion_tokens"] == n, (usage, n)
+    return np.array([end_s - due_s for due_s, _, end_s, _ in found])
 
 
 # Engines
 @contextlib.contextmanager
 def _real_engines(batch: int) -> Iterator[list[str]]:
     """Start vLLMs on one thread each, in parallel; raise FileNotFoundError where none is installed."""
-    from concurrent.futures import ThreadPoolExecutor
-
     import _vllm
 
     from lengthwise.backend.process import free_port, local_engine
@@ -216,18 +205,15 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
         def start(number: int) -> str:
             place, port = Path(folder) / f"engine-{number}", free_port()
             place.mkdir()
-            command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-            command += f"--served-model-name {MODEL} --host 127.0.0.1 --port {port} --dtype float32".split()
-            command += f"--max-model-len 1536 --max-num-seqs {batch} --max-num-batched-tokens 2048".split()
-            command += f"--generation-config vllm --distributed-executor-backend {ONE_PROCESS}".split()
-            command += ["--middleware", "forced_length.ForcedLength", "--enforce-eager", "--disable-uvicorn-access-log"]
+            words = f"""-m vllm.entrypoints.openai.api_server --model {model} --served-model-name {MODEL}
+                --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 1536 --max-num-seqs {batch}
+                --max-num-batched-tokens 2048 --generation-config vllm --distributed-executor-backend {ONE_PROCESS}
+                --middleware forced_length.ForcedLength --enforce-eager --disable-uvicorn-access-log"""
             paths = [str(Path(engine_side.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
             env = _vllm.QUIET | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(place / "cache")}
             env["PYTHONPATH"] = os.pathsep.join(paths)
-            one = local_engine(command, port=port, env=env, log_path=place / "log", ready_s=600.0)
-            url = one.__enter__().url
-            stack.push(one)
-            return url
+            one = local_engine([python, *words.split()], port=port, env=env, log_path=place / "log", ready_s=600.0)
+            return stack.enter_context(one).url
 
         with ThreadPoolExecutor(ENGINES) as pool:
             urls = list(pool.map(start, range(ENGINES)))
@@ -237,12 +223,11 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def _emulated_engines(batch: int) -> Iterator[list[str]]:
     """Start emulated engines in a process of their own."""
-    command = [sys.executable, "-m", "lengthwise.testing.engine_server"]
-    command += f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}".split()
-    # About a tiny model on one core.
-    command += ["--fixed-s", "0.01", "--decode-s", "0.001", "--prompt-token-s", "0.0001"]
-    with running(command, os.sched_getaffinity(0)) as (process, log):
-        yield first_json(process, log)["urls"]
+    sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
+    times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
+    command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()
+    with printed_json(command, os.sched_getaffinity(0)) as (_, printed):
+        yield printed["urls"]
 
 
 # Measurement

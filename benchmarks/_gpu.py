@@ -19,7 +19,6 @@ from typing import Any
 
 CAMPAIGN = Path(__file__).with_name("gpu_campaign.py")
 RESULTS = Path(__file__).parent / "results" / "gpu"
-BLOCK = 32
 NEEDED = ("numpy", "scipy", "polars", "numba", "platformdirs", "torch")
 """Imports of the campaign; the engine needs transformers as well. Neither typer nor rich, pydantic or aiohttp."""
 LLAMA_3_8B = {
@@ -61,6 +60,8 @@ class Plan:
     @property
     def needs_bytes(self) -> float:
         """Return the GPU's memory for weights and cache, and for libraries and activations of both processes."""
+        from _circle import BLOCK
+
         from lengthwise import catalog
 
         c, itemsize = self.config, 4 if self.dtype == "float32" else 2
@@ -124,11 +125,7 @@ class UnfitError(Exception):
 
 
 def cuda() -> Any:
-    """Return torch, which finds a GPU.
-
-    Raises:
-        UnfitError: There is no torch, or no GPU.
-    """
+    """Return torch, which finds a GPU; raise UnfitError: there is no torch, or no GPU."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: its libraries are not here
@@ -174,11 +171,7 @@ def chosen(args: argparse.Namespace) -> Plan:
 
 
 def figures(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Run the campaign; return rows by name. Profile and records go to results/gpu; quick: a small model, not saved.
-
-    Raises:
-        FileNotFoundError: This machine has no torch or no CUDA GPU, or the campaign failed.
-    """
+    """Run the campaign; return rows by name. Profile and records go to results/gpu; quick: a small model, not saved."""
     try:
         cuda()
     except UnfitError as error:

@@ -3,11 +3,10 @@
     python benchmarks/_live.py --out FOLDER [--quick] [--only vllm,transformers] [--again SAVED]
 
 writes each run's records (measured and simulated), the profile and rows.json there; --again takes profile and
-measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows record
-when and by what code (a hash) their runs were measured and by what code they were made, so that only those of frozen
-code count as blind. vLLM runs on one CPU thread at two settings of its scheduler and three loads, each three times;
-transformers' continuous batching at three loads. The calibration sees the static and the half load of one setting, all
-repeats; errors are of the others: nearly full load, and the other setting.
+measured records from an earlier folder (results/live/vllm, results/live/transformers) and repeats the rest. Rows state
+the hashes of the code that measured and that made them: only those of frozen code count as blind. vLLM runs on one CPU
+thread at two settings and three loads, transformers' continuous batching at three loads, each three times. The
+calibration sees the static and the half load of one setting; errors are of the others.
 """
 
 from __future__ import annotations
@@ -28,12 +27,9 @@ from typing import Any
 import _circle
 import _circle_rows
 import _continuous
-import _frozen
 import _vllm
-from _circle import Lengths, Run, Setting
-from _device import machine, this_thread
-from _harness import commit, strict_json
-from _turns import Turn, in_turns
+from _circle import BLOCK, Lengths, Run, Setting, Turn, in_turns, machine_of, this_thread
+from _harness import measured_by, of_measuring, origin, strict_json
 
 from lengthwise import Deployment, Workload
 from lengthwise.cost.estimators import fit_profile
@@ -46,7 +42,7 @@ from lengthwise.schema.profile import Profile
 from lengthwise.schema.records import Measured
 from lengthwise.schema.specs import GpuSpec
 
-MAX_MODEL_LEN, BLOCK, BLOCKS = 1024, 32, 512
+MAX_MODEL_LEN, BLOCKS = 1024, 512
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
 FIFO = Setting("fifo", 32, 512)
 """Of transformers: decodes first, then prompts in order of arrival, cut to the step's tokens, as vLLM v1 does."""
@@ -76,9 +72,9 @@ class Split:
     priced: Deployment
     steps: Iterations | None
 
-    def calibrated(self, masks: str = "auto") -> Calibration:
+    def calibrated(self) -> Calibration:
         """Calibrate the costs to the runs to learn from."""
-        return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps, masks)
+        return _circle.calibrated(self.learnt, self.scored, self.priced, self.steps)
 
 
 FULL = Plan()
@@ -88,11 +84,7 @@ QUICK = Plan(size="tiny", profile_s=20.0, static_s=5.0, seconds=8.0, repeats=1)
 def figures(
     _shared: Path, quick: bool, out: Path | None = None, only: Sequence[str] = SECTIONS, *, again: Path | None = None
 ) -> dict[str, Any]:
-    """Return rows by name.
-
-    Raises:
-        FileNotFoundError: No engine, or no torch, is installed.
-    """
+    """Return rows by name."""
     if again is None:
         _vllm.require()
         if importlib.util.find_spec("torch") is None:
@@ -104,7 +96,7 @@ def figures(
         rows: dict[str, Any] = {}
         for section in only:
             rows |= {"vllm": circle.vllm, "transformers": circle.transformers}[section]()
-        made = {"code": commit()} | _frozen.metadata(circle.measured_by)
+        made = origin(circle.measured_by)
         for row in rows.values():
             row["details"] |= made
         (place / "rows.json").write_text("".join(strict_json({"name": n} | row) + "\n" for n, row in rows.items()))
@@ -123,7 +115,7 @@ class Circle:
             _vllm.make_model(self.model, plan.size)
             shutil.copyfile(self.model / "config.json", config)
         self.config = str(config)
-        self.measured_by = _frozen.measured_by(self.source) if again else _frozen.of_measuring()
+        self.measured_by = measured_by(self.source) if again else of_measuring()
         self.gpu, self.machine = self._device()
         self.profile = self._profiled()
 
@@ -138,13 +130,12 @@ class Circle:
             known = json.loads(path.read_text())
             return GpuSpec(**known["gpu"] | {"aliases": tuple(known["gpu"]["aliases"])}), known["machine"]
         gpu = this_thread()
-        path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine(gpu)} | self.measured_by))
-        return gpu, machine(gpu)
+        path.write_text(strict_json({"gpu": asdict(gpu), "machine": machine_of(gpu)} | self.measured_by))
+        return gpu, machine_of(gpu)
 
     def deployment(self, setting: Setting) -> Deployment:
         """Return the deployment of a setting with the roofline's costs."""
-        limits = replace(setting.limits(MAX_MODEL_LEN, BLOCK), weight_dtype="float32", kv_dtype="float32")
-        return _circle.deployment_of(self.config, self.gpu, limits, BLOCKS)
+        return setting.deployment(self.config, self.gpu, MAX_MODEL_LEN, BLOCKS)
 
     def _profiled(self) -> Profile:
         if self.again:
@@ -181,8 +172,8 @@ class Circle:
                     self.say(f"vLLM ready after {engine.ready_after_s:.0f} s")
                     where = (engine.url, self.model.name, log, engine.process.pid, notes, self.out)
                     watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
-                    turns.append(self._turn(setting, watched.bench, watched.named))
-                runs = self._measured(turns)
+                    turns.append(self.turn(setting, watched.bench, watched.named))
+                runs = in_turns(turns, self.plan.repeats, self.say)
         return self._comparison("fidelity.live", runs, self.plan.settings[0], self._recorded("vllm", notes))
 
     def transformers(self) -> dict[str, Any]:
@@ -201,7 +192,7 @@ class Circle:
                     measured = engine.run(workload)
                     return replace(measured, metadata={**measured.metadata, **known})
 
-                runs = self._measured([self._turn(FIFO, bench, lambda _: None)])
+                runs = in_turns([self.turn(FIFO, bench)], self.plan.repeats, self.say)
         return self._comparison("fidelity.live_transformers", runs, FIFO, self._recorded("fifo", notes))
 
     def saved_runs(self, setting: Setting) -> list[Run]:
@@ -219,17 +210,16 @@ class Circle:
             path.write_text(strict_json(notes))
         return dict(json.loads(path.read_text()))
 
-    def _turn(self, setting: Setting, bench: Callable[[Workload], Measured], named: Callable[[str], None]) -> Turn:
-        return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
+    def turn(
+        self, setting: Setting, bench: Callable[[Workload], Measured], noted: Callable[[str], None] = lambda _: None
+    ) -> Turn:
+        """Return a setting's turns, whose runs are written as they come."""
 
-    def _measured(self, turns: Sequence[Turn]) -> list[Run]:
-        """Measure all runs in turns; write each as it comes."""
-        runs = []
-        for run in in_turns(turns, self.plan.repeats):
+        def named(run: Run) -> None:
             write_records(run.measured, self.out / f"{run.name}.measured.parquet")
-            runs.append(run)
-            self.say(_circle.outcome(run))
-        return runs
+            noted(run.name)
+
+        return Turn(setting, bench, named, self.plan.lengths, self.plan.static_s, self.plan.seconds)
 
     def split(self, runs: Sequence[Run], first: Setting) -> Split:
         """Return the runs that a calibration of the first setting learns from, and those held out."""
@@ -242,25 +232,20 @@ class Circle:
         return Split(learnt, held_out, scored, replace(base, cost=self.tables(base)), steps)
 
     def _comparison(self, prefix: str, runs: list[Run], first: Setting, notes: dict[str, Any]) -> dict[str, Any]:
-        split = self.split(runs, first)
-        started = time.monotonic()
+        split, started_s = self.split(runs, first), time.monotonic()
         calibration = split.calibrated()
-        duration_s = time.monotonic() - started
+        duration_s, tables = time.monotonic() - started_s, calibration.tables
         self.say(f"calibrated on {len(split.learnt)} runs in {duration_s:.1f} s")
-        tables = calibration.tables
-        bare = split.calibrated(masks="no").tables if tables.masked_s > 0 else tables
         settings = {s.name: s for s in (*self.plan.settings, FIFO)}
-        errors: dict[str, dict[str, dict[str, float]]] = {}
+        errors: dict[str, dict[str, dict[str, float]]] = {"calibrated": {}, "profile": {}, "roofline": {}}
         answers, priced = {}, {}
         for name in dict.fromkeys(run.setting for run in runs):
             own, d = [run for run in runs if run.setting == name], self.deployment(settings[name])
-            kinds = {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost, "without_masks": bare}
-            for kind, cost in kinds.items():
-                errors.setdefault(kind, {}).update(_circle.errors(d, cost, own))
             priced[name] = replace(d, cost=tables)
+            for kind, cost in {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost}.items():
+                errors[kind] |= _circle.errors(d, cost, own)
             for run in own:
-                answers[run.name] = _circle.simulated(priced[name], run)
-                write_records(_circle.as_simulated(answers[run.name], run), self.out / f"{run.name}.simulated.parquet")
+                answers[run.name] = _circle.write_simulated(self.out, priced[name], run)
         found = _circle_rows.rows(prefix, errors, runs, split.held_out, answers)
         blind = replace(split, scored=[]).calibrated().tables.errors
         found[f"{prefix}.interval_coverage"] = _circle_rows.coverage_row(priced, blind, split.held_out)
@@ -271,12 +256,12 @@ class Circle:
 
 def main() -> None:
     """Run the campaigns of the command line and print their rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for records and rows")
-    parser.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
-    parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--again", type=Path, help="measure nothing: use the runs of this folder")
-    args = parser.parse_args()
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--out", type=Path, required=True, help="folder for records and rows")
+    options.add_argument("--quick", action="store_true", help="a smaller model, shorter runs, once each")
+    options.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    options.add_argument("--again", type=Path, help="measure nothing: use the runs of this folder")
+    args = options.parse_args()
     rows = figures(args.out, args.quick, args.out, args.only.split(","), again=args.again)
     for name, row in rows.items():
         print(f"{name:44} {row['value']:10.4g} {row['unit']:9} {row.get('target', '')}")

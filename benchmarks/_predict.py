@@ -138,11 +138,7 @@ def reached(text: Path) -> dict[str, float]:
 
 
 def encoder(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the rows of the sentence encoder by name.
-
-    Raises:
-        FileNotFoundError: There is no encoder, or no recorded data.
-    """
+    """Return the rows of the sentence encoder by name."""
     text = _folder(shared)
     try:
         folder = Encoder().encoder.folder

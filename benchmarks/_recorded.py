@@ -13,7 +13,6 @@ import gzip
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from lengthwise.engine import deploy, simulate
 from lengthwise.measure import calibrate, read_foreign
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
-from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.specs import LinkSpec, NodeSpec
 from lengthwise.schema.workload import Workload
@@ -53,16 +51,11 @@ class Run:
     tp: int = 1
 
 
+LLAMA, PRO = "Llama-3.1-8B", "RTXPRO6000"
 RUNS = (
-    Run("rtx4090.llama-8b", "RTX4090/Llama-3.1-8B", "RTX4090/meta-llama/Llama-3.1-8B", "llama-3.1-8b", "RTX-4090"),
-    Run(
-        "rtxpro6000.llama-8b",
-        "RTXPRO6000/Llama-3.1-8B",
-        "RTXPRO6000/meta-llama/Llama-3.1-8B",
-        "llama-3.1-8b",
-        "RTX-PRO-6000",
-    ),
-    Run("rtxpro6000.qwen3-32b", "RTXPRO6000/Qwen3-32B", "RTXPRO6000/Qwen/Qwen3-32B", "qwen3-32b", "RTX-PRO-6000", 2),
+    Run("rtx4090.llama-8b", f"RTX4090/{LLAMA}", f"RTX4090/meta-llama/{LLAMA}", "llama-3.1-8b", "RTX-4090"),
+    Run("rtxpro6000.llama-8b", f"{PRO}/{LLAMA}", f"{PRO}/meta-llama/{LLAMA}", "llama-3.1-8b", "RTX-PRO-6000"),
+    Run("rtxpro6000.qwen3-32b", f"{PRO}/Qwen3-32B", f"{PRO}/Qwen/Qwen3-32B", "qwen3-32b", "RTX-PRO-6000", 2),
 )
 
 
@@ -80,15 +73,6 @@ class Requests:
     last_s: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
-
-    def latencies(self) -> dict[str, np.ndarray]:
-        """Return the measured latencies of each request."""
-        return latencies(self.arrival_s, self.first_s, self.last_s, self.output)
-
-    def simulated(self, deployment: Deployment) -> dict[str, np.ndarray]:
-        """Return the simulated latencies of each request."""
-        done = simulate(Workload(self.arrival_s, self.prompt, self.output), deployment, keep_steps=0).requests
-        return latencies(done.arrival_s, done.first_token_s, done.finished_s, self.output)
 
 
 def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
@@ -117,8 +101,10 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
     """Return the errors of one run by latency."""
     folder = shared / ROOT / "measured_runs" / run.folder
-    requests, theirs = read_requests(folder), summary(folder)
-    measured, ours = requests.latencies(), requests.simulated(deployment(shared, run))
+    r, theirs = read_requests(folder), summary(folder)
+    measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
+    done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), keep_steps=0).requests
+    ours = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
     return {name: compared(measured[name], ours[name], theirs[name], draws) for name in LATENCIES}
 
 
@@ -161,16 +147,10 @@ def deployment(shared: Path, run: Run) -> Deployment:
         enable_prefix_caching=cache_facts.get("enable_prefix_caching", True),  # v1's default
     )
     node, blocks = node_of(shared, run), cache_facts.get("num_gpu_blocks")
-    cost = tables(shared, run, limits)
-    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
-
-
-@cache
-def tables(shared: Path, run: Run, limits: EngineLimits) -> CostTables:
-    """Return cost tables from the kernels of the run's GPU."""
     profile = import_llmservingsim(shared / ROOT / "v1" / run.kernels / "bf16")
     model, gpu = catalog.model(run.model), catalog.gpu(run.gpu)
-    return fit_profile(profile, model, gpu, node_of(shared, run), Parallelism(run.tp), limits, MAX_TOKENS)[0]
+    cost, _ = fit_profile(profile, model, gpu, node, Parallelism(run.tp), limits, MAX_TOKENS)
+    return deploy(run.model, run.gpu, node=node, tp=run.tp, limits=limits, cost=cost, num_blocks=blocks)
 
 
 def node_of(shared: Path, run: Run) -> NodeSpec:

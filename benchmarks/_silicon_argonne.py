@@ -63,11 +63,7 @@ class Batch:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return medians by vendor of latency, throughput, TTFT and ITL, since one median of both says little of either.
-
-    Raises:
-        FileNotFoundError: The data are not there.
-    """
+    """Return medians by vendor of latency, throughput, TTFT and ITL, since one median of both says little of either."""
     import polars as pl
 
     if not (shared / FILE).exists():

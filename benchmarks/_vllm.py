@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _harness import group_use
 
 from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
@@ -35,11 +36,7 @@ QUIET = {
 
 
 def require() -> str:
-    """Return the interpreter of the engine's environment.
-
-    Raises:
-        FileNotFoundError: It is not installed.
-    """
+    """Return the interpreter of the engine's environment."""
     if not PYTHON.exists():
         raise FileNotFoundError(f"no real engine in {PYTHON.parents[1]}: make engine")
     return str(PYTHON)
@@ -63,17 +60,6 @@ def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> 
     env["PYTHONPATH"] = str(HERE.parent / "src")
     with local_engine(command, port=port, env=env, log_path=log_path) as engine:
         yield engine
-
-
-def cpu_seconds(group: int) -> float:
-    """Return the processor time of the living processes of a group; 0 where there is no /proc."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = stat.read_text().rsplit(")", 1)[1].split()
-            if int(words[2]) == group:
-                ticks += int(words[11]) + int(words[12])
-    return ticks / 100
 
 
 class Watched:
@@ -102,10 +88,10 @@ class Watched:
 
     def bench(self, workload: Workload) -> Measured:
         """Run ``bench``; remember the engine's log and processor time of the run."""
-        at, cpu_s, load = self.log.stat().st_size, cpu_seconds(self.group), os.getloadavg()[0]
+        at, cpu_s, load = self.log.stat().st_size, group_use(self.group)[0], os.getloadavg()[0]
         server = Server(self.url, self.model, body={"temperature": 0})
         measured = bench(server, workload, scrape=self.scrape, deployment=self.deployment)
-        cpu_s = cpu_seconds(self.group) - cpu_s
+        cpu_s = group_use(self.group)[0] - cpu_s
         time.sleep(0.5)  # its log is behind
         with self.log.open("rb") as file:
             file.seek(at)

@@ -1,20 +1,18 @@
 """Drift detection of live lengths: false alarms, delay until an alarm, recorded traces, cost.
 
 The figures of docs/decisions/0019-drift-of-lengths.md. Recorded traces are read from the folder ``shared`` next to the
-checkout (or LENGTHWISE_SHARED, or --shared). Prints JSON lines; takes about ten minutes, all from fixed seeds.
+checkout (or LENGTHWISE_SHARED, or --shared). Takes about ten minutes, all from fixed seeds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from _sections import SHARED
+from _sections import Sections
 
 from lengthwise.config.workload import read_trace
 from lengthwise.schedule import Monitor, TaskLengths, Watcher
@@ -33,21 +31,21 @@ TRACES = {
     "Azure 2023": "azure_llm_2023_conv.csv.gz",
     "ShareGPT": "lengths_sharegpt_8k_llama2tok.csv.gz",
 }
-WATCHED = 20_000
+STREAMS, REQUESTS, WATCHED = 2000, 2000, 20_000
 EVERY = (1, 3, 10, 30, 100)
 
 
-def known(streams: int = 2000, requests: int = 2000) -> Iterator[dict[str, object]]:
-    """Yield the share of streams of the planned lengths that ever raise an alarm."""
-    rng, evidence, alarmed = np.random.default_rng(0), Evidence((streams, 2)), np.zeros(streams, dtype=bool)
-    for _ in range(requests):
-        evidence.add(rng.random((streams, 2)))
+def known(_: Path, _quick: bool) -> dict[str, Any]:
+    """Return the share of streams of the planned lengths that ever raise an alarm."""
+    rng, evidence, alarmed = np.random.default_rng(0), Evidence((STREAMS, 2)), np.zeros(STREAMS, dtype=bool)
+    for _request in range(REQUESTS):
+        evidence.add(rng.random((STREAMS, 2)))
         alarmed |= evidence.amount.mean(axis=-1) >= 1 / RATE
-    yield {"name": "known", "streams": streams, "requests": requests, "share": float(alarmed.mean())}
+    return {"drift.known": {"value": alarmed.mean(), "unit": "share", "streams": STREAMS, "requests": REQUESTS}}
 
 
-def delays(streams: int) -> Iterator[dict[str, object]]:
-    """Yield the median delay of every drift and plan: requests from the change, after 1,000 without, to the alarm."""
+def delays(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the median delay of every drift and plan: requests from the change, after 1,000 without, to the alarm."""
 
     def delay(task: TaskLengths, requests: int | None, after: np.ndarray, seed: int) -> int:
         rng = np.random.default_rng(seed)
@@ -59,16 +57,19 @@ def delays(streams: int) -> Iterator[dict[str, object]]:
                 return at - 999
         return 20_000
 
+    rows = {}
     for preset, requests in PLANS:
         task = TaskLengths.from_preset(preset)
         for what, by in MOVES:
             after = moved(task.output_pmf, what, by, 4096)
-            median = float(np.median([delay(task, requests, after, seed) for seed in range(streams)]))
-            yield {"name": "delay", "plan": preset, "requests": requests, "move": what, "by": by, "median": median}
+            median = float(np.median([delay(task, requests, after, seed) for seed in range(1 if quick else 11)]))
+            name = f"drift.delay.{preset}.{requests or 'known'}.{what}{by:+g}"
+            rows[name] = {"value": median, "unit": "requests", "better": "lower"}
+    return rows
 
 
-def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
-    """Yield alarms on recorded requests in their own order, by the share that is tested, and in random orders."""
+def recorded(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return alarms on recorded requests in their own order, by the share that is tested, and in random orders."""
 
     def alarms(rows: np.ndarray, every: int, seed: int = 0) -> int:
         """Watch all requests after the first ones, which the plan is made from."""
@@ -77,50 +78,31 @@ def recorded(folder: Path, shuffles: int) -> Iterator[dict[str, object]]:
         pairs = enumerate(rows[planned:].tolist())
         return sum(watcher.observe(*pair, float(at)) is not None for at, pair in pairs)
 
+    found = {}
     for name, file in TRACES.items():
-        if not (folder / file).exists():
-            yield {"name": "recorded", "trace": name, "absent": str(folder / file)}
-            continue
-        trace = read_trace(folder / file, sort=True)
+        trace = read_trace(shared / "data/traces" / file, sort=True)
         planned = min(2000, len(trace) // 4)
         rows = np.stack([trace.prompt_tokens, trace.output_tokens], axis=1)[: planned + WATCHED]
-        about = {"trace": name, "watched": len(rows) - planned}
-        for every in EVERY:
-            yield {"name": "recorded", **about, "every": every, "alarms": alarms(rows, every)}
-        for seed in range(shuffles):
-            order = np.random.default_rng(seed).permutation(len(rows))
-            yield {"name": "shuffled", **about, "seed": seed, "alarms": alarms(rows[order], 1, seed)}
+        orders = (np.random.default_rng(seed).permutation(len(rows)) for seed in range(1 if quick else 5))
+        by_order = {f"every {every}": alarms(rows, every) for every in EVERY}
+        by_order |= {f"order {seed}": alarms(rows[order], 1, seed) for seed, order in enumerate(orders)}
+        about = {"unit": "alarms", "better": "lower", "watched": len(rows) - planned, "alarms": by_order}
+        found[f"drift.recorded.{name}"] = {"value": by_order["every 1"]} | about
+    return found
 
 
-def cost(requests: int = 20_000) -> Iterator[dict[str, object]]:
-    """Yield CPU microseconds per request."""
+def cost(_: Path, _quick: bool) -> dict[str, Any]:
+    """Return CPU microseconds per request."""
     task, rng = TaskLengths.from_preset("exegpt-s"), np.random.default_rng(0)
-    drawn = zip(rng.integers(1, 400, requests).tolist(), rng.integers(1, 60, requests).tolist(), strict=True)
+    drawn = zip(rng.integers(1, 400, WATCHED).tolist(), rng.integers(1, 60, WATCHED).tolist(), strict=True)
     watcher, started_s = Watcher(task), time.process_time()
     for at, pair in enumerate(drawn):
         watcher.observe(*pair, float(at))
-    yield {"name": "cost", "cpu_us": 1e6 * (time.process_time() - started_s) / requests}
+    cpu_us = 1e6 * (time.process_time() - started_s) / WATCHED
+    return {"drift.cost_us": {"value": cpu_us, "unit": "us", "better": "lower"}}
 
 
-def main() -> int:
-    """Print the figures of the chosen sections."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="known,recorded,cost,delays", help="sections, with commas")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="the folder of recorded data")
-    parser.add_argument("--quick", action="store_true", help="one stream of each delay, one shuffle")
-    parser.add_argument("--json", action="store_true", help="always on")
-    args = parser.parse_args()
-    sections = {
-        "known": known,
-        "recorded": lambda: recorded(args.shared / "data/traces", 1 if args.quick else 5),
-        "cost": cost,
-        "delays": lambda: delays(1 if args.quick else 11),
-    }
-    for section in args.only.split(","):
-        for row in sections[section]():
-            print(json.dumps(row), flush=True)
-    return 0
-
+MODULES = {name: f"drift:{name}" for name in ("known", "recorded", "cost", "delays")}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Sections("drift", __doc__, MODULES).main())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-import _frozen
+from _harness import making
 from _sections import Sections
 
 MODULES = {
@@ -55,7 +55,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
 }
 
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
-SECTIONS = Sections("fidelity", __doc__.splitlines()[0], MODULES, TARGETS, campaigns=CAMPAIGNS, made=_frozen.making)
+SECTIONS = Sections("fidelity", __doc__, MODULES, TARGETS, CAMPAIGNS, making)
 
 if __name__ == "__main__":
     sys.exit(SECTIONS.main())

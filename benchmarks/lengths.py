@@ -11,17 +11,10 @@ import sys
 
 from _sections import Sections
 
-MULTIBIN = {
-    "theory": "theorems",
-    "saturation": "saturation",
-    "robustness": "robustness",
-    "exponential": "exponential",
-    "gsm8k": "gsm8k",
-    "predictor": "predictor",
-    "engine": "engine",
-}
+MULTIBIN = ("saturation", "robustness", "exponential", "gsm8k", "predictor", "engine")
 MODULES = {
-    **{f"multibin.{section}": f"_multibin:{function}" for section, function in MULTIBIN.items()},
+    "multibin.theory": "_multibin:theorems",
+    **{f"multibin.{section}": f"_multibin:{section}" for section in MULTIBIN},
     "predict": "_predict",
     "encoder": "_predict:encoder",
     "elis": "_elis",
@@ -40,7 +33,7 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "lengths.rerank_relative_speed": (1 / 3, "higher", "of FCFS"),
 }
 
-SECTIONS = Sections("lengths", __doc__.splitlines()[0], MODULES, TARGETS)
+SECTIONS = Sections("lengths", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
     sys.exit(SECTIONS.main())

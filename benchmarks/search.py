@@ -7,18 +7,15 @@ The wall time of the study depends on other load on the machine; the details con
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from _harness import Row, machine, show
+from _harness import Row, machine, parser, show
 
 from lengthwise import config, engine, search
-from lengthwise.schema.plan import Plan, Status
-from lengthwise.usecases import capacity
+from lengthwise.schema.plan import Plan
 from lengthwise.usecases import search as study_search
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -71,56 +68,13 @@ def study(jobs: int, models: tuple[str, ...]) -> list[Row]:
     ]
 
 
-def single() -> Row:
-    """Measure one capacity of one configuration to 2.5 %, warm, under two sets of limits."""
-    details: dict[str, Any] = {}
-    for limits in ('{ "queueing_delay.p99" = 5.0 }', '{ "ttft.p90" = 2.0, "tbt.p99" = 0.2 }'):
-        chat = config.load(EXAMPLES / "chat-70b.toml", [f"search.limits={limits}"])
-        chat, seconds = chat.model_copy(update={"variants": []}), []
-        for _ in range(5):
-            start = time.perf_counter()
-            found = capacity.capacities(chat)[0]
-            seconds.append(time.perf_counter() - start)
-        rate = found.capacity.rate_rps
-        assert rate.half_width <= 0.025 * rate.value
-        details[limits] = {"rate_rps": rate.value, "half_width": rate.half_width, "seconds": seconds}
-    slowest = max(statistics.median(of["seconds"]) for of in details.values())
-    return Row("capacity.single_s", slowest, "s", 0.5, "lower", details=details | {"machine": machine()})
-
-
-def scaling() -> Row:
-    """Compare wall times of one scenario on one worker and on two, threads and processes, with equal answers."""
-    one = scenario("llama-2-70b")
-    one = one.model_copy(update={"variants": one.variants[:1]})
-    walls_s: dict[str, list[float]] = {}
-    answers = []
-    for kind, pool in {"threads": search.threads, "processes": search.processes}.items():
-        for count in (1, 2):
-            with pool(count) as workers:
-                start = time.perf_counter()
-                plan = study_search.plan(one, workers).plans[0]
-                walls_s.setdefault(kind, []).append(time.perf_counter() - start)
-            answers.append(
-                [(choice.key, choice.objective) for choice in plan.choices if choice.status is Status.RANKED]
-            )
-    assert all(answer == answers[0] for answer in answers)
-    ratio = max(single_s / double_s for single_s, double_s in walls_s.values())
-    details = {"walls_s": walls_s, "machine": machine()}
-    return Row("search.scaling_2_workers", ratio, "times", 1.8, "higher", details=details)
-
-
 def main() -> None:
     """Measure and print all figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--quick", action="store_true", help="one model of the study")
-    parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--jobs", type=int, default=2)
+    args = options.parse_args()
     engine.warm_up()
-    rows = [single(), *study(args.jobs, MODELS[2:3] if args.quick else MODELS)]
-    if not args.quick:
-        rows.append(scaling())
-    show(rows, as_json=args.json)
+    show(study(args.jobs, MODELS[2:3] if args.quick else MODELS), as_json=args.json)
 
 
 if __name__ == "__main__":
